@@ -1,0 +1,1 @@
+"""The composition root: configuration, processes, Kafka and the command line."""

@@ -1,0 +1,1 @@
+"""Topics become effects: engines load versions, people watch, audits count."""

@@ -1,0 +1,1 @@
+"""Data enters here: spans, calls and rollouts become records on raw topics."""

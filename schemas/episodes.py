@@ -1,0 +1,121 @@
+"""`episodes`: the record of one finished attempt, spans and calls joined, rewards applied; and the closed markers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .calls import CallOutcome, Purpose, SpliceOutcome, ToolCall, VersionSpan
+from .codec import Codec
+from .facts import ToolStatus
+from .rollouts import GroupRef, Reward, RolloutState
+
+__all__ = [
+    "CLOSED",
+    "EPISODES",
+    "AppliedReward",
+    "ClosedMarker",
+    "Episode",
+    "EpisodeCall",
+    "ToolExecution",
+]
+
+
+class AppliedReward(msgspec.Struct, frozen=True, kw_only=True):
+    """One reward that counts, with the rule or source it came from."""
+
+    rule: str
+    """`air:<rule name>` or the reward's name (`reward`)."""
+    value: float
+
+
+class ToolExecution(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool span, joined to the call that asked for it."""
+
+    span_id: str
+    name: str
+    status: ToolStatus
+    status_from: str
+    tool_call_id: str | None = None
+    error_type: str | None = None
+
+
+class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of the episode, in order; ids are bytes as in CallRecord (base64 in JSON)."""
+
+    call_id: str
+    turn: int
+    """The call's index within its agent, from 0."""
+    agent: str | None
+    """From the spans; None when no span was matched."""
+    joined_by: str
+    """Which rung of the cascade matched: `response_id`, `traceparent`, `none`."""
+    policy: str
+    parent_call_id: str | None
+    shared_tokens: int
+    suffix_ids: bytes
+    sampled_ids: bytes
+    logprobs: bytes
+    versions: tuple[VersionSpan, ...]
+    temperature: float
+    finish_reason: str
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] = ()
+    outcome: CallOutcome = CallOutcome.UNKNOWN
+    masked: str = ""
+    """Why the call leaves the loss: `constrained`, `truncated`, `client_disconnected`, `superseded`; else empty."""
+    splice: SpliceOutcome
+    tools: tuple[ToolExecution, ...] = ()
+    rewards: tuple[AppliedReward, ...] = ()
+    """Intermediate rewards that this call earned (AIR, or rewards that target it)."""
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished attempt. Example: Episode(episode_id="1f2e...9a3c", state="succeeded", reward=1.0, ...)."""
+
+    schema: str = "episode/1"
+    episode_id: str
+    rollout_id: str | None
+    attempt_id: str | None
+    turn: int = 0
+    """The attempt's number within its rollout."""
+    group: GroupRef | None
+    task_id: str | None
+    policy: str | None
+    purpose: Purpose
+    state: RolloutState
+    """How the attempt ended; `unknown` for an agent without runner."""
+    is_final: bool
+    """The episode by which its rollout counts; False: superseded by a later attempt."""
+    error: str | None = None
+    closed_by: str
+    """`complete`, `deadline` or `idle`."""
+    services: tuple[str, ...] = ()
+    calls: tuple[EpisodeCall, ...]
+    rewards: tuple[Reward, ...] = ()
+    """Authorised rewards, scored or not."""
+    reward: float | None
+    """The final reward: the sum of the authorised episode rewards; None when unscored."""
+    unscored: str = ""
+    """Why there is no reward."""
+    num_spans: int = 0
+    num_tools: int = 0
+    num_tools_succeeded: int = 0
+    num_unauthorised_rewards: int = 0
+    duration_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Episode({self.episode_id}, {self.state}, {len(self.calls)} calls, reward={self.reward})"
+
+
+class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode or group is closed; facts that come later are late. Kept longer than the input."""
+
+    schema: str = "closed/1"
+    id: str
+    disposition: str
+    """`emitted`, `not_selected` or `unattributed`."""
+    num_calls: int = 0
+
+
+EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")
+CLOSED: Codec[ClosedMarker] = Codec(ClosedMarker, released=("closed/1",), wire="json")

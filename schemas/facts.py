@@ -1,0 +1,118 @@
+"""`episode_events`: normalised facts of one episode, the state from which the assembler folds.
+
+Facts carry no lineage of a run (origin offsets travel in record headers), so that a replay gives equal bytes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from .calls import CallRecord, CallsClosed
+from .codec import Codec
+from .rollouts import Reward, RolloutEvent
+
+__all__ = [
+    "EPISODE_EVENTS",
+    "CallFact",
+    "CallsClosedFact",
+    "Close",
+    "Facts",
+    "RewardFact",
+    "RolloutFact",
+    "SpanFact",
+    "SpanKind",
+    "ToolStatus",
+]
+
+
+class SpanKind(StrEnum):
+    """What a span stands for, whatever its dialect calls it."""
+
+    AGENT = "agent"
+    TOOL = "tool"
+    LLM = "llm"
+    OTHER = "other"
+
+
+class ToolStatus(StrEnum):
+    """Tri-state: unknown is not failure."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
+    """One agent, tool or LLM span, read by its dialect; other spans keep only their place in the tree."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    name: str
+    kind: SpanKind
+    dialect: str
+    """`otel_genai`, `openinference` or `none`."""
+    service: str
+    start_ns: int
+    end_ns: int
+    agent_name: str | None = None
+    response_id: str | None = None
+    """Of an LLM span: the gateway's response id, by which it joins its call."""
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    """The id that the gateway minted, when the framework repeats it."""
+    tool_status: ToolStatus = ToolStatus.UNKNOWN
+    tool_status_from: str = ""
+    """What the status was read from: `span_status`, `exception`, `text`, `attribute`."""
+    error_type: str | None = None
+
+
+class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """One call; `order` is its place among the calls of its key on `llm_calls`."""
+
+    call: CallRecord
+    order: int
+    """The record's offset on `llm_calls`: ascending within an episode, meaningless elsewhere."""
+
+
+class CallsClosedFact(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed"):
+    """The attempt's calls are complete."""
+
+    closed: CallsClosed
+
+
+class RewardFact(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
+    """One reward from an authorised or unauthorised source; the assembler judges."""
+
+    reward: Reward
+
+
+class RolloutFact(msgspec.Struct, frozen=True, kw_only=True, tag="rollout"):
+    """One rollout event."""
+
+    event: RolloutEvent
+
+
+Fact = SpanFact | CallFact | CallsClosedFact | RewardFact | RolloutFact
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
+    """A batch of facts of one episode, from one raw record."""
+
+    schema: str = "facts/1"
+    episode_id: str
+    facts: tuple[Fact, ...]
+
+
+class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
+    """A proposal, made by a worker's clock, to close an episode now with what it has."""
+
+    schema: str = "close/1"
+    episode_id: str
+    reason: str
+    """`deadline` (a count stayed incomplete) or `idle` (an agent without runner fell silent)."""
+
+
+EPISODE_EVENTS: Codec[Facts | Close] = Codec(Facts | Close, released=("facts/1", "close/1"), wire="msgpack")

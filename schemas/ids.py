@@ -1,0 +1,116 @@
+"""Identities: how a run, a group, a rollout, an attempt and an episode are named, and what contains what.
+
+    run hash      8 hex   sha256 of the run's name and creation time
+    group id     24 hex   run hash + 16 hex
+    rollout id   28 hex   run hash + 20 hex
+    attempt id    4 hex   random, drawn by the runner
+    episode id   32 hex   rollout id + attempt id = the trace id of an attempt that the runner made;
+                          without a rollout, the trace id of the captured trace
+
+So each span and each call of a runner-made attempt names its episode by its trace id alone (DESIGN section 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NewType
+
+__all__ = [
+    "GIVEN_UP_ATTEMPT",
+    "AttemptId",
+    "CallId",
+    "EpisodeId",
+    "GroupId",
+    "RolloutId",
+    "RunHash",
+    "RunName",
+    "TraceId",
+    "episode_id",
+    "group_id",
+    "parse_attempt_id",
+    "parse_rollout_id",
+    "parse_run_name",
+    "parse_trace_id",
+    "rollout_id",
+    "run_hash",
+    "run_hash_of",
+    "split_episode_id",
+]
+
+RunName = NewType("RunName", str)
+RunHash = NewType("RunHash", str)
+GroupId = NewType("GroupId", str)
+RolloutId = NewType("RolloutId", str)
+AttemptId = NewType("AttemptId", str)
+EpisodeId = NewType("EpisodeId", str)
+TraceId = NewType("TraceId", str)
+CallId = NewType("CallId", str)
+
+GIVEN_UP_ATTEMPT = AttemptId("0000")
+"""The attempt of the episode that stands for a rollout given up before any attempt was made; never drawn."""
+
+_RUN_NAME = re.compile(r"[a-z0-9-]{1,40}")
+_ROLLOUT_ID = re.compile(r"[0-9a-f]{28}")
+_ATTEMPT_ID = re.compile(r"[0-9a-f]{4}")
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()
+
+
+def run_hash(name: RunName, created_at: str) -> RunHash:
+    """The 8 hex characters that begin every id of a run; `created_at` is its ISO 8601 creation time."""
+    return RunHash(_digest("run", name, created_at)[:8])
+
+
+def group_id(run: RunHash, purpose: str, index: int) -> GroupId:
+    """The id of the index-th group of a purpose; the same arguments give the same id after a restart."""
+    return GroupId(run + _digest("group", run, purpose, index)[:16])
+
+
+def rollout_id(group: GroupId, member: int) -> RolloutId:
+    """The id of the member-th rollout of a group."""
+    return RolloutId(group[:8] + _digest("rollout", group, member)[:20])
+
+
+def episode_id(rollout: RolloutId, attempt: AttemptId) -> EpisodeId:
+    """The episode of an attempt, which is also its trace id."""
+    return EpisodeId(rollout + attempt)
+
+
+def split_episode_id(episode: str) -> tuple[RolloutId, AttemptId]:
+    """The rollout and attempt of an episode that has a rollout."""
+    return RolloutId(episode[:28]), AttemptId(episode[28:])
+
+
+def run_hash_of(identifier: str) -> RunHash:
+    """The run's hash in a group, rollout or episode id."""
+    return RunHash(identifier[:8])
+
+
+def _parse(pattern: re.Pattern[str], text: str, what: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError(f"expected {what} matching {pattern.pattern}, got {text[:60]!r}")
+    return text
+
+
+def parse_run_name(text: str) -> RunName:
+    """Raises ValueError unless the text can name a run."""
+    return RunName(_parse(_RUN_NAME, text, "a run name"))
+
+
+def parse_rollout_id(text: str) -> RolloutId:
+    """Raises ValueError unless the text is a rollout id."""
+    return RolloutId(_parse(_ROLLOUT_ID, text, "a rollout id"))
+
+
+def parse_attempt_id(text: str) -> AttemptId:
+    """Raises ValueError unless the text is an attempt id."""
+    return AttemptId(_parse(_ATTEMPT_ID, text, "an attempt id"))
+
+
+def parse_trace_id(text: str) -> TraceId:
+    """Raises ValueError unless the text is a trace id in hex."""
+    return TraceId(_parse(_TRACE_ID, text, "a trace id"))

@@ -1,0 +1,126 @@
+"""The corridors: what a room may do with topics. `compose.kafka` implements this on Apache Kafka.
+
+All calls may block for at most the time they are given; all are safe to call from one thread at a time, except
+`LogWriter.append`, which any thread may call. Async code awaits `asyncio.wrap_future(writer.append(...))`.
+Errors: UnavailableError (broker away past the time given), RecordError (record too large),
+ConfigurationError (unknown topic, refused by ACL), LogGapError (asked for offsets that are gone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+__all__ = ["Headers", "Log", "LogReader", "LogWriter", "Offsets", "Position", "Record", "TopicPartition"]
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic, by its full name."""
+
+    topic: str
+    partition: int
+
+
+class Position(NamedTuple):
+    """Where a record lies."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Offsets(NamedTuple):
+    """The log's first kept offset and its next one; equal when empty."""
+
+    begin: int
+    end: int
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One record as read from the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    timestamp_ms: int = 0
+    """The producer's clock, milliseconds since the epoch."""
+
+    def __repr__(self) -> str:
+        return f"Record({self.topic}[{self.partition}]@{self.offset}, {len(self.value or b'')} bytes)"
+
+    @property
+    def position(self) -> Position:
+        """Where this record lies."""
+        return Position(self.topic, self.partition, self.offset)
+
+
+class LogWriter(Protocol):
+    """An idempotent producer with acks=all."""
+
+    def append(
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> Future[Position]:
+        """Hands a record to the broker; the future ends when it is acknowledged, or with the error.
+
+        Raises OverloadedError at once when the bounded buffer is full.
+        """
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until every append has ended. Raises UnavailableError past the time."""
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Flushes and releases."""
+
+
+class LogReader(Protocol):
+    """A consumer, by explicit assignment (`Log.tail`) or as a member of a group (`Log.join`)."""
+
+    def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
+        """The next records in order within each partition; empty when none came in time."""
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """The next offset to be read of each partition assigned now."""
+
+    def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
+        """Stores the group's committed offsets, synchronously. Only for readers made by `join`."""
+
+    def close(self) -> None:
+        """Leaves the group, if any, and releases."""
+
+
+class Log(Protocol):
+    """The factory that a room is handed."""
+
+    def writer(self) -> LogWriter:
+        """A new writer; one a process is enough."""
+
+    def tail(
+        self,
+        topics: Sequence[str],
+        *,
+        start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "beginning",
+    ) -> LogReader:
+        """A reader of all partitions (or just those of the mapping) without a group."""
+
+    def join(self, group: str, topics: Sequence[str]) -> LogReader:
+        """A member of a consumer group, from its committed offsets, else the beginning. Nothing is auto-committed."""
+
+    def offsets(self, topic: str) -> Mapping[int, Offsets]:
+        """First and next offsets of each partition of a topic."""
+
+    def committed(self, group: str, topic: str) -> Mapping[int, int]:
+        """Committed next offsets of a group; partitions without one are absent."""

@@ -1,0 +1,143 @@
+"""`rollouts` (what to run), `rollout_events` (what became of it) and `rewards` (what it was worth)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from .calls import Purpose
+from .codec import Codec
+
+__all__ = [
+    "REWARDS",
+    "ROLLOUTS",
+    "ROLLOUT_EVENTS",
+    "GroupRef",
+    "Limits",
+    "Reward",
+    "RolloutEvent",
+    "RolloutRequest",
+    "RolloutState",
+]
+
+
+class GroupRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout's place in its group."""
+
+    id: str
+    size: int
+    """k, the number of rollouts of the same task."""
+    member: int
+    """0 .. size - 1."""
+    index: int
+    """The group's number in order of admission, per purpose, from 0."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on one attempt and on the retries of a rollout."""
+
+    time_s: float = 300.0
+    """Wall-clock seconds of one attempt; beyond it the attempt is `truncated`."""
+    max_attempts: int = 3
+    """Tries of a rollout whose attempts were aborted by our own faults."""
+
+
+class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout to run. The agent is given `{id: task_id, input}` only; `expected` is the grader's."""
+
+    schema: str = "rollout/1"
+    rollout_id: str
+    group: GroupRef
+    task_id: str
+    input: Any
+    expected: Any = None
+    policy: str
+    purpose: Purpose
+    limits: Limits = Limits()
+    rewards_awaited: tuple[str, ...] = ()
+    """Names of the rewards without which the episode does not close."""
+    created_at_ms: int = 0
+
+
+class RolloutState(StrEnum):
+    """Where an attempt, or its rollout, stands."""
+
+    STARTED = "started"
+    """The attempt begins. The first `started` of a rollout's turn wins; a later writer withdraws."""
+    SUCCEEDED = "succeeded"
+    """The agent returned an output; it may still be wrong."""
+    FAILED = "failed"
+    """The agent ended by an error that the model's output led to; graded."""
+    TRUNCATED = "truncated"
+    """A limit ended it; graded."""
+    ABORTED = "aborted"
+    """Engine, gateway or runner ended it; retried as a new attempt, never graded."""
+    GIVEN_UP = "given_up"
+    """No further attempt will be made and none has ended; written by tasks or the runner."""
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> RolloutState:
+        return cls.UNKNOWN
+
+    @property
+    def is_end(self) -> bool:
+        """Whether no later event of the same attempt follows."""
+        return self not in (RolloutState.STARTED, RolloutState.UNKNOWN)
+
+
+class RolloutEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of an attempt's state. Repeats what later stages need, so that they read no other topic."""
+
+    schema: str = "rollout_event/1"
+    rollout_id: str
+    attempt_id: str
+    """`0000` (ids.GIVEN_UP_ATTEMPT) when a rollout is given up without an attempt."""
+    turn: int
+    """The attempt's number within the rollout, from 0."""
+    state: RolloutState
+    is_final: bool = False
+    """No further attempt of this rollout follows."""
+    error: str | None = None
+    """Why, for people; at most 2,000 characters, no payloads."""
+    spans_exported: int | None = None
+    """Spans of this attempt that were exported with success; None: not counted (a command)."""
+    spans_lost: int = 0
+    calls_closed: bool = True
+    """Whether the gateway appended `calls_closed` for this attempt (False when it had forgotten it)."""
+    rewards_awaited: tuple[str, ...] = ()
+    group: GroupRef
+    task_id: str
+    policy: str
+    purpose: Purpose
+    at_ms: int = 0
+    """The writer's clock, for people."""
+    duration_s: float | None = None
+    """Of the attempt, at its end."""
+
+
+class Reward(msgspec.Struct, frozen=True, kw_only=True):
+    """One judgement of an attempt; `value` None means unscored, with its reason, and is never read as 0."""
+
+    schema: str = "reward/1"
+    rollout_id: str
+    attempt_id: str
+    name: str
+    """`reward` unless the grader returned a dict of names."""
+    value: float | None
+    reason: str = ""
+    """Why there is no value."""
+    target: str | None = None
+    """None: the episode; else a call id."""
+    source: str
+    """`grader:<name>`; only sources that the configuration lists count."""
+    idempotency_key: str
+    """rollout, attempt and name, joined by `/`."""
+    at_ms: int = 0
+
+
+ROLLOUTS: Codec[RolloutRequest] = Codec(RolloutRequest, released=("rollout/1",), wire="json")
+ROLLOUT_EVENTS: Codec[RolloutEvent] = Codec(RolloutEvent, released=("rollout_event/1",), wire="json")
+REWARDS: Codec[Reward] = Codec(Reward, released=("reward/1",), wire="json")

@@ -1,0 +1,238 @@
+"""The topic registry: the only place that names topics, their keys, partitions and settings.
+
+Raw topics are shared facts and bear the prefix only; all others belong to a run: `<prefix><run>.<name>`.
+Consumer groups are `<prefix><run>.<stage>`. `docs/topics.md` is generated from `REGISTRY`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from .errors import ConfigurationError
+from .ids import RunName
+
+__all__ = ["DEFAULT_PARTITIONS", "MAX_MESSAGE_BYTES", "REGISTRY", "Stage", "Topic", "TopicSpec", "Topics"]
+
+DEFAULT_PARTITIONS = 4
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+_DAY_MS = 24 * 3600 * 1000
+_FOREVER = "-1"
+
+
+class Topic(StrEnum):
+    """The topics of DESIGN section 3."""
+
+    OTLP_SPANS = "otlp_spans"
+    OTLP_LOGS = "otlp_logs"
+    LLM_CALLS = "llm_calls"
+    REWARDS = "rewards"
+    ROLLOUT_EVENTS = "rollout_events"
+    ROLLOUTS = "rollouts"
+    EPISODE_EVENTS = "episode_events"
+    CLOSED_EPISODES = "closed_episodes"
+    CLOSED_GROUPS = "closed_groups"
+    EPISODES = "episodes"
+    TRANSITIONS = "transitions"
+    WEIGHTS = "weights"
+    WEIGHT_ACKS = "weight_acks"
+    TRAINING_STEPS = "training_steps"
+    DEAD_LETTERS = "dead_letters"
+
+
+class Stage(StrEnum):
+    """Who reads as a consumer group of its own."""
+
+    NORMALIZE = "normalize"
+    ASSEMBLE = "assemble"
+    CREDIT = "credit"
+    RUNNER = "runner"
+
+
+class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a topic holds and how it is created."""
+
+    topic: Topic
+    raw: bool = False
+    """Shared between runs (prefix only) or owned by one."""
+    public: bool = True
+    """A contract with users; private topics may change between releases."""
+    key: str
+    value: str
+    written_by: str
+    read_by: str
+    partitions: str = "run"
+    """`run`: the run's count; `policies`: one partition per policy; `one`."""
+    settings: dict[str, str] = {}
+
+
+_KEPT = {"retention.ms": _FOREVER}
+_STATE = {"retention.ms": str(2 * _DAY_MS)}
+_MARKERS = {"cleanup.policy": "compact,delete", "retention.ms": str(8 * _DAY_MS)}
+
+REGISTRY: tuple[TopicSpec, ...] = (
+    TopicSpec(
+        topic=Topic.OTLP_SPANS,
+        raw=True,
+        key="trace id, hex (a Collector may leave it empty)",
+        value="OTLP ExportTraceServiceRequest bytes",
+        written_by="OTLP gateway, any OpenTelemetry Collector",
+        read_by="normalize, taps",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.OTLP_LOGS,
+        raw=True,
+        key="trace id, hex",
+        value="OTLP ExportLogsServiceRequest bytes",
+        written_by="any OpenTelemetry Collector",
+        read_by="taps",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.LLM_CALLS,
+        raw=True,
+        key="rollout id, else trace id",
+        value="call record or calls_closed (msgpack)",
+        written_by="LLM gateway",
+        read_by="normalize, audit",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.REWARDS,
+        raw=True,
+        key="rollout id",
+        value="reward (JSON)",
+        written_by="runner (graders)",
+        read_by="normalize",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.ROLLOUT_EVENTS,
+        raw=True,
+        key="rollout id",
+        value="rollout event (JSON)",
+        written_by="runner, tasks (giving up)",
+        read_by="normalize, tasks, runner",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.ROLLOUTS,
+        key="rollout id",
+        value="rollout request (JSON)",
+        written_by="tasks",
+        read_by="runner, tasks",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.EPISODE_EVENTS,
+        public=False,
+        key="rollout id, else trace id",
+        value="facts of one episode, or close (msgpack)",
+        written_by="normalize, assemble (close proposals)",
+        read_by="assemble",
+        settings=_STATE,
+    ),
+    TopicSpec(
+        topic=Topic.CLOSED_EPISODES,
+        public=False,
+        key="episode id",
+        value="closed marker (JSON)",
+        written_by="assemble",
+        read_by="assemble at assignment, audit",
+        settings=_MARKERS,
+    ),
+    TopicSpec(
+        topic=Topic.CLOSED_GROUPS,
+        public=False,
+        key="group id",
+        value="closed marker (JSON)",
+        written_by="credit",
+        read_by="credit at assignment, audit",
+        settings=_MARKERS,
+    ),
+    TopicSpec(
+        topic=Topic.EPISODES,
+        key="group id, else episode id",
+        value="episode (JSON)",
+        written_by="assemble",
+        read_by="credit, tasks, taps",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.TRANSITIONS,
+        key="policy",
+        value="Arrow IPC stream: the segments of one training group",
+        written_by="credit",
+        read_by="trainer, audit",
+        partitions="policies",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.WEIGHTS,
+        key="policy",
+        value="epoch claim, version manifest or rollback request (JSON)",
+        written_by="trainer",
+        read_by="trainer, weight sync, LLM gateway, tasks",
+        partitions="one",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.WEIGHT_ACKS,
+        key="engine id",
+        value="an engine serves a version (JSON)",
+        written_by="weight sync",
+        read_by="trainer, tasks, LLM gateway",
+        partitions="one",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.TRAINING_STEPS,
+        key="policy",
+        value="metrics and accounting of one batch (JSON)",
+        written_by="trainer",
+        read_by="tasks, taps",
+        partitions="one",
+        settings=_KEPT,
+    ),
+    TopicSpec(
+        topic=Topic.DEAD_LETTERS,
+        key="the original key",
+        value="the original bytes; headers tell reason, stage and origin",
+        written_by="every stage",
+        read_by="people",
+        settings=_KEPT,
+    ),
+)
+
+
+class Topics(msgspec.Struct, frozen=True, kw_only=True):
+    """Full names of the topics and consumer groups of one run.
+
+    `renames` maps a raw topic's registry name to its full name on the user's cluster (a Collector's topic).
+    """
+
+    run: RunName
+    prefix: str = ""
+    renames: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        raw = {spec.topic.value for spec in REGISTRY if spec.raw}
+        for name in self.renames:
+            if name not in raw:
+                raise ConfigurationError(
+                    f"[kafka.topics] {name}: only {', '.join(sorted(raw))} can be renamed; remove the key"
+                )
+
+    def name(self, topic: Topic) -> str:
+        """The full name of a topic."""
+        spec = next(spec for spec in REGISTRY if spec.topic is topic)
+        if spec.raw:
+            return self.renames.get(topic.value, f"{self.prefix}{topic.value}")
+        return f"{self.prefix}{self.run}.{topic.value}"
+
+    def group(self, stage: Stage) -> str:
+        """The consumer group of a stage."""
+        return f"{self.prefix}{self.run}.{stage.value}"

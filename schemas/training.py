@@ -1,0 +1,76 @@
+"""`training_steps`: metrics and accounting of one batch, also when no optimiser step was taken."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .codec import Codec
+
+__all__ = ["TRAINING_STEPS", "Accounting", "TrainingStep"]
+
+
+class Accounting(msgspec.Struct, frozen=True, kw_only=True):
+    """Cumulative over the surviving lineage, in distinct groups: consumed = trained + the sum of excluded."""
+
+    consumed: int = 0
+    trained: int = 0
+    excluded: dict[str, int] = {}
+    """Reason -> groups: `duplicate` is not counted here (the group was consumed before)."""
+    duplicates: int = 0
+    """Records skipped because their group was consumed before."""
+
+
+class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch. Example: TrainingStep(policy="policy", step=3, version=3, batch_hash="9f...", ...)."""
+
+    schema: str = "training_step/1"
+    policy: str
+    step: int
+    """Number of the batch, from 1."""
+    epoch: int
+    version: int
+    """The version that this batch led to; unchanged when no step was taken."""
+    is_updated: bool
+    """Whether the optimiser stepped."""
+    skipped: str = ""
+    """Why it did not: `no_advantage`, `no_tokens`, `non_finite`."""
+    begin_offset: int
+    next_offset: int
+    """The batch is the interval [begin_offset, next_offset) of the policy's partition."""
+    batch_hash: str
+    """sha256 over the Arrow bytes and exclusions of the batch, in order."""
+    group_ids: tuple[str, ...]
+    """Groups of this batch that were trained, in order."""
+    excluded_ids: dict[str, str] = {}
+    """Group id -> reason, of this batch."""
+    accounting: Accounting
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    reward: float | None
+    """Mean final reward over the scored rollouts of the batch; None when none is scored."""
+    reward_parts: dict[str, float] = {}
+    """Mean per rollout of each applied rule (AIR included)."""
+    num_rollouts: int
+    num_unscored: int = 0
+    num_tokens: int
+    """Trained tokens, the denominator of the token mean."""
+    num_turns: int = 0
+    tool_success: float | None = None
+    """Succeeded / executed tool calls; None when none was executed."""
+    staleness_mean: float = 0.0
+    """Over trained tokens: the version this batch started from minus the token's version."""
+    staleness_max: int = 0
+    logprob_error_max: float = 0.0
+    """Greatest |pi - mu| in nats over tokens sampled by the version that the step started from; NaN never."""
+    num_checked_tokens: int = 0
+    """How many tokens that was taken over."""
+    ratio_mean: float = 1.0
+    clip_fraction: float = 0.0
+    seconds: dict[str, float] = {}
+    """Phase -> seconds: `wait`, `read`, `forward_backward`, `optimise`, `checkpoint`, `publish`."""
+    started_at_ms: int = 0
+    ended_at_ms: int = 0
+
+
+TRAINING_STEPS: Codec[TrainingStep] = Codec(TrainingStep, released=("training_step/1",), wire="json")

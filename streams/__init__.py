@@ -1,0 +1,1 @@
+"""Raw records become facts, episodes, and transitions: normalize -> assemble (AIR inside) -> credit."""

@@ -1,0 +1,58 @@
+"""What a stage is: a fold over input records that knows neither Faust nor Kafka.
+
+The shell (`worker.py`) reads input records, calls `fold`, appends the outputs, waits for their acknowledgement,
+appends the marker, waits for it, and only then marks the inputs in `done` as done, so that the committed offset
+never passes a record whose effect is not on the log (DESIGN section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tracegrad.schemas.log import Headers, Position, Record
+from tracegrad.schemas.topics import Topic
+
+__all__ = ["Emission", "Fold", "Output"]
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """One record to append."""
+
+    topic: Topic
+    key: bytes | None
+    value: bytes
+    headers: Headers = ()
+    partition: int | None = None
+    """None: by key."""
+
+
+class Emission(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fold step leads to: outputs first, then the marker, then the inputs are done."""
+
+    outputs: tuple[Output, ...] = ()
+    marker: Output | None = None
+    """A record for the stage's marker topic; its partition is the input's."""
+    done: tuple[Position, ...] = ()
+    """Input positions on which nothing open depends any more."""
+
+
+class Fold(Protocol):
+    """The state of one stage in one worker. Not thread-safe; one caller at a time."""
+
+    marker_topic: Topic | None
+    """Where closed ids are kept; None for a stage without state."""
+
+    def reset(self) -> None:
+        """Forgets everything: partitions were revoked or assigned; un-done records will come again."""
+
+    def restore(self, markers: Iterable[Record]) -> None:
+        """Takes the marker partitions from their beginning to their end, before any input."""
+
+    def fold(self, record: Record) -> Emission:
+        """Takes one input record. Never raises for bad input: it becomes a dead letter in the outputs."""
+
+    def propose(self, now_s: float) -> Sequence[Output]:
+        """Close proposals that the clock makes due, to be appended to the stage's own input partition."""

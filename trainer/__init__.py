@@ -1,0 +1,1 @@
+"""Transitions become weight versions: batches -> advantages -> losses -> step -> checkpoint -> publish."""
