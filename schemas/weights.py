@@ -113,9 +113,7 @@ class WeightAck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WeightRecord = EpochClaim | VersionManifest | RollbackRequest
-WEIGHTS: Codec[WeightRecord] = Codec(
-    WeightRecord, released=("epoch_claim/1", "version/1", "rollback/1"), wire="json"
-)
+WEIGHTS: Codec[WeightRecord] = Codec(WeightRecord, released=("epoch_claim/1", "version/1", "rollback/1"), wire="json")
 WEIGHT_ACKS: Codec[WeightAck] = Codec(WeightAck, released=("weight_ack/1",), wire="json")
 
 
