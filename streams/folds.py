@@ -1,0 +1,39 @@
+"""The one place that knows which fold runs which stage, and what it reads."""
+
+from __future__ import annotations
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from .config import StreamsConfig
+from .stage import Fold
+
+__all__ = ["INPUTS", "build_fold"]
+
+INPUTS: dict[Stage, tuple[Topic, ...]] = {
+    Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
+    Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
+    Stage.CREDIT: (Topic.EPISODES,),
+}
+"""What each stage reads."""
+
+
+def build_fold(stage: Stage, config: StreamsConfig, topics: Topics) -> Fold:
+    """An empty fold for a stage; `topics` tells normalize which raw topic a record's full name stands for.
+
+    Raises:
+        ConfigurationError: the stage is not one of the streams.
+    """
+    if stage is Stage.NORMALIZE:
+        from .normalize import Normalize
+
+        return Normalize(config, topics)
+    if stage is Stage.ASSEMBLE:
+        from .assemble import Assemble
+
+        return Assemble(config)
+    if stage is Stage.CREDIT:
+        from .credit import Credit
+
+        return Credit(config)
+    raise ConfigurationError(f"expected a stage of {[name.value for name in INPUTS]}, got {stage.value!r}")
