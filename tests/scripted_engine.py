@@ -1,0 +1,392 @@
+"""A small engine that speaks vLLM's HTTP API by script: render, generate, derender, health, pause and weight labels.
+
+In: the same requests as vLLM's. Out: answers of the same shapes, decided by a script (`ScriptedEngine.replies`, else
+`ScriptedEngine.policy`), over a toy tokenizer whose `encode` merges pairs of digits while sampling spells them one
+by one, so that rendering a sampled answer again gives other ids, as with a real tokenizer.
+Failures are asked for: `delay_s`, `fail_next`, `label`, `pause`. Not for: anything about probabilities.
+
+In a test: `engine = ScriptedEngine(); async with serve(engine.app) as url: ...`.
+As a process: `python -m tests.scripted_engine --port P [--label 0-e1] [--delay-s 0.01]`; `POST /script` then sets
+`{"replies", "delay_s", "fail_next", "label"}` at run time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+__all__ = ["EOT", "Reply", "ScriptedEngine", "ToyTokenizer", "chain_policy", "serve", "tool_call_text"]
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+EOT = 2
+_BYTES = 10
+_PAIRS = 300
+_SPLIT = re.compile("(" + "|".join(re.escape(special) for special in SPECIALS) + ")")
+_ATOMS = re.compile(rb"\d\d|.", re.DOTALL)
+
+
+class ToyTokenizer:
+    """Bytes, five special tokens and the pairs of digits 00 to 99."""
+
+    vocab_size = _PAIRS + 100
+
+    def encode(self, text: str, *, merge: bool = True) -> list[int]:
+        """Ids of a text; without `merge`, digits stay single, as the scripted model samples them."""
+        ids: list[int] = []
+        for part in _SPLIT.split(text):
+            if part in SPECIALS:
+                ids.append(SPECIALS.index(part))
+            elif merge:
+                for atom in _ATOMS.findall(part.encode()):
+                    ids.append(_PAIRS + int(atom) if len(atom) == 2 else _BYTES + atom[0])
+            else:
+                ids.extend(_BYTES + byte for byte in part.encode())
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens included."""
+        pieces = b""
+        for token in ids:
+            if token < len(SPECIALS):
+                pieces += SPECIALS[token].encode()
+            elif token >= _PAIRS:
+                pieces += b"%02d" % (token - _PAIRS)
+            else:
+                pieces += bytes([token - _BYTES])
+        return pieces.decode(errors="replace")
+
+
+@dataclass
+class Reply:
+    """One scripted generation."""
+
+    text: str = "ok"
+    ids: list[int] | None = None
+    """Instead of `text`: the ids sampled, without the end of turn."""
+    ends: bool = True
+    """Samples the end-of-turn token after the text; else the finish is `length`."""
+    finish_reason: str | None = None
+    label: str | None = None
+    """Weight version label of this answer alone."""
+
+
+def tool_call_text(name: str, **arguments: Any) -> str:
+    """A tool call as a Hermes-style model samples it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def chain_policy(prompt: str, draw: int) -> Reply:
+    """Answers `what is 12 plus 30?`: a calculator call, then the tool's result; one draw in four goes wrong."""
+    turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", prompt, re.DOTALL)
+    role, text = turns[-1] if turns else ("user", "")
+    if role == "tool":
+        return Reply(text if draw % 4 else "unknown")
+    numbers = re.findall(r"\d+", text)
+    if len(numbers) < 2:
+        return Reply(f"echo {text[:40]}")
+    operator = {"plus": "+", "minus": "-", "times": "*", "over": "/"}
+    verbs = [word for word in text.split() if word in operator]
+    sign = operator[verbs[0]] if verbs and draw % 4 else "/"
+    return Reply(tool_call_text("calc", expr=f"{numbers[0]}{sign}{numbers[1]}"))
+
+
+@dataclass
+class ScriptedEngine:
+    """The engine's state; change it at any time from the same event loop."""
+
+    policy: Callable[[str, int], Reply] = chain_policy
+    """(prompt text, a number drawn from the prompt and the count of its askings) -> what is sampled."""
+    replies: deque[Reply] = field(default_factory=deque)
+    """Used up first, in order."""
+    label: str = "default"
+    delay_s: float = 0.0
+    fail_next: int = 0
+    """So many of the next generate requests answer 503."""
+    model: str = "policy"
+    max_model_len: int = 4096
+    forgetful: bool = False
+    """The template then drops the content of every assistant turn but the last."""
+    eot: bool = True
+    """Whether the template ends a turn with the end-of-turn token."""
+    requests: list[tuple[str, Any]] = field(default_factory=list)
+    """(path, body) of everything asked, the last 10,000."""
+    loaded: list[Any] = field(default_factory=list)
+    """What weight sync asked to load."""
+
+    def __post_init__(self) -> None:
+        self.tokenizer = ToyTokenizer()
+        self.running = asyncio.Event()
+        self.running.set()
+        self._asked: dict[str, int] = {}
+        posts = {
+            "/v1/chat/completions/render": self._render,
+            "/inference/v1/generate": self._generate,
+            "/v1/chat/completions/derender": self._derender,
+            "/detokenize": self._detokenize,
+            "/pause": self._pause,
+            "/resume": self._resume,
+            "/init_weight_transfer_engine": self._ok,
+            "/start_weight_update": self._ok,
+            "/update_weights": self._update_weights,
+            "/finish_weight_update": self._finish_weight_update,
+            "/update_weight_version": self._update_weight_version,
+            "/reset_prefix_cache": self._ok,
+            "/script": self._script,
+        }
+        gets = {
+            "/health": self._ok,
+            "/v1/models": self._models,
+            "/weight_info": self._weight_info,
+            "/is_paused": self._is_paused,
+        }
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+        routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in gets.items()]
+        self.app = Starlette(routes=routes)
+
+    def render(self, messages: list[dict[str, Any]], tools: Any, *, generation_prompt: bool) -> list[int]:
+        """The prompt's ids by a ChatML template with a `tools:` line."""
+        end = "<|im_end|>\n" if self.eot else "\n"
+        text = ""
+        if tools:
+            names = ", ".join(tool["function"]["name"] for tool in tools)
+            text = f"<|im_start|>system\ntools: {names}{end}"
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+        for i, message in enumerate(messages):
+            body = "" if self.forgetful and message["role"] == "assistant" and i != last else _body(message)
+            text += f"<|im_start|>{message['role']}\n{body}{end}"
+        if generation_prompt:
+            text += "<|im_start|>assistant\n"
+        return self.tokenizer.encode(text)
+
+    def sample(self, prompt_ids: list[int], parameters: dict[str, Any]) -> tuple[list[int], str, str | None, str]:
+        """(ids, finish reason, stop reason, label) of the next scripted answer, cut as vLLM cuts it."""
+        reply = self._next_reply(prompt_ids)
+        ids = list(reply.ids) if reply.ids is not None else self.tokenizer.encode(reply.text, merge=False)
+        finish = reply.finish_reason or ("stop" if reply.ends else "length")
+        if reply.ends:
+            ids.append(EOT)
+        label = reply.label or self.label
+        for length in range(1, len(ids) + 1):
+            text = self.tokenizer.decode(ids[:length])
+            for stop in parameters.get("stop") or ():
+                if stop in text:
+                    return ids[:length], "stop", stop, label
+        limit = parameters.get("max_tokens") or self.max_model_len
+        if len(ids) > limit:
+            return ids[:limit], "length", None, label
+        return ids, finish, None, label
+
+    def _next_reply(self, prompt_ids: list[int]) -> Reply:
+        if self.replies:
+            return self.replies.popleft()
+        prompt = self.tokenizer.decode(prompt_ids)
+        asked = self._asked[prompt] = self._asked.pop(prompt, 0) + 1
+        if len(self._asked) > 1000:
+            self._asked.pop(next(iter(self._asked)))
+        draw = int.from_bytes(hashlib.sha256(f"{asked}/{prompt}".encode()).digest()[:4], "big")
+        return self.policy(prompt, draw)
+
+    async def _body(self, request: Request) -> Any:
+        body = json.loads(await request.body() or b"{}")
+        self.requests.append((request.url.path, body))
+        del self.requests[:-10_000]
+        return body
+
+    async def _render(self, request: Request) -> Response:
+        body = await self._body(request)
+        try:
+            ids = self.render(
+                body["messages"], body.get("tools"), generation_prompt=body.get("add_generation_prompt", True)
+            )
+        except (KeyError, TypeError) as error:
+            return _error(400, f"bad messages: {error!r}")
+        if len(ids) > self.max_model_len:
+            return _error(400, f"Input length ({len(ids)}) exceeds model's maximum context length")
+        constraint = None
+        response_format = body.get("response_format") or {}
+        if response_format.get("type") in ("json_object", "json_schema"):
+            constraint = {"json_object": True}
+        return JSONResponse({"token_ids": ids, "sampling_params": {"structured_outputs": constraint, "top_p": 0.8}})
+
+    async def _generate(self, request: Request) -> Response:
+        body = await self._body(request)
+        if self.fail_next > 0:
+            self.fail_next -= 1
+            return _error(503, "scripted failure")
+        await self.running.wait()
+        before = self.label
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+            await self.running.wait()
+        ids, finish, stop, label = self.sample(body["token_ids"], body["sampling_params"])
+        spans = [{"version": label, "start": 0, "end": len(ids)}]
+        if before != self.label and label == self.label and len(ids) > 1:
+            half = len(ids) // 2
+            spans = [
+                {"version": before, "start": 0, "end": half},
+                {"version": label, "start": half, "end": len(ids)},
+            ]
+        content = [{"token_id": token, "logprob": -0.1 * (1 + token % 7)} for token in ids]
+        choice = {
+            "index": 0,
+            "token_ids": ids,
+            "logprobs": {"content": content},
+            "finish_reason": finish,
+            "stop_reason": stop,
+            "weight_versions": spans,
+        }
+        return JSONResponse({"request_id": body.get("request_id", ""), "choices": [choice]})
+
+    async def _derender(self, request: Request) -> Response:
+        body = await self._body(request)
+        choice = body["generate_response"]["choices"][0]
+        if not choice["token_ids"]:
+            return _error(400, "choice 0 has empty or null token_ids")
+        text = self.tokenizer.decode(choice["token_ids"])
+        message = _parse(text, tools=bool((body.get("chat_request") or {}).get("tools")))
+        return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    async def _detokenize(self, request: Request) -> Response:
+        return JSONResponse({"prompt": self.tokenizer.decode((await self._body(request))["tokens"])})
+
+    async def _ok(self, request: Request) -> Response:
+        return JSONResponse({})
+
+    async def _models(self, request: Request) -> Response:
+        model = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _pause(self, request: Request) -> Response:
+        self.running.clear()
+        return JSONResponse({"status": "paused"})
+
+    async def _resume(self, request: Request) -> Response:
+        self.running.set()
+        return JSONResponse({"status": "resumed"})
+
+    async def _is_paused(self, request: Request) -> Response:
+        return JSONResponse({"is_paused": not self.running.is_set()})
+
+    async def _update_weights(self, request: Request) -> Response:
+        self.loaded.append((await self._body(request)).get("update_info"))
+        return JSONResponse({"message": "Weights updated"})
+
+    async def _finish_weight_update(self, request: Request) -> Response:
+        self.label = (await self._body(request)).get("weight_version") or self.label
+        return JSONResponse({"message": "Weight update finished"})
+
+    async def _update_weight_version(self, request: Request) -> Response:
+        self.label = (await self._body(request))["new_version"]
+        return JSONResponse({"success": True, "new_version": self.label})
+
+    async def _weight_info(self, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.label})
+
+    async def _script(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        for reply in body.pop("replies", []):
+            self.replies.append(Reply(**reply) if isinstance(reply, dict) else Reply(reply))
+        for name, value in body.items():
+            if name not in ("delay_s", "fail_next", "label", "forgetful"):
+                return _error(400, f"cannot script {name!r}")
+            setattr(self, name, value)
+        return JSONResponse({})
+
+
+def _body(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part.get("text", "") for part in content)
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = function["arguments"]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        content += tool_call_text(function["name"], **arguments)
+    return content
+
+
+def _parse(text: str, *, tools: bool) -> dict[str, Any]:
+    """Like vLLM's Hermes parser: all calls parse, or the text stays as it is."""
+    found = re.findall(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", text, re.DOTALL) if tools else []
+    calls = []
+    try:
+        for closed, open_ in found:
+            call = json.loads(closed or open_)
+            calls.append({"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)})
+    except (ValueError, KeyError, TypeError):
+        calls = []
+    if not calls:
+        return {"role": "assistant", "content": text, "tool_calls": []}
+    content = text[: text.find("<tool_call>")] or None
+    items = [{"id": "unused", "type": "function", "function": call} for call in calls]
+    return {"role": "assistant", "content": content, "tool_calls": items}
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the test runner and stops at once."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.stopping.wait()
+
+
+@contextlib.asynccontextmanager
+async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
+    """Serves an ASGI application on loopback in the running event loop; yields its URL."""
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=1
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        if task.done():
+            await task
+            raise RuntimeError("the server ended before it started")
+        await asyncio.sleep(0.001)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.stopping.set()
+        await task
+
+
+def main() -> None:
+    """Serves until interrupted."""
+    parser = argparse.ArgumentParser(description="scripted engine")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--label", default="default")
+    parser.add_argument("--delay-s", type=float, default=0.0)
+    arguments = parser.parse_args()
+    engine = ScriptedEngine(label=arguments.label, delay_s=arguments.delay_s)
+    uvicorn.run(engine.app, host="127.0.0.1", port=arguments.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
