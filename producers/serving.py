@@ -1,0 +1,83 @@
+"""Runs an ASGI application on one socket until a stop event is set.
+
+In: an application, an address. Invariant: no signal handler is installed (the composition root owns signals);
+requests in flight get `grace_s` to end. Failure: UnavailableError when the address cannot be bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+
+__all__ = ["check_exposure", "serve"]
+
+_POLL_S = 0.1
+
+logger = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves the process's signals as they are."""
+        yield
+
+
+def check_exposure(host: str, token: str | None, *, key: str) -> None:
+    """Raises ConfigurationError when a service would be reachable from outside without a token."""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback and not token:
+        raise ConfigurationError(f"{key}: host {host!r} is not loopback; set a token, or host = '127.0.0.1'")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, proto)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+        return bound
+    except OSError as error:
+        raise UnavailableError(f"cannot listen on {host}:{port}: {error}; is another process there?") from error
+
+
+async def serve(app: ASGIApp, *, host: str, port: int, stop: threading.Event, name: str, grace_s: int = 5) -> None:
+    """Serves until `stop` is set; port 0 takes a free one, which the log line names."""
+    bound = _bind(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=grace_s,
+    )
+    server = _Server(config)
+    logger.info("%s: listening on http://%s:%d", name, host, bound.getsockname()[1])
+    try:
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        while not stop.is_set() and not serving.done():
+            await asyncio.sleep(_POLL_S)
+        server.should_exit = True
+        await serving
+    finally:
+        bound.close()
