@@ -1,0 +1,163 @@
+"""Questions to the cluster and changes of it: topics, offsets, a group's commits.
+
+In: names and offsets. Out: facts, each asked anew. Invariant: an offset is handed out as a place to read from
+only after it was seen to lie in the log. Failure: UnavailableError after a bounded wait; ConfigurationError for a
+topic that does not exist.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import confluent_kafka
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+from tracegrad.schemas.errors import ConfigurationError, LogGapError
+from tracegrad.schemas.log import Offsets, TopicPartition
+
+from .kafka_errors import boundary, log_error, translate
+from .kafka_settings import Settings
+
+__all__ = ["KafkaAdmin", "NewTopicSpec", "checked", "partition_of"]
+
+_TIMEOUT_S = 15.0
+"""For each question to the cluster; more than a broker's restart (3 s) takes."""
+_PROPAGATION_S = 1.0
+"""How long a topic that was made a moment ago may be unknown to the broker that is asked."""
+
+
+class NewTopicSpec(NamedTuple):
+    """A topic to create, by its full name."""
+
+    name: str
+    partitions: int
+    replication: int
+    settings: dict[str, str]
+
+
+def partition_of(where: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> confluent_kafka.TopicPartition:
+    """A partition in the library's own words."""
+    return confluent_kafka.TopicPartition(where.topic, where.partition, offset)
+
+
+def checked(where: TopicPartition, wanted: int, kept: Offsets) -> int:
+    """The offset, if it lies in the log; else LogGapError."""
+    if not kept.begin <= wanted <= kept.end:
+        raise LogGapError(
+            f"expected offset {wanted} of {where.topic!r} partition {where.partition} in the log, got "
+            f"[{kept.begin}, {kept.end}]: records were deleted before they were read; raise retention.ms and start "
+            "a new run"
+        )
+    return wanted
+
+
+class KafkaAdmin:
+    """An admin client, connected at its first use. Any thread may call it."""
+
+    def __init__(self, base: Settings) -> None:
+        self._bootstrap_servers = base["bootstrap.servers"]
+        with boundary("make an admin client"):
+            self._client = AdminClient(dict(base), error_cb=log_error)
+
+    def group_starts(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where a group goes on reading: its committed offsets, checked, else the beginning."""
+        if not wanted:
+            return {}
+        committed = self.committed(group, wanted)
+        kept = self.kept(sorted({where.topic for where in wanted}), wanted)
+        return {
+            where: checked(where, committed[where], kept[where]) if where in committed else kept[where].begin
+            for where in wanted
+        }
+
+    def commit_group_offsets(self, group: str, next_offsets: Mapping[TopicPartition, int]) -> None:
+        """Sets the committed offsets of a group that has no members now. UnavailableError while it has some."""
+        offsets = [partition_of(where, offset) for where, offset in next_offsets.items()]
+        doing = f"set the committed offsets of group {group!r}"
+        with boundary(doing):
+            request = ConsumerGroupTopicPartitions(group, offsets)
+            futures = self._client.alter_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
+            result = futures[group].result(_TIMEOUT_S)
+        for partition in result.topic_partitions:
+            if partition.error is not None:
+                raise translate(partition.error, doing=doing)
+
+    def partition_counts(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Partitions of each topic, or of all. Raises ConfigurationError for a topic that does not exist."""
+        deadline = time.monotonic() + _PROPAGATION_S
+        while True:
+            with boundary("list topics"):
+                found = self._client.list_topics(timeout=_TIMEOUT_S).topics
+            counts = {name: len(topic.partitions) for name, topic in found.items() if topic.partitions}
+            if topics is None:
+                return counts
+            missing = [name for name in topics if name not in counts]
+            if not missing:
+                return {name: counts[name] for name in topics}
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"expected topic {missing[0]!r} on {self._bootstrap_servers}, got none of that name; "
+                    "create it (`tracegrad topics create`)"
+                )
+            time.sleep(0.1)
+
+    def create_topics(self, wanted: Sequence[NewTopicSpec]) -> set[str]:
+        """Creates topics; returns the names of those that existed already, which are left as they are."""
+        if not wanted:
+            return set()
+        new = [
+            NewTopic(
+                spec.name, num_partitions=spec.partitions, replication_factor=spec.replication, config=spec.settings
+            )
+            for spec in wanted
+        ]
+        with boundary("create topics"):
+            futures = self._client.create_topics(new, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S)
+        existed = set()
+        for name, future in futures.items():
+            try:
+                future.result(_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise translate(error.args[0], doing=f"create topic {name!r}") from error
+                existed.add(name)
+        return existed
+
+    def kept(self, topics: Sequence[str], wanted: Sequence[TopicPartition] | None) -> dict[TopicPartition, Offsets]:
+        counts = self.partition_counts(topics)
+        known = [TopicPartition(name, partition) for name, count in counts.items() for partition in range(count)]
+        for where in wanted or ():
+            if where not in known:
+                raise ConfigurationError(f"expected a partition of {where.topic!r}, got {where.partition}")
+        asked = known if wanted is None else list(wanted)
+        begins = self._list_offsets(asked, EarliestSpec())
+        ends = self._list_offsets(asked, LatestSpec())
+        return {where: Offsets(begins[where], ends[where]) for where in asked}
+
+    def _list_offsets(self, wanted: Sequence[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        with boundary("list offsets"):
+            request = {partition_of(where): spec for where in wanted}
+            futures = self._client.list_offsets(request, request_timeout=_TIMEOUT_S)
+            return {
+                TopicPartition(partition.topic, partition.partition): future.result(_TIMEOUT_S).offset
+                for partition, future in futures.items()
+            }
+
+    def committed(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        doing = f"tell the committed offsets of group {group!r}"
+        with boundary(doing):
+            request = ConsumerGroupTopicPartitions(group, [partition_of(where) for where in wanted])
+            futures = self._client.list_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
+            partitions = futures[group].result(_TIMEOUT_S).topic_partitions
+        found = {}
+        for partition in partitions:
+            if partition.error is not None:
+                raise translate(partition.error, doing=doing)
+            if partition.offset >= 0:
+                found[TopicPartition(partition.topic, partition.partition)] = partition.offset
+        return found

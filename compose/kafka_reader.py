@@ -1,0 +1,164 @@
+"""LogReader on a consumer: by explicit assignment (`TailReader`) or as a member of a group (`GroupReader`).
+
+In: topics and checked start offsets. Out: records in order within each partition. Invariants: an offset outside
+the log is a LogGapError, never a silent jump; a reader tells and commits only partitions that it owns now.
+Failure: while the broker is away `read` gives nothing and goes on by itself when it is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, Message
+
+from tracegrad.schemas.errors import ConfigurationError, OverloadedError, TracegradError, UnavailableError
+from tracegrad.schemas.log import Record, TopicPartition
+
+from .kafka_admin import KafkaAdmin, partition_of
+from .kafka_errors import boundary, log_error, translate
+from .kafka_settings import Settings
+
+__all__ = ["GroupReader", "TailReader"]
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
+
+
+class TailReader:
+    """LogReader by explicit assignment; `GroupReader` adds the group."""
+
+    def __init__(self, admin: KafkaAdmin, settings: Settings) -> None:
+        self._admin = admin
+        self._next: dict[TopicPartition, int] = {}
+        self._failure: TracegradError | None = None
+        with boundary("make a consumer"):
+            self._consumer = Consumer({**settings, "error_cb": log_error})
+
+    def assign(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Reads these partitions from these offsets, which the caller has checked."""
+        self._next = dict(starts)
+        with boundary("assign partitions"):
+            self._consumer.assign([partition_of(where, offset) for where, offset in starts.items()])
+
+    def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
+        with boundary("read"):
+            messages = self._consumer.consume(max_records, timeout_s)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        records = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._judge(error, message)
+                continue
+            record = _record(message)
+            where = TopicPartition(record.topic, record.partition)
+            # Records fetched before a partition was taken away belong to its new owner.
+            if record.offset >= self._next.get(where, record.offset + 1):
+                self._next[where] = record.offset + 1
+                records.append(record)
+        return records
+
+    def _judge(self, error: KafkaError, message: Message) -> None:
+        """Raises when reading cannot go on; transient errors only log, librdkafka tries again."""
+        where = f"read {message.topic()!r} partition {message.partition()} offset {message.offset()}"
+        failure = translate(error, doing=where)
+        if isinstance(failure, UnavailableError | OverloadedError):
+            log_error(error)
+        elif error.code() in _UNKNOWN_TOPIC:
+            # A broker that has just come back may not know its topics yet; only a second opinion is fatal.
+            self._admin.partition_counts([message.topic() or ""])
+        else:
+            raise failure
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        return dict(self._next)
+
+    def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
+        raise ConfigurationError("expected a reader made by join to commit with, got one made by tail")
+
+    def close(self) -> None:
+        self._next.clear()
+        with contextlib.suppress(UnavailableError), boundary("close a consumer"):
+            self._consumer.close()
+
+
+def _record(message: Message) -> Record:
+    headers: Any = message.headers() or ()
+    return Record(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        key=message.key(),
+        value=message.value(),
+        headers=tuple((name, value if value is not None else b"") for name, value in headers),
+        timestamp_ms=message.timestamp()[1],
+    )
+
+
+class GroupReader(TailReader):
+    """A member of a group with the cooperative protocol: a rebalance takes only the partitions that move."""
+
+    def __init__(self, admin: KafkaAdmin, settings: Settings, group: str, topics: Sequence[str]) -> None:
+        super().__init__(admin, settings)
+        self._settings = settings
+        self._group = group
+        self._topics = list(topics)
+        self._must_reopen = False
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        with boundary(f"join group {self._group!r}"):
+            self._consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+            )
+
+    def _on_assign(self, consumer: Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        # An exception raised here would pass through librdkafka's frames, so `read` raises it instead.
+        wanted = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
+        try:
+            starts = self._admin.group_starts(self._group, wanted)
+        except TracegradError as failure:
+            self._failure = failure
+            self._must_reopen = True
+            return
+        self._next.update(starts)
+        consumer.incremental_assign([partition_of(where, offset) for where, offset in starts.items()])
+        logger.info("group %s: %d partitions assigned", self._group, len(starts))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        for partition in partitions:
+            self._next.pop(TopicPartition(partition.topic, partition.partition), None)
+        consumer.incremental_unassign(partitions)
+        logger.info("group %s: %d partitions revoked", self._group, len(partitions))
+
+    def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
+        if self._must_reopen:
+            # The start offsets of an assignment were not to be had: leave, and join anew.
+            self.close()
+            with boundary("make a consumer"):
+                self._consumer = Consumer({**self._settings, "error_cb": log_error})
+            self._must_reopen = False
+            self._subscribe()
+        return super().read(max_records=max_records, timeout_s=timeout_s)
+
+    def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
+        owned = {where: offset for where, offset in next_offsets.items() if where in self._next}
+        if len(owned) < len(next_offsets):
+            # They come again to their new owner; a commit from here could move that owner's offset back.
+            logger.warning("group %s: %d offsets not owned any more", self._group, len(next_offsets) - len(owned))
+        if not owned:
+            return
+        offsets = [partition_of(where, offset) for where, offset in owned.items()]
+        doing = f"commit offsets of group {self._group!r}"
+        with boundary(doing):
+            results = self._consumer.commit(offsets=offsets, asynchronous=False)
+        for result in results:
+            if result.error is not None:
+                raise translate(result.error, doing=doing)

@@ -1,0 +1,101 @@
+"""librdkafka's dotted settings, built in one place from what a user may say.
+
+In: bootstrap servers and the allow-listed client settings of `[kafka.client]`. Out: dictionaries for producer,
+consumer and admin client. Settings that could load code, run commands or weaken the promises of DESIGN
+section 5 (acks, idempotence, commits, offset reset) cannot be given. Failure: ConfigurationError at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.topics import MAX_MESSAGE_BYTES
+
+__all__ = ["CLIENT_SETTINGS", "Settings", "consumer_settings", "producer_settings", "shared_settings"]
+
+Settings = dict[str, str | int | float | bool]
+
+CLIENT_SETTINGS = frozenset(
+    {
+        "broker.address.family",
+        "client.dns.lookup",
+        "client.rack",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.password",
+        "sasl.username",
+        "security.protocol",
+        "socket.keepalive.enable",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.location",
+        "ssl.key.password",
+    }
+)
+"""What `[kafka.client]` may hold: how to reach and to prove oneself to a cluster, nothing else."""
+
+
+def shared_settings(bootstrap_servers: str, given: Mapping[str, str]) -> Settings:
+    """Settings that every client shares. Raises ConfigurationError for one that is not allowed."""
+    if not bootstrap_servers.strip():
+        raise ConfigurationError("[kafka] bootstrap_servers: expected host:port, got nothing; set it")
+    for name in given:
+        if name not in CLIENT_SETTINGS:
+            raise ConfigurationError(
+                f"[kafka.client] {name}: not allowed; expected one of {', '.join(sorted(CLIENT_SETTINGS))}"
+            )
+    return {
+        "client.id": "tracegrad",
+        # The default of 10 s keeps clients away long after a restarted broker is back.
+        "reconnect.backoff.max.ms": 1000,
+        "socket.timeout.ms": 10_000,
+        # A sync commit without coordinator gives up after ten of these; the default means more than an hour.
+        "coordinator.query.interval.ms": 1000,
+        "log.connection.close": False,
+        **given,
+        "bootstrap.servers": bootstrap_servers,
+    }
+
+
+def producer_settings(base: Settings, *, queue_bytes: int, queue_records: int, delivery_timeout_s: float) -> Settings:
+    """An idempotent producer with acks=all and a bounded queue."""
+    return {
+        **base,
+        "acks": "all",
+        "enable.idempotence": True,
+        "compression.type": "zstd",
+        # librdkafka's own default partitioner agrees with no other client.
+        "partitioner": "murmur2_random",
+        "message.max.bytes": MAX_MESSAGE_BYTES,
+        "linger.ms": 5,
+        "message.timeout.ms": int(delivery_timeout_s * 1000),
+        # Else an unknown topic fails only after message.timeout.ms.
+        "topic.metadata.propagation.max.ms": 3000,
+        "queue.buffering.max.kbytes": queue_bytes // 1024,
+        "queue.buffering.max.messages": queue_records,
+    }
+
+
+def consumer_settings(base: Settings, *, group: str | None) -> Settings:
+    """A consumer that commits only when told and never skips: offsets out of range are errors."""
+    settings: Settings = {
+        **base,
+        # librdkafka wants a group name even from a consumer that joins none.
+        "group.id": group or "tracegrad-tail",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "allow.auto.create.topics": False,
+        "fetch.wait.max.ms": 50,
+        "fetch.error.backoff.ms": 100,
+        "queued.max.messages.kbytes": 32 * 1024,
+        "fetch.message.max.bytes": MAX_MESSAGE_BYTES,
+    }
+    if group is not None:
+        settings["partition.assignment.strategy"] = "cooperative-sticky"
+        # A killed member's partitions stand still this long; brokers accept 6 s by default.
+        settings["session.timeout.ms"] = 6000
+        settings["heartbeat.interval.ms"] = 1500
+    return settings

@@ -1,0 +1,51 @@
+"""Fixtures for all rooms: one real broker per session, started by the first test that asks for it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.memory_log import MemoryLog
+from tracegrad.compose.kafka import KafkaLog
+from tracegrad.compose.local_kafka import LocalKafka
+from tracegrad.compose.topic_admin import create_topics
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.topics import Topics
+
+BOOTSTRAP_VARIABLE = "TRACEGRAD_TEST_BOOTSTRAP"
+"""host:port of a running broker to use instead of starting one."""
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Bootstrap servers of a real Kafka. Tests that stop or kill a broker start one of their own."""
+    given = os.environ.get(BOOTSTRAP_VARIABLE)
+    if given:
+        yield given
+        return
+    with LocalKafka(tmp_path_factory.mktemp("kafka"), build_class_cache=False) as kafka:
+        yield kafka.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def kafka_log(broker: str) -> KafkaLog:
+    """A Log on the real broker."""
+    return KafkaLog(broker)
+
+
+@pytest.fixture
+def memory_log() -> MemoryLog:
+    """A Log without a broker."""
+    return MemoryLog()
+
+
+@pytest.fixture
+def fresh_topics(kafka_log: KafkaLog) -> Topics:
+    """Topics of a new run with one policy, `policy`, made on the real broker; raw topics are this test's own too."""
+    name = uuid.uuid4().hex[:12]
+    topics = Topics(run=RunName(f"run-{name}"), prefix=f"t{name}.")
+    create_topics(kafka_log, topics, policies=["policy"])
+    return topics
