@@ -1,0 +1,224 @@
+"""One supervised child process: how it is started, watched, asked to stop and, past its time, killed.
+
+In: a ProcessSpec. Out: a Child with its state, its last log lines and why it ended. Invariant: each child leads
+a session of its own, so a Ctrl-C in the terminal reaches the supervisor alone, and whatever a dead child leaves
+behind in its session is killed with it. The kernel kills a child whose supervisor dies (`guard.py`), and it
+watches the thread that started it: start children from the supervisor's main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS
+
+from .guard import guarded
+
+__all__ = ["Child", "ProcessSpec", "ProcessState", "ProcessStatus", "Role"]
+
+_logger = logging.getLogger(__name__)
+_MAX_LOG_BYTES = 16 * 1024 * 1024
+"""A log that is larger when its process starts is set aside once, so restarts cannot fill the disk."""
+
+
+class Role(StrEnum):
+    """What an exit means."""
+
+    SERVICE = "service"
+    """Runs until it is stopped; any exit by itself is a death."""
+    JOB = "job"
+    """Exits with 0 when its work is done."""
+
+
+class ProcessState(StrEnum):
+    """Where a child stands."""
+
+    WAITING = "waiting"
+    """Not started yet, or waiting for its next try."""
+    RUNNING = "running"
+    DONE = "done"
+    """A job that ended with 0."""
+    FATAL = "fatal"
+    """Ended with 78, or died too often: a restart would fail in the same way."""
+    STOPPED = "stopped"
+
+
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and what its exits mean."""
+
+    name: str
+    """Unique; also its log's name."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    """Put over the supervisor's own environment."""
+    cwd: str | None = None
+    layer: int = 0
+    """Started in ascending order, stopped in descending order; equal layers together."""
+    role: Role = Role.SERVICE
+    is_ready: Callable[[], bool] | None = None
+    """Answers within a second or so; None: ready when it lives."""
+    is_gate: bool = False
+    """The next layer starts only when this one is ready."""
+    ready_timeout_s: float = 60.0
+    """Past it, a gate that is not ready counts as dead."""
+    stop_timeout_s: float = 10.0
+    """From the polite signal to SIGKILL."""
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A child as `tracegrad status` shows it."""
+
+    name: str
+    state: ProcessState
+    pid: int | None = None
+    num_restarts: int = 0
+    since_ms: int = 0
+    why: str = ""
+
+
+class Child:
+    """A spec and its present process. Not thread-safe: the supervisor's main thread owns it."""
+
+    def __init__(self, spec: ProcessSpec, logs: Path) -> None:
+        self.spec = spec
+        self.state = ProcessState.WAITING
+        self.log_path = logs / f"{spec.name}.log"
+        self.num_restarts = 0
+        self.failures_in_a_row = 0
+        self.not_before = 0.0
+        self.started_at = 0.0
+        self.why = ""
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the living process."""
+        return self._process.pid if self._process and self.state is ProcessState.RUNNING else None
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Starts the process; an argv that cannot be executed makes the child fatal."""
+        if shutil.which(self.spec.argv[0]) is None:
+            self.state = ProcessState.FATAL
+            self.why = f"cannot start {self.spec.argv[0]}: no such program"
+            return
+        self._rotate()
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            try:
+                self._process = subprocess.Popen(
+                    guarded(self.spec.argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**environ, **self.spec.env},
+                    cwd=self.spec.cwd,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self.state = ProcessState.FATAL
+                self.why = f"cannot start {self.spec.argv[0]}: {error.strerror}"
+                return
+        self.started_at = time.monotonic()
+        self.state = ProcessState.RUNNING
+
+    def poll(self) -> int | None:
+        """The exit status when the process has just ended, else None."""
+        if self._process is None or self.state is not ProcessState.RUNNING:
+            return None
+        status = self._process.poll()
+        if status is None:
+            return None
+        self._signal(signal.SIGKILL)
+        self.why = f"{describe_exit(status)}; last lines of {self.log_path}:\n{self.last_lines()}"
+        if status == 0 and self.spec.role is Role.JOB:
+            self.state = ProcessState.DONE
+            self.why = ""
+        else:
+            self.state = ProcessState.FATAL if status == FATAL_EXIT_STATUS else ProcessState.WAITING
+        return status
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to the process itself: it ends its own helpers in order."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wait_stopped(self, timeout_s: float) -> bool:
+        """Whether it ended in time."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def strike(self) -> None:
+        """SIGKILL, and nothing else: `poll` finds it dead, as if it had died by itself."""
+        self._signal(signal.SIGKILL)
+
+    def kill(self) -> None:
+        """SIGKILL to the process and all that it left in its session; does not wait long."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)
+        if not self.wait_stopped(5.0):
+            _logger.error("%s (pid %s) does not die; the kernel holds it", self.spec.name, self._process.pid)
+        if self.state is ProcessState.RUNNING:
+            self.state = ProcessState.STOPPED
+
+    def last_lines(self, count: int = 12) -> str:
+        """The end of what this process, not an earlier one, wrote."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 16_384))
+                lines = log.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return "(no log)"
+        return "\n".join(lines[-count:]) or "(it wrote nothing)"
+
+    def status(self) -> ProcessStatus:
+        """For people."""
+        return ProcessStatus(
+            name=self.spec.name,
+            state=self.state,
+            pid=self.pid,
+            num_restarts=self.num_restarts,
+            since_ms=int(1000 * (time.time() - (time.monotonic() - self.started_at))) if self.started_at else 0,
+            why=self.why,
+        )
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The child leads a session, so its process group id is its pid, also after it has gone.
+        if self._process is not None:
+            try:
+                os.killpg(self._process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def _rotate(self) -> None:
+        try:
+            if self.log_path.stat().st_size > _MAX_LOG_BYTES:
+                self.log_path.replace(self.log_path.with_suffix(".log.1"))
+        except FileNotFoundError:
+            return
+
+
+def describe_exit(status: int) -> str:
+    """`exit status 1` or `killed by SIGKILL`."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"

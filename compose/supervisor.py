@@ -1,0 +1,244 @@
+"""Keeps the processes of a run alive, and ends them in order.
+
+In: ProcessSpecs by layer. Out: an Outcome, once every job is done, something is fatal, or a person asked to stop.
+Invariants: a layer starts when the gates below it are ready; what dies is started again after a growing pause;
+what exits with 78, or dies again and again at once, stops the run and says why with its last log lines; nothing
+outlives `run`. First SIGINT or SIGTERM: stop in reverse order, each within its time. Second: kill all at once.
+`run` must be called from the main thread: signals arrive there, and children die with the thread that forked them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+import types
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from .process import Child, ProcessSpec, ProcessState, ProcessStatus, Role
+
+__all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "answers"]
+
+_logger = logging.getLogger(__name__)
+_TICK_S = 0.1
+_HEALTH_TIMEOUT_S = 1.0
+
+
+class OutcomeKind(StrEnum):
+    """Why a run of the supervisor ended."""
+
+    DONE = "done"
+    """Every job ended with 0."""
+    STOPPED = "stopped"
+    """A person asked."""
+    KILLED = "killed"
+    """A person asked twice."""
+    FATAL = "fatal"
+    """A process cannot go on; `why` says which and why."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended."""
+
+    kind: OutcomeKind
+    why: str = ""
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
+    """The pause before a restart."""
+
+    first_s: float = 0.5
+    """After the first death."""
+    greatest_s: float = 15.0
+    """Doubles up to this."""
+    healthy_s: float = 20.0
+    """A process that lived this long starts its count afresh."""
+    max_in_a_row: int = 8
+    """Deaths in a row, none of which lived `healthy_s`, after which the run is given up."""
+
+    def pause_s(self, failures: int) -> float:
+        """Before the next try, after so many failures in a row."""
+        return min(self.greatest_s, self.first_s * 2.0 ** max(0, failures - 1))
+
+
+class Supervisor:
+    """Owns the children of one run."""
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        *,
+        logs: Path,
+        environ: Mapping[str, str] | None = None,
+        backoff: Backoff | None = None,
+        on_change: Callable[[Sequence[ProcessStatus]], None] | None = None,
+        on_layer: Callable[[int], None] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            specs: the processes, in the order in which they are started.
+            logs: the folder of their logs.
+            environ: their environment; None: this process's.
+            backoff: pauses between restarts.
+            on_change: told whenever a process changed state; writes the status file.
+            on_layer: called before each layer starts, with its number (to create topics when the broker is up);
+                may raise, which stops all.
+            say: a line for people.
+        """
+        self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
+        self._environ = dict(os.environ if environ is None else environ)
+        self._backoff = backoff or Backoff()
+        self._on_change = on_change or (lambda _: None)
+        self._on_layer = on_layer or (lambda _: None)
+        self._say = say
+        self._num_interrupts = 0
+        self._layers = sorted({spec.layer for spec in specs})
+        self._open_layers = 0
+        self._ready: set[str] = set()
+
+    def statuses(self) -> list[ProcessStatus]:
+        """All children, for people."""
+        return [child.status() for child in self.children]
+
+    def request_stop(self) -> None:
+        """As one Ctrl-C; callable from any thread."""
+        self._num_interrupts += 1
+
+    def run(self, *, keep: Callable[[ProcessSpec], bool] = lambda _: False) -> Outcome:
+        """Starts all, watches, and stops all but those that `keep` names when every job is done.
+
+        Kept processes go on until `close`. Whatever ends `run` otherwise, nothing is left.
+        """
+        previous = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+        outcome = Outcome(kind=OutcomeKind.FATAL, why="the supervisor itself failed")
+        try:
+            outcome = self._watch()
+            return outcome
+        finally:
+            done = outcome.kind is OutcomeKind.DONE
+            self._stop([child for child in self.children if not (done and keep(child.spec))])
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Stops what is still there, in order."""
+        self._stop(self.children)
+
+    def _interrupted(self, number: int, frame: types.FrameType | None) -> None:
+        self._num_interrupts += 1
+        if self._num_interrupts == 1:
+            self._say("stopping (Ctrl-C again to kill all at once)")
+
+    def _watch(self) -> Outcome:
+        self._num_interrupts = 0
+        while True:
+            if self._num_interrupts:
+                return Outcome(kind=OutcomeKind.STOPPED)
+            self._open_next_layer()
+            for child in self.children[: self._num_open_children()]:
+                self._look_after(child)
+                if child.state is ProcessState.FATAL:
+                    self._changed()
+                    return Outcome(kind=OutcomeKind.FATAL, why=f"{child.spec.name}: {child.why}")
+            jobs = [child for child in self.children if child.spec.role is Role.JOB]
+            if jobs and all(child.state is ProcessState.DONE for child in jobs):
+                return Outcome(kind=OutcomeKind.DONE)
+            time.sleep(_TICK_S)
+
+    def _num_open_children(self) -> int:
+        opened = set(self._layers[: self._open_layers])
+        return sum(child.spec.layer in opened for child in self.children)
+
+    def _open_next_layer(self) -> None:
+        if self._open_layers == len(self._layers):
+            return
+        below = set(self._layers[: self._open_layers])
+        gates = [child for child in self.children if child.spec.layer in below and child.spec.is_gate]
+        if all(self._is_ready(child) for child in gates):
+            self._on_layer(self._layers[self._open_layers])
+            self._open_layers += 1
+
+    def _is_ready(self, child: Child) -> bool:
+        if child.state is not ProcessState.RUNNING:
+            return child.state is ProcessState.DONE
+        if child.spec.name in self._ready:
+            return True
+        if child.spec.is_ready is None or child.spec.is_ready():
+            self._ready.add(child.spec.name)
+            return True
+        if time.monotonic() - child.started_at > child.spec.ready_timeout_s:
+            self._say(f"{child.spec.name} was not ready in {child.spec.ready_timeout_s:g} s; killing it")
+            child.strike()
+        return False
+
+    def _look_after(self, child: Child) -> None:
+        if child.state is ProcessState.RUNNING:
+            status = child.poll()
+            if status is not None:
+                self._ended(child)
+        elif child.state is ProcessState.WAITING and time.monotonic() >= child.not_before:
+            child.start(self._environ)
+            self._changed()
+
+    def _ended(self, child: Child) -> None:
+        self._ready.discard(child.spec.name)
+        if child.state is ProcessState.WAITING:
+            lived_s = time.monotonic() - child.started_at
+            child.failures_in_a_row = 1 if lived_s >= self._backoff.healthy_s else child.failures_in_a_row + 1
+            if child.failures_in_a_row >= self._backoff.max_in_a_row:
+                child.state = ProcessState.FATAL
+                child.why = f"died {child.failures_in_a_row} times in a row: {child.why}"
+            else:
+                pause_s = self._backoff.pause_s(child.failures_in_a_row)
+                child.num_restarts += 1
+                child.not_before = time.monotonic() + pause_s
+                self._say(f"{child.spec.name} died, restarting in {pause_s:g} s: {child.why}")
+        self._changed()
+
+    def _stop(self, children: Sequence[Child]) -> None:
+        """By layer, the highest first; the layers above a stubborn one never wait for it twice."""
+        for layer in reversed(self._layers):
+            running = [child for child in children if child.spec.layer == layer and child.state is ProcessState.RUNNING]
+            if self._num_interrupts < 2:
+                for child in running:
+                    child.ask_to_stop()
+                self._wait(running)
+            for child in running:
+                child.kill()
+            self._changed()
+
+    def _wait(self, running: Sequence[Child]) -> None:
+        started = time.monotonic()
+        left = list(running)
+        while left and self._num_interrupts < 2:
+            waited_s = time.monotonic() - started
+            late = [child for child in left if waited_s > child.spec.stop_timeout_s]
+            for child in late:
+                self._say(f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s; killing it")
+                child.kill()
+            left = [child for child in left if child not in late and not child.wait_stopped(0.02)]
+
+    def _changed(self) -> None:
+        self._on_change(self.statuses())
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a second interrupt came."""
+        return self._num_interrupts >= 2
+
+
+def answers(url: str, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
+    """Whether the URL answers 200 now."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
