@@ -1,0 +1,233 @@
+"""One Faust app, made to consume and nothing else, and the private names of Faust that deferred acknowledgement needs.
+
+In: the configuration and a consumer group. Out: `FaustSeam`, the only thing that touches Faust's insides (a test pins
+each of these names to the release in use). Invariant: Faust acknowledges, commits, declares, serves and produces
+nothing here; offsets are committed by `FaustSeam.commit` alone. Failure: ConfigurationError for security settings
+that Faust cannot follow; what kills the app shows in `FaustSeam.crash_reason`. Not to be combined with tables,
+windows, `noack` or Faust's own producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faust
+from faust.app.base import BootStrategy
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+from faust.types.auth import CredentialsT
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log import TopicPartition
+
+from .config import StreamsConfig
+
+__all__ = ["FaustSeam"]
+
+logger = logging.getLogger(__name__)
+
+_BUFFERED_MESSAGES = 512
+"""Messages that Faust may hold ready for the fold; a worker far behind would otherwise hold 4096 large records."""
+_REQUEST_TIMEOUT_S = 30.0
+_NEVER_S = 24 * 3600.0
+"""For Faust's own commit timer and its watch-dogs, which see nothing here because nothing is acknowledged to Faust."""
+
+EventHandler = Callable[[Any], Awaitable[None]]
+SignalHandler = Callable[..., Awaitable[None]]
+
+
+class _ConsumerThread(driver.AIOKafkaConsumerThread):
+    """Waits `fetch_max_wait_ms` for data instead of 1500 ms, so that an idle partition does not stall busy ones."""
+
+    fetch_max_wait_ms = 50
+
+    def _create_worker_consumer(self, transport: driver.Transport) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._fetch_max_wait_ms = self.fetch_max_wait_ms
+        return consumer
+
+    async def seek_to_committed(self) -> Mapping[TP, int]:
+        """Seeks every partition, also those at offset 0 or without a commit, which aiokafka would leave where they are.
+
+        Faust rewinds by this after a rebalance; what it dropped meanwhile would else be lost.
+        """
+        offsets: Mapping[TP, int] = await self.call_thread(self._seek_all)
+        return offsets
+
+    async def _seek_all(self) -> dict[TP, int]:
+        consumer = self._ensure_consumer()
+        offsets = {}
+        for where in consumer.assignment():
+            offset = await consumer.committed(where)
+            if offset is None:
+                offset = (await consumer.beginning_offsets([where]))[where]
+            if where in consumer.assignment():
+                consumer.seek(where, offset)
+                offsets[TP(where.topic, where.partition)] = offset
+        return offsets
+
+
+class _Consumer(driver.Consumer):
+    fetch_max_wait_ms = 50
+
+    def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
+        thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+        thread.fetch_max_wait_ms = self.fetch_max_wait_ms
+        return thread
+
+
+class _Boot(BootStrategy):
+    """No producer: what a stage emits goes through the LogWriter that it was handed."""
+
+    enable_kafka_producer = False
+    enable_web = False
+
+
+class _App(faust.App):
+    BootStrategy = _Boot
+
+
+class FaustSeam:
+    """A Faust app of one group, seen through what the worker needs of it.
+
+    Must be made inside the event loop that will run it.
+    """
+
+    def __init__(self, config: StreamsConfig, *, group: str, inputs: Sequence[str], datadir: Path) -> None:
+        self.group = group
+        self.inputs = tuple(inputs)
+        # Faust makes this folder and those in it, but not its parents.
+        datadir.parent.mkdir(parents=True, exist_ok=True)
+        self._is_static = config.instance_id is not None
+        self.app: faust.App = _App(
+            group,
+            broker=[f"kafka://{server.strip()}" for server in config.bootstrap_servers.split(",")],
+            broker_credentials=_credentials(config.kafka),
+            datadir=str(datadir),
+            store="memory://",
+            autodiscover=False,
+            web_enabled=False,
+            key_serializer="raw",
+            value_serializer="raw",
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            table_standby_replicas=0,
+            stream_wait_empty=False,
+            stream_buffer_maxsize=_BUFFERED_MESSAGES,
+            stream_processing_timeout=_NEVER_S,
+            broker_commit_interval=_NEVER_S,
+            broker_commit_livelock_soft_timeout=_NEVER_S,
+            broker_request_timeout=_REQUEST_TIMEOUT_S,
+            broker_session_timeout=config.session_timeout_s,
+            broker_heartbeat_interval=config.session_timeout_s / 4,
+            consumer_auto_offset_reset="earliest",
+            consumer_group_instance_id=config.instance_id,
+        )
+        transport = driver.Transport(self.app.conf.broker_consumer, self.app)
+        transport.Consumer = type("Consumer", (_Consumer,), {"fetch_max_wait_ms": config.fetch_max_wait_ms})  # type: ignore[misc]
+        self.app.transport = transport
+
+    def consume(self, handle: EventHandler, on_end: Callable[[BaseException | None], None]) -> None:
+        """Registers the one agent: `handle` gets each message; `on_end` is told when and why it stopped."""
+        topic = self.app.topic(*self.inputs, key_serializer="raw", value_serializer="raw", acks=False)
+
+        async def fold(stream: Any) -> None:
+            # What leaves an agent is lost for ever and stalls the worker, so nothing does.
+            try:
+                events: AsyncIterator[Any] = stream.events()
+                async for event in events:
+                    await handle(event.message)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                on_end(error)
+            else:
+                on_end(None)
+
+        self.app.agent(topic, name=f"{self.group}.fold")(fold)
+
+    def on_rebalance(self, *, revoked: SignalHandler, complete: SignalHandler) -> None:
+        """Registers what runs when partitions go, and when they are there, before events flow."""
+        self.app.on_partitions_revoked.connect(revoked)
+        self.app.on_rebalance_complete.connect(complete)
+
+    def is_current(self, message: Any) -> bool:
+        """False for a message of a former assignment."""
+        return bool(message.generation_id == self.app.consumer_generation_id)
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """True from the revocation until events flow again."""
+        return bool(self.app.rebalancing)
+
+    @property
+    def crash_reason(self) -> BaseException | None:
+        """What killed the app, or None."""
+        if not self.app.crashed:
+            return None
+        return self.app.crash_reason or RuntimeError("the Faust app crashed without a reason")
+
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """The input partitions of this worker now."""
+        assigned: set[TP] = self.app.consumer.assignment()
+        return tuple(sorted(TopicPartition(tp.topic, tp.partition) for tp in assigned if tp.topic in self.inputs))
+
+    async def commit(self, marks: Mapping[TopicPartition, int]) -> bool:
+        """Commits next offsets. False: the group has rebalanced, and whoever owns the partitions reads them again."""
+        offsets = {TP(where.topic, where.partition): offset for where, offset in marks.items()}
+        return bool(await self.app.consumer._commit(offsets))  # type: ignore[attr-defined]
+
+    async def stop(self, *, leave: bool, timeout_s: float) -> bool:
+        """Stops the app; `leave` gives the partitions up at once, also those of a static member. False: it hangs."""
+        consumer = self.app._consumer
+        if leave and self._is_static and consumer is not None and consumer._thread._consumer is not None:  # type: ignore[attr-defined]
+            # aiokafka never sends a static member's leave, and its partitions would stand still for the session.
+            consumer._thread._consumer._coordinator._group_instance_id = None  # type: ignore[attr-defined]
+        try:
+            await asyncio.wait_for(self.app.stop(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _credentials(settings: Mapping[str, str]) -> CredentialsT | None:
+    """Faust's credentials for the client settings of the user's cluster."""
+    protocol = settings.get("security.protocol", "plaintext").upper()
+    if protocol == "PLAINTEXT":
+        return None
+    context = _ssl_context(settings) if protocol in ("SSL", "SASL_SSL") else None
+    if protocol == "SSL" and context is not None:
+        return faust.SSLCredentials(context)
+    if protocol not in ("SASL_PLAINTEXT", "SASL_SSL"):
+        raise ConfigurationError(
+            f"security.protocol: expected PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, got {protocol!r}"
+        )
+    mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "PLAIN")).upper()
+    if mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        raise ConfigurationError(
+            f"sasl.mechanism: expected PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 for the streams workers, got {mechanism!r}"
+        )
+    return faust.SASLCredentials(
+        username=settings.get("sasl.username"),
+        password=settings.get("sasl.password"),
+        mechanism=mechanism,
+        ssl_context=context,
+    )
+
+
+def _ssl_context(settings: Mapping[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=settings.get("ssl.ca.location"))
+        certificate = settings.get("ssl.certificate.location")
+        if certificate is not None:
+            context.load_cert_chain(certificate, settings.get("ssl.key.location"), settings.get("ssl.key.password"))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"ssl.*.location: expected readable PEM files, got {error}") from error
+    if settings.get("ssl.endpoint.identification.algorithm") == "none":
+        context.check_hostname = False
+    return context
