@@ -192,16 +192,30 @@ def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
         if len(batches) != 1:
             raise RecordError(f"expected 1 record batch, got {len(batches)}")
         batches[0].validate(full=True)
+        for field in schema:
+            _refuse_nulls(batches[0].column(field.name), field.name)
         metadata = (schema.metadata or {}).get(_METADATA_KEY, b"")
         summary = msgspec.json.decode(metadata, type=GroupSummary)
         rows = [_row_from_arrow(row) for row in batches[0].to_pylist()]
-    except (pa.ArrowException, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        # OSError: what Arrow raises for flatbuffers that do not verify.
         raise RecordError(f"expected a transitions/1 Arrow stream, got {error}") from error
     if summary.schema != "transitions/1":
         raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason="unknown_schema")
     for row in rows:
         _check_row(row)
     return summary, rows
+
+
+def _refuse_nulls(array: pa.Array, path: str) -> None:
+    """Arrow's types allow a null anywhere below a list; only a turn's agent may be one."""
+    if array.null_count and not path.endswith(".agent"):
+        raise RecordError(f"expected no nulls in {path}, got {array.null_count}")
+    if pa.types.is_list(array.type):
+        _refuse_nulls(array.flatten(), path)
+    elif pa.types.is_struct(array.type):
+        for field in array.type:
+            _refuse_nulls(array.field(field.name), f"{path}.{field.name}")
 
 
 def _row_from_arrow(row: dict[str, Any]) -> SegmentRow:

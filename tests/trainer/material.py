@@ -1,0 +1,122 @@
+"""Groups, records and rows made to measure; no torch. A call is (return, sampled ids); ids and logprobs are seeded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tracegrad.schemas.log import Log, Record
+from tracegrad.schemas.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
+
+__all__ = ["append_groups", "group_bytes", "record", "segment", "summary", "turn"]
+
+VOCABULARY = 261
+"""Of tests/tiny_models.py."""
+
+
+def turn(
+    start: int,
+    end: int,
+    *,
+    call: str = "call-0",
+    returned: float = 0.0,
+    peers: str = "0",
+    version: int = 0,
+    temperature: float = 1.0,
+    weight: float = 1.0,
+    parts: tuple[tuple[str, float], ...] = (),
+) -> Turn:
+    """A turn whose tokens one version sampled."""
+    return Turn(
+        start=start,
+        end=end,
+        turn=0,
+        call_id=call,
+        agent=None,
+        temperature=temperature,
+        reward_parts=parts,
+        return_=returned,
+        peers=peers,
+        weight=weight,
+        versions=((0, version),),
+    )
+
+
+def segment(
+    rollout: str,
+    turns: Sequence[Turn],
+    *,
+    num_tokens: int = 8,
+    mask: Sequence[int] | None = None,
+    number: int = 0,
+    rollout_tokens: int | None = None,
+    seed: int = 0,
+) -> SegmentRow:
+    """A row whose turns are trained, unless a mask is given."""
+    rng = random.Random(f"{rollout}/{number}/{seed}")
+    if mask is None:
+        mask = [int(any(t.start <= i < t.end for t in turns)) for i in range(num_tokens)]
+    return SegmentRow(
+        rollout_id=rollout,
+        attempt_id="aaaa",
+        segment=number,
+        token_ids=[rng.randrange(VOCABULARY) for _ in range(num_tokens)],
+        loss_mask=list(mask),
+        logprobs=[-5.5 + rng.uniform(-0.3, 0.3) if m else 0.0 for m in mask],
+        turns=tuple(turns),
+        rollout_tokens=sum(mask) if rollout_tokens is None else rollout_tokens,
+    )
+
+
+def summary(
+    group: str, rollouts: Sequence[str], *, policy: str = "policy", excluded: str = "", reward: float | None = 1.0
+) -> GroupSummary:
+    """A group's summary; its members all count unless the group is excluded."""
+    members = tuple(
+        MemberSummary(
+            rollout_id=rollout,
+            episode_id=rollout + "aaaa",
+            attempt_id="aaaa",
+            state="succeeded",
+            reward=reward,
+            excluded=excluded,
+            num_tools=2,
+            num_tools_succeeded=1,
+        )
+        for rollout in rollouts
+    )
+    return GroupSummary(
+        group_id=group, group_index=0, task_id="task", policy=policy, members=members, excluded=excluded
+    )
+
+
+def group_bytes(index: int, *, size: int = 4, version: int = 0, spread: float = 1.0, seed: int = 0) -> bytes:
+    """A group of rollouts of one or two turns and unlike lengths; `spread` 0 makes all returns equal."""
+    rng = random.Random(f"group/{index}/{seed}")
+    group = f"{index:024x}"
+    rows = []
+    rollouts = [f"{group}{member:04x}" for member in range(size)]
+    for rollout in rollouts:
+        prompt, first, gap, second = rng.randint(2, 9), rng.randint(2, 9), rng.randint(1, 5), rng.randint(2, 6)
+        final = spread * rng.choice([0.0, 1.0])
+        turns = [turn(prompt, prompt + first, call="a", returned=final + spread * 0.5, peers="0", version=version)]
+        length = prompt + first
+        if rng.random() < 0.7:
+            begin = length + gap
+            length = begin + second
+            turns.append(turn(begin, length, call="b", returned=final, peers="1", version=version))
+        rows.append(segment(rollout, turns, num_tokens=length, seed=seed))
+    return encode_group(summary(group, rollouts), rows)
+
+
+def record(value: bytes | None, offset: int = 0) -> Record:
+    """A record of `transitions` as read."""
+    return Record(topic="transitions", partition=0, offset=offset, key=b"policy", value=value)
+
+
+def append_groups(log: Log, topic: str, values: Sequence[bytes | None]) -> None:
+    """Onto the policy's partition, acknowledged."""
+    writer = log.writer()
+    for value in values:
+        writer.append(topic, key=b"policy", value=value, partition=0).result(20)
+    writer.close()

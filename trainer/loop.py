@@ -1,0 +1,334 @@
+"""The trainer's loop, from `transitions` to `weights`.
+
+    read       TransitionsSource, OpenBatch   consumes transitions; waits for G new groups (says so, with the lag);
+                                              unblocked by credit. Dead letters are acknowledged here.
+    advantage  training_rows                  returns -> leave-one-out advantages, token weights
+    loss       Learner.step                   micro-batches, forward, backward
+    optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
+    checkpoint Checkpoints.save               one rename; from here on the batch is consumed, whatever is killed
+    publish    Publisher, Ownership.announce  folder, then manifest on `weights`; unblocks weight sync
+    record     training_steps                 unblocks tasks (admission counts consumed groups)
+
+At start: load the model, claim an epoch, then load the newest checkpoint (in this order: what an older trainer writes
+after the claim is void). A fresh run checkpoints step 0 and publishes version 0. A resumed run publishes its version
+again, under the new epoch, if no surviving manifest names it, and emits its training_step again if it is missing,
+byte for byte; that is why the record's `checkpoint` and `publish` seconds are those of the step before.
+Invariant: what was consumed, the weights and the offset are one checkpoint, so no group is trained twice or skipped.
+On failure: FencedError and ConfigurationError, LogGapError end the process for good; UnavailableError and OSError end
+it to be restarted, which resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.log import Log, LogWriter
+from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.weights import RollbackRequest
+
+from .batches import Batch, OpenBatch, TransitionsSource, account
+from .checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng
+from .config import TrainerConfig
+from .epoch import Ownership
+from .groups import GroupLimits
+from .losses import Denominator
+from .metrics import describe_step, rollout_tokens
+from .outbox import Outbox
+from .packing import TrainingRow, training_rows
+from .policy import configure_torch, load_policy
+from .publish import Publisher
+from .resume import Progress, resume
+from .step import Learner, StepResult
+
+__all__ = ["Trainer", "run"]
+
+_log = logging.getLogger(__name__)
+
+
+def run(config: TrainerConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+    """Trains until `steps` batches are done or `stop` is set; blocking.
+
+    Raises:
+        FencedError: another trainer claimed the policy.
+        ConfigurationError, LogGapError: a person must act.
+        UnavailableError, OSError: a restart may cure it.
+    """
+    device = configure_torch(config)
+    learner = Learner(load_policy(config, device), config)
+    writer = log.writer()
+    ownership = Ownership(
+        policy=config.policy,
+        run=config.run,
+        topic=topics.name(Topic.WEIGHTS),
+        log=log,
+        writer=writer,
+        timeout_s=config.append_timeout_s,
+    )
+    try:
+        ownership.claim()
+        trainer = Trainer(config, topics=topics, log=log, writer=writer, ownership=ownership, learner=learner)
+        try:
+            trainer.train(stop)
+        finally:
+            trainer.close()
+    finally:
+        ownership.close()
+        writer.close()
+
+
+class Trainer:
+    """One policy's training, from its newest checkpoint on. Owns its topics' readers; one thread."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        topics: Topics,
+        log: Log,
+        writer: LogWriter,
+        ownership: Ownership,
+        learner: Learner,
+    ) -> None:
+        """Resumes or begins: on return the run's present version is announced and its last step recorded."""
+        self._config = config
+        self._ownership = ownership
+        self._learner = learner
+        self._outbox = Outbox(config, topics=topics, log=log, writer=writer)
+        work_dir = Path(config.work_dir)
+        self._checkpoints = Checkpoints(work_dir / "checkpoints", keep=config.keep_checkpoints)
+        self._publisher = Publisher(
+            policy=config.policy,
+            run=config.run,
+            base=Path(config.model),
+            root=work_dir / "weights",
+            adapters=work_dir / "adapters",
+            keep=config.keep_versions,
+        )
+        self._limits = GroupLimits(
+            policy=config.policy, vocabulary=learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
+        )
+        self._progress = self._begin()
+        self._source = TransitionsSource(
+            log,
+            topic=topics.name(Topic.TRANSITIONS),
+            partition=config.partition,
+            next_offset=self._progress.state.next_offset,
+        )
+
+    def close(self) -> None:
+        """Releases the reader."""
+        self._source.close()
+
+    def train(self, stop: threading.Event) -> None:
+        """The loop."""
+        while self._progress.state.step < self._config.steps and not stop.is_set():
+            started = time.perf_counter()
+            started_at_ms = _now_ms()
+            self._ownership.look()
+            self._serve_rollbacks()
+            batch, read_s = self._read(stop)
+            if batch is None:
+                break
+            waited = time.perf_counter() - started - read_s
+            self._train(batch, seconds={"wait": waited, "read": read_s}, started_at_ms=started_at_ms)
+        state = self._progress.state
+        _log.info("trainer stops: policy=%s step=%d version=%d", state.policy, state.step, state.version)
+
+    # read
+
+    def _read(self, stop: threading.Event) -> tuple[Batch | None, float]:
+        """The next batch (None when told to stop) and the seconds spent on judging records."""
+        config, state = self._config, self._progress.state
+        batch = OpenBatch(
+            begin_offset=state.next_offset,
+            num_groups=config.groups_per_step,
+            consumed=self._progress.consumed.keys(),
+            limits=self._limits,
+        )
+        busy_s = 0.0
+        said_at = time.monotonic()
+        while not batch.is_complete:
+            record = self._source.next(config.poll_s)
+            if record is not None:
+                began = time.perf_counter()
+                batch.add(record)
+                busy_s += time.perf_counter() - began
+                continue
+            if stop.is_set():
+                return None, busy_s
+            self._ownership.look()
+            self._serve_rollbacks()
+            if time.monotonic() - said_at >= config.wait_log_s:
+                said_at = time.monotonic()
+                _log.info(
+                    "waiting for groups: policy=%s step=%d has %d of %d, lag=%d records",
+                    config.policy,
+                    state.step + 1,
+                    batch.num_seen,
+                    config.groups_per_step,
+                    self._source.lag,
+                )
+        version = self._progress.state.version
+        return batch.close(version=version, max_staleness=config.loss.max_staleness), busy_s
+
+    # advantage, loss, optimise
+
+    def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
+        self._outbox.dead_letter(batch.dead)
+        before = self._progress.state
+        rows, result = self._learn(batch)
+        record = describe_step(
+            policy=self._config.policy,
+            step=before.step + 1,
+            epoch=self._ownership.epoch,
+            version_before=before.version,
+            batch=batch,
+            rows=rows,
+            result=result,
+            accounting=account(before.accounting, batch),
+            seconds=seconds | result.seconds | before.seconds,
+            started_at_ms=started_at_ms,
+            ended_at_ms=_now_ms(),
+        )
+        self._ownership.check()
+        self._conclude(batch, record)
+        self._say(record)
+
+    def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult]:
+        loss = self._config.loss
+        state = self._progress.state
+        denominator = Denominator.of(loss, rollout_tokens(batch.groups))
+        rows = training_rows(batch.groups, denominator, scale=loss.scale_advantages)
+        return rows, self._learner.step(rows, version=state.version, step=state.step + 1)
+
+    # checkpoint, publish, record
+
+    def _conclude(self, batch: Batch, record: TrainingStep) -> None:
+        before = self._progress.state
+        encoded = TRAINING_STEPS.encode(record)
+        began = time.perf_counter()
+        self._progress.consumed.update(dict.fromkeys(batch.consumed))
+        self._progress.training_step = encoded
+        self._save(
+            msgspec.structs.replace(
+                before,
+                step=record.step,
+                version=record.version,
+                base_version=before.version if record.is_updated else before.base_version,
+                epoch=self._ownership.epoch,
+                next_offset=batch.next_offset,
+                accounting=record.accounting,
+            )
+        )
+        saved = time.perf_counter()
+        if record.is_updated:
+            self._publish()
+        self._outbox.training_step(encoded)
+        seconds = {"checkpoint": saved - began, "publish": time.perf_counter() - saved}
+        self._progress.state = msgspec.structs.replace(self._progress.state, seconds=seconds)
+
+    def _save(self, state: CheckpointState) -> None:
+        learner = self._learner
+        self._progress.state = self._checkpoints.save(
+            Checkpoint(
+                state=state,
+                weights=learner.policy.masters,
+                optimiser=learner.state(),
+                rng=capture_rng(learner.policy.device),
+                consumed=self._progress.consumed,
+                training_step=self._progress.training_step,
+            )
+        )
+
+    def _publish(self) -> None:
+        """Publishes the present weights, which the newest checkpoint holds, under their version and this epoch."""
+        state = self._progress.state
+        manifest = self._publisher.write(
+            self._learner.policy,
+            version=state.version,
+            epoch=self._ownership.epoch,
+            base_version=state.base_version,
+            step=state.step,
+            next_offset=state.next_offset,
+            metrics=self._progress.metrics,
+        )
+        self._ownership.announce(manifest)
+
+    # begin, roll back
+
+    def _begin(self) -> Progress:
+        loaded = self._checkpoints.load_newest()
+        self._progress = resume(self._config, loaded, lineage=self._ownership.lineage, learner=self._learner)
+        if loaded is None:
+            self._save(msgspec.structs.replace(self._progress.state, epoch=self._ownership.epoch))
+        if self._progress.state.version not in self._ownership.lineage.versions:
+            self._publish()
+        if self._progress.training_step is not None:
+            self._outbox.training_step_if_missing(self._progress.training_step)
+        return self._progress
+
+    def _serve_rollbacks(self) -> None:
+        while (found := self._ownership.next_request(self._progress.state.weights_offset)) is not None:
+            self._roll_back(*found)
+
+    def _roll_back(self, offset: int, request: RollbackRequest) -> None:
+        """Old content under a new number: versions only grow. The optimiser's moments belong to other weights."""
+        before = self._progress.state
+        state = msgspec.structs.replace(before, weights_offset=offset + 1)
+        manifest = self._ownership.lineage.versions.get(request.to_version)
+        try:
+            if manifest is None:
+                raise FileNotFoundError(f"version {request.to_version} was never published")
+            self._publisher.recall(self._learner.policy, manifest)
+        except (OSError, ValueError) as error:
+            _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
+            self._progress.state = state
+            return
+        self._learner.restore({})
+        self._save(
+            msgspec.structs.replace(
+                state,
+                version=before.version + 1,
+                base_version=request.to_version,
+                epoch=self._ownership.epoch,
+            )
+        )
+        self._publish()
+        _log.info("rolled back: version %d has the content of version %d", before.version + 1, request.to_version)
+
+    def _say(self, record: TrainingStep) -> None:
+        _log.info(
+            "step=%d version=%d epoch=%d reward=%s groups=%d excluded=%s tokens=%d loss=%.5f grad_norm=%.3f "
+            "staleness=%.2f logprob_error=%.1e seconds=%s%s",
+            record.step,
+            record.version,
+            record.epoch,
+            "none" if record.reward is None else f"{record.reward:.3f}",
+            len(record.group_ids),
+            sorted(set(record.excluded_ids.values())),
+            record.num_tokens,
+            record.loss,
+            record.grad_norm,
+            record.staleness_mean,
+            record.logprob_error_max,
+            {phase: round(value, 3) for phase, value in record.seconds.items()},
+            f" skipped={record.skipped}" if record.skipped else "",
+        )
+        if record.logprob_error_max > self._config.logprob_error_warn:
+            _log.warning(
+                "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "
+                "or samples otherwise than it reports",
+                record.version - record.is_updated,
+                record.logprob_error_max,
+                record.num_checked_tokens,
+            )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

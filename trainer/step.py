@@ -1,0 +1,176 @@
+"""One optimiser step: forward and backward by micro-batches, AdamW, and the figures to watch.
+
+In: the rows of a batch with advantages and token weights. Out: StepResult; the policy's weights have moved, unless
+`skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`): then weights and optimiser are as before.
+Invariant: equal rows, weights, optimiser state and device give equal results, bit for bit on a CPU.
+Do not combine with dropout: the sampler has none.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .config import OptimiserConfig, TrainerConfig
+from .losses import TokenLoss, clipped_policy_loss, sampled_logprobs
+from .packing import MicroBatch, TrainingRow, micro_batches
+from .policy import Policy
+
+__all__ = ["Learner", "StepResult"]
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step did."""
+
+    is_updated: bool
+    skipped: str = ""
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    """Before clipping."""
+    learning_rate: float = 0.0
+    logprob_error_max: float = 0.0
+    num_checked_tokens: int = 0
+    ratio_mean: float = 1.0
+    clip_fraction: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Sums over the computed tokens of a step, before the weights move."""
+
+    num_tokens: int = 0
+    ratio_sum: float = 0.0
+    num_clipped: int = 0
+    num_checked: int = 0
+    error_max: float = 0.0
+
+    def add(self, batch: MicroBatch, logprobs_BK: Tensor, term: TokenLoss, version: int) -> None:
+        mask_BK = batch.loss_mask_BK
+        self.num_tokens += int(mask_BK.sum())
+        self.ratio_sum += float((term.ratios_BK * mask_BK).sum(dtype=torch.float64))
+        self.num_clipped += int((term.clipped_BK & mask_BK).sum())
+        checked_BK = mask_BK & (batch.versions_BK == version)
+        num_checked = int(checked_BK.sum())
+        if num_checked:
+            # Probabilities are compared at the sampler's own version only: any gap is then an error, not learning.
+            error = float((logprobs_BK.detach() - batch.sampler_logprobs_BK)[checked_BK].abs().max())
+            self.num_checked += num_checked
+            self.error_max = max(self.error_max, error) if math.isfinite(error) else 1e9
+
+
+class Learner:
+    """A policy and its optimiser."""
+
+    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+        self.policy = policy
+        self._config = config
+        self._names = sorted(policy.masters)
+        self._optimiser = self._new_optimiser(config.optimiser)
+
+    def _new_optimiser(self, config: OptimiserConfig) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            [self.policy.masters[name] for name in self._names],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+        )
+
+    def step(self, rows: Sequence[TrainingRow], *, version: int, step: int) -> StepResult:
+        """Trains on one batch.
+
+        Args:
+            rows: all rows of the batch; those without advantage are counted in the weights and not computed.
+            version: the version that the weights are now.
+            step: number of the batch, from 1.
+        """
+        if not rows:
+            return StepResult(is_updated=False, skipped="no_tokens")
+        useful = [row for row in rows if row.has_gradient]
+        if not useful:
+            return StepResult(is_updated=False, skipped="no_advantage")
+        started = time.perf_counter()
+        loss, watch = self._accumulate(useful, version)
+        computed = time.perf_counter()
+        config = self._config.optimiser
+        masters = [self.policy.masters[name] for name in self._names]
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(masters, config.clip_norm))
+        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        learning_rate = config.lr * min(1.0, step / max(1, config.warmup_steps))
+        if is_finite:
+            for group in self._optimiser.param_groups:
+                group["lr"] = learning_rate
+            self._optimiser.step()
+            self.policy.refresh()
+        self._optimiser.zero_grad(set_to_none=True)
+        return StepResult(
+            is_updated=is_finite,
+            skipped="" if is_finite else "non_finite",
+            loss=loss if math.isfinite(loss) else 0.0,
+            grad_norm=grad_norm if math.isfinite(grad_norm) else 0.0,
+            learning_rate=learning_rate,
+            logprob_error_max=watch.error_max,
+            num_checked_tokens=watch.num_checked,
+            ratio_mean=watch.ratio_sum / watch.num_tokens if math.isfinite(watch.ratio_sum) else 0.0,
+            clip_fraction=watch.num_clipped / watch.num_tokens,
+            seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
+        )
+
+    def _accumulate(self, rows: Sequence[TrainingRow], version: int) -> tuple[float, _Watch]:
+        config = self._config
+        watch = _Watch()
+        losses: list[float] = []
+        for batch in micro_batches(
+            rows,
+            max_tokens=config.micro_batch_tokens or (1024 if self.policy.device.type == "cpu" else 16384),
+            max_logits=config.micro_batch_logits,
+            vocabulary=self.policy.vocabulary,
+        ):
+            batch = batch.to(self.policy.device)
+            logits_BKV = self.policy.logits(batch.input_ids_BL, batch.keep_K)
+            logprobs_BK = sampled_logprobs(logits_BKV, batch.targets_BK, batch.temperatures_BK)
+            term = clipped_policy_loss(
+                logprobs_BK,
+                sampler_logprobs_BK=batch.sampler_logprobs_BK,
+                advantages_BK=batch.advantages_BK,
+                token_weights_BK=batch.token_weights_BK,
+                loss_mask_BK=batch.loss_mask_BK,
+                clip_low=config.loss.clip_low,
+                clip_high=config.loss.clip_high,
+            )
+            term.loss.backward()  # type: ignore[no-untyped-call]
+            self.policy.collect_gradients()
+            watch.add(batch, logprobs_BK, term, version)
+            losses.append(float(term.loss.detach()))
+        # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
+        return (math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan), watch
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimiser's tensors by `<parameter>.<moment>`; empty before the first update."""
+        tensors: dict[str, Tensor] = {}
+        for name in self._names:
+            moments = self._optimiser.state.get(self.policy.masters[name], {})
+            for moment in _MOMENTS:
+                if moment in moments:
+                    tensors[f"{name}.{moment}"] = torch.as_tensor(moments[moment])
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes `state()` back; an empty mapping makes the optimiser new (first step, rollback)."""
+        self._optimiser = self._new_optimiser(self._config.optimiser)
+        for name in self._names:
+            master = self.policy.masters[name]
+            moments = {moment: tensors[key] for moment in _MOMENTS if (key := f"{name}.{moment}") in tensors}
+            if moments:
+                self._optimiser.state[master] = {
+                    moment: tensor.clone() if moment == "step" else tensor.to(master.device).clone()
+                    for moment, tensor in moments.items()
+                }
