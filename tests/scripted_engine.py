@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +27,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+
+from tests.serving import serve
 
 __all__ = ["EOT", "Reply", "ScriptedEngine", "ToyTokenizer", "chain_policy", "serve", "tool_call_text"]
 
@@ -339,42 +339,6 @@ def _parse(text: str, *, tools: bool) -> dict[str, Any]:
 
 def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the test runner and stops at once."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.stopping = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        await self.stopping.wait()
-
-
-@contextlib.asynccontextmanager
-async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
-    """Serves an ASGI application on loopback in the running event loop; yields its URL."""
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=1
-    )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        if task.done():
-            await task
-            raise RuntimeError("the server ended before it started")
-        await asyncio.sleep(0.001)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.stopping.set()
-        await task
 
 
 def main() -> None:

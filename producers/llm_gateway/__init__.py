@@ -1,1 +1,1 @@
-"""An OpenAI-style chat API in front of the engine: token-in, token-out, every call on the log."""
+"""The LLM gateway: token-in, token-out under a chat API. Entry point: `app.run`."""

@@ -1,0 +1,271 @@
+"""The attempts that began here, the captured traces, and their calls in flight.
+
+In: begin, end and the calls of each. Out: sessions. Invariant: after `close` no call enters an attempt, and
+`calls_closed` names every call whose record may be on the log. Memory is bounded: ended attempts keep only their
+`/end` answer for a while, idle and surplus ones are forgotten and counted; their calls then get 409, never a guess.
+One event loop; not thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from tracegrad.schemas.calls import CallOutcome, Purpose
+from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of
+
+from .config import LlmGatewayConfig
+from .identity import Caller
+from .record import CallSummary
+from .splice import History
+
+__all__ = ["Attempts", "Session", "SessionError"]
+
+
+class SessionError(TracegradError, LookupError):
+    """The attempt takes no such request: 409 when it did not begin here, 410 after its end."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (str(self), self.status))
+
+
+def _rebuild(message: str, status: int) -> SessionError:
+    return SessionError(message, status=status)
+
+
+class _Registered(msgspec.Struct):
+    """A call whose record may be on the log."""
+
+    summary: CallSummary
+    prompt_digest: bytes
+    started: int
+
+
+class Session:
+    """One attempt, or one captured trace: its policy, its served turns, its calls."""
+
+    def __init__(self, key: str, *, policy: str, purpose: Purpose, overrides: dict[str, Any], now: float) -> None:
+        self.key = key
+        self.policy = policy
+        self.purpose = purpose
+        self.overrides = overrides
+        self.history = History()
+        self.last_used = now
+        self.sticky = hash(key)
+        self.is_closing = False
+        self.end_answer: bytes | None = None
+        self.end_lock = asyncio.Lock()
+        self._calls: list[_Registered] = []
+        self._held: set[str] = set()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_inflight = 0
+        self._num_started = 0
+
+    @contextmanager
+    def in_flight(self) -> Iterator[int]:
+        """A call until its answer is sent; yields its number. Raises SessionError (410) after the end."""
+        if self.is_closing:
+            raise SessionError(f"attempt {self.key}: expected no call after /end, got one", status=410)
+        self._num_inflight += 1
+        self._idle.clear()
+        self._num_started += 1
+        try:
+            yield self._num_started
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._num_inflight -= 1
+        if self._num_inflight == 0:
+            self._idle.set()
+
+    @contextmanager
+    def cancellable(self) -> Iterator[None]:
+        """Marks the running task as one that `close` may cancel: nothing of it is on the log yet."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
+
+    def register(self, summary: CallSummary, *, prompt_digest: bytes, started: int) -> None:
+        """Adds a call just before its record is appended."""
+        self._calls.append(_Registered(summary, prompt_digest, started))
+
+    def withdraw(self, call_id: str) -> None:
+        """Takes a call back whose record was refused."""
+        self._calls = [call for call in self._calls if call.summary.call_id != call_id]
+
+    def hold(self, acknowledged: asyncio.Future[Any], call_id: str) -> None:
+        """Keeps the session in flight until a late append has ended, and withdraws the call if it failed."""
+        self._num_inflight += 1
+        self._idle.clear()
+        self._held.add(call_id)
+
+        def settle(future: asyncio.Future[Any]) -> None:
+            self._held.discard(call_id)
+            if future.cancelled() or future.exception() is not None:
+                self.withdraw(call_id)
+            self._leave()
+
+        acknowledged.add_done_callback(settle)
+
+    def is_held(self, call_id: str) -> bool:
+        """Whether the call's append is late."""
+        return call_id in self._held
+
+    async def close(self, wait_s: float) -> None:
+        """Lets no call enter, waits for those in flight, cancels what still samples after `wait_s`.
+
+        Raises SessionError (503) when some call can be neither finished nor cancelled in time.
+        """
+        self.is_closing = True
+        if await self._is_idle(wait_s):
+            return
+        for task in list(self._running):
+            task.cancel()
+        if not await self._is_idle(wait_s):
+            raise SessionError(f"attempt {self.key}: calls in flight do not end; try again", status=503)
+
+    async def _is_idle(self, wait_s: float) -> bool:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def outcomes(self) -> list[CallSummary]:
+        """All calls in order; a disconnected one is superseded when the client asked the same again and got it."""
+        delivered = {
+            (call.prompt_digest, call.started) for call in self._calls if call.summary.outcome is CallOutcome.DELIVERED
+        }
+        for call in self._calls:
+            if call.summary.outcome is CallOutcome.CLIENT_DISCONNECTED and any(
+                digest == call.prompt_digest and started > call.started for digest, started in delivered
+            ):
+                call.summary.outcome = CallOutcome.SUPERSEDED
+        return [call.summary for call in self._calls]
+
+    def forget_turns(self) -> None:
+        """Frees what only further calls would need."""
+        self.history = History()
+        self._calls = []
+
+
+class Attempts:
+    """All sessions of this gateway."""
+
+    def __init__(
+        self, config: LlmGatewayConfig, *, counters: Counter[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = config
+        self._counters = counters
+        self._clock = clock
+        self._attempts: OrderedDict[str, Session] = OrderedDict()
+        self._captured: OrderedDict[str, Session] = OrderedDict()
+
+    def begin(
+        self, rollout: RolloutId, attempt: AttemptId, *, policy: str, purpose: Purpose, overrides: dict[str, Any]
+    ) -> EpisodeId:
+        """Opens an attempt; the same again changes nothing. Raises SessionError (409, 410)."""
+        episode = episode_id(rollout, attempt)
+        session = self._attempts.get(episode)
+        if session is None:
+            now = self._clock()
+            self._sweep(now)
+            self._attempts[episode] = Session(episode, policy=policy, purpose=purpose, overrides=overrides, now=now)
+            return episode
+        if session.is_closing:
+            raise SessionError(f"attempt {episode}: expected /begin before /end, got it after", status=410)
+        if (session.policy, session.purpose, session.overrides) != (policy, purpose, overrides):
+            raise SessionError(f"attempt {episode}: began before with other settings", status=409)
+        return episode
+
+    def find(self, caller: Caller) -> Session | None:
+        """The session that the claims name; None when they name no rollout of this run.
+
+        Raises SessionError: the attempt did not begin here (409), or it has ended (410).
+        """
+        if caller.rollout_id is None:
+            return None
+        if caller.attempt_id is not None:
+            return self.get(caller.rollout_id, caller.attempt_id)
+        running = [
+            session
+            for episode, session in self._attempts.items()
+            if episode.startswith(caller.rollout_id) and not session.is_closing
+        ]
+        if len(running) == 1:
+            return self._touch(running[0])
+        if run_hash_of(caller.rollout_id) == self._config.run_hash or running:
+            raise SessionError(
+                f"rollout {caller.rollout_id}: expected one attempt that runs here, found {len(running)}; "
+                "name the attempt, or let the runner begin one",
+                status=409,
+            )
+        return None
+
+    def get(self, rollout: RolloutId, attempt: AttemptId) -> Session:
+        """The attempt, ended or not. Raises SessionError (409)."""
+        episode = episode_id(rollout, attempt)
+        session = self._attempts.get(episode)
+        if session is None:
+            self._counters["attempt_not_begun"] += 1
+            raise SessionError(
+                f"attempt {episode} did not begin at this gateway (was it restarted?); abort and retry the attempt",
+                status=409,
+            )
+        self._attempts.move_to_end(episode)
+        return self._touch(session)
+
+    def captured(self, key: str, *, policy: str) -> Session:
+        """The session of an agent that nobody began, by its trace or rollout id."""
+        session = self._captured.get(key)
+        if session is None:
+            now = self._clock()
+            self._sweep(now)
+            session = Session(key, policy=policy, purpose=Purpose.UNKNOWN, overrides={}, now=now)
+            self._captured[key] = session
+        self._captured.move_to_end(key)
+        return self._touch(session)
+
+    def num_open(self) -> int:
+        """Attempts that have begun and not ended."""
+        return sum(not session.is_closing for session in self._attempts.values())
+
+    def _touch(self, session: Session) -> Session:
+        session.last_used = self._clock()
+        return session
+
+    def _sweep(self, now: float) -> None:
+        self._evict(self._attempts, self._config.max_attempts, now)
+        self._evict(self._captured, self._config.max_captured, now)
+
+    def _evict(self, sessions: OrderedDict[str, Session], bound: int, now: float) -> None:
+        """Forgets from the least recently used end, so that each look is cheap."""
+        while sessions:
+            key, session = next(iter(sessions.items()))
+            age = now - session.last_used
+            is_old = age > (self._config.keep_ended_s if session.end_answer else self._config.idle_s)
+            if not is_old and len(sessions) < bound:
+                break
+            why = "idle" if is_old else "full"
+            state = "ended" if session.end_answer else "open"
+            self._counters[f"forgotten_{state}_{why}"] += 1
+            del sessions[key]

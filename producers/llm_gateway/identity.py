@@ -1,0 +1,140 @@
+"""Who calls: collects the identity claims of a request and judges them. Pure; knows no registry.
+
+In: the rollout path, API key, headers, baggage and traceparent of one request. Out: a Caller, or IdentityError when
+claims are malformed or disagree; the gateway quarantines such a request, it never guesses (DESIGN section 4).
+A traceparent is a claim only when its trace id begins with this run's hash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+import msgspec
+
+from tracegrad.schemas.calls import Identity
+from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.ids import (
+    AttemptId,
+    RolloutId,
+    TraceId,
+    parse_attempt_id,
+    parse_rollout_id,
+    split_episode_id,
+)
+
+__all__ = ["Caller", "IdentityError", "collect", "judge"]
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_KEY_PREFIX = "rt-"
+
+
+class IdentityError(TracegradError, ValueError):
+    """The claims cannot be believed. `reason` is a short stable word."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (str(self), self.reason))
+
+
+def _rebuild(message: str, reason: str) -> IdentityError:
+    return IdentityError(message, reason=reason)
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """The judged identity of one request."""
+
+    rollout_id: RolloutId | None
+    attempt_id: AttemptId | None
+    """None with a rollout: the claims named no attempt."""
+    trace_id: TraceId | None
+    parent_span_id: str | None
+    claims: Identity
+
+
+def collect(path: tuple[str, str] | None, headers: Mapping[str, str]) -> Identity:
+    """The claims as received, each as `<rollout>.<attempt>` (traceparent as it is).
+
+    Args:
+        path: rollout and attempt of the URL, when it has them.
+        headers: by lower-case name.
+    """
+    authorization = headers.get("authorization", "")
+    key = authorization[7:].strip() if authorization[:7].lower() == "bearer " else ""
+    return Identity(
+        path=_join(*path) if path else None,
+        api_key=key if key.startswith(_KEY_PREFIX) else None,
+        header=_join(headers.get("x-rollout-id"), headers.get("x-attempt-id")),
+        baggage=_from_baggage(headers.get("baggage", "")),
+        traceparent=headers.get("traceparent"),
+    )
+
+
+def _join(rollout: str | None, attempt: str | None) -> str | None:
+    if rollout is None:
+        return None if attempt is None else f".{attempt}"
+    return rollout if attempt is None else f"{rollout}.{attempt}"
+
+
+def _from_baggage(baggage: str) -> str | None:
+    entries: dict[str, str] = {}
+    for member in baggage.split(","):
+        name, found, value = member.partition("=")
+        if found:
+            entries[name.strip()] = unquote(value.split(";")[0].strip())
+    return _join(entries.get("rollout.id"), entries.get("attempt.id"))
+
+
+def judge(claims: Identity, run_hash: str) -> Caller:
+    """The one identity that all claims name.
+
+    Raises:
+        IdentityError: reason `malformed_identity` or `identity_disagreement`.
+    """
+    trace_id, span_id = _parse_traceparent(claims.traceparent)
+    named: list[tuple[RolloutId, AttemptId | None]] = []
+    for what, claim in (
+        ("path", claims.path),
+        ("API key", claims.api_key and claims.api_key[len(_KEY_PREFIX) :]),
+        ("x-rollout-id header", claims.header),
+        ("baggage", claims.baggage),
+    ):
+        if claim is not None:
+            named.append(_parse_claim(what, claim))
+    if trace_id is not None and trace_id[:8] == run_hash:
+        named.append(split_episode_id(trace_id))
+    rollouts = {rollout for rollout, _ in named}
+    attempts = {attempt for _, attempt in named if attempt is not None}
+    if len(rollouts) > 1 or len(attempts) > 1:
+        raise IdentityError(
+            f"expected one rollout and attempt, got {len(rollouts)} and {len(attempts)} from the request's path, "
+            "API key, headers, baggage and traceparent; send one identity",
+            reason="identity_disagreement",
+        )
+    return Caller(
+        rollout_id=next(iter(rollouts), None),
+        attempt_id=next(iter(attempts), None),
+        trace_id=trace_id,
+        parent_span_id=span_id,
+        claims=claims,
+    )
+
+
+def _parse_claim(what: str, claim: str) -> tuple[RolloutId, AttemptId | None]:
+    rollout, dot, attempt = claim.partition(".")
+    try:
+        return parse_rollout_id(rollout), parse_attempt_id(attempt) if dot else None
+    except ValueError as error:
+        raise IdentityError(f"{what}: {error}", reason="malformed_identity") from None
+
+
+def _parse_traceparent(header: str | None) -> tuple[TraceId | None, str | None]:
+    """W3C Trace Context: a malformed header counts as absent."""
+    match = _TRACEPARENT.fullmatch(header or "")
+    if match is None or match[1] == "ff" or not match[2].strip("0") or not match[3].strip("0"):
+        return None, None
+    return TraceId(match[2]), match[3]

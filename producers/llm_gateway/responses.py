@@ -1,0 +1,150 @@
+"""Sends a call's answer, whole or as server-sent events, and learns whether the client was still there.
+
+The call runs in a task of its own. A stream's status is held back until the answer is there or `keep_alive_s` has
+passed, so that most failures still have their HTTP status; after that comments keep the connection open, and a
+failure is an event. A client that has gone does not stop the call: its record is written all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tracegrad.schemas.calls import CallOutcome
+from tracegrad.schemas.errors import OverloadedError, UnavailableError
+
+from .answer import chunks, completion, error_body
+from .attempts import SessionError
+from .calls import Served
+from .engine_client import EngineRefusal
+from .sampling import RequestError
+
+__all__ = ["CallResponse", "failure"]
+
+_LOGGER = logging.getLogger(__name__)
+_EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+_JSON = (b"content-type", b"application/json")
+
+
+def failure(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
+    """(status, body, headers) of an error, in OpenAI's shape."""
+    if isinstance(error, RequestError):
+        return error.status, error_body(str(error), status=error.status, param=error.param, code=error.code), {}
+    if isinstance(error, EngineRefusal):
+        too_long = "context length" in str(error) or "max_model_len" in str(error)
+        code = "context_length_exceeded" if too_long else None
+        return 400, error_body(str(error), status=400, code=code), {}
+    if isinstance(error, SessionError):
+        return error.status, error_body(str(error), status=error.status), _retry_after(error.status)
+    if isinstance(error, OverloadedError):
+        retry = {"retry-after": str(max(1, round(error.retry_after_s)))}
+        return 503, error_body(str(error), status=503, code="overloaded"), retry
+    if isinstance(error, UnavailableError):
+        return 503, error_body(str(error), status=503, code="unavailable"), _retry_after(503)
+    if isinstance(error, asyncio.CancelledError):
+        return 410, error_body("the attempt ended before the call was answered", status=410), {}
+    _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
+    return 500, error_body("the gateway failed; its log says why", status=500), {}
+
+
+def _retry_after(status: int) -> dict[str, str]:
+    return {"retry-after": "1"} if status == 503 else {}
+
+
+class CallResponse(Response):
+    """Runs a call and sends its answer.
+
+    Args:
+        call: the call; ends with Served or with one of the errors that `failure` knows.
+        settled: called once at the end with the result and what became of the answer (None: an error was sent).
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], Coroutine[Any, Any, Served]],
+        *,
+        model: str,
+        is_stream: bool,
+        include_usage: bool,
+        keep_alive_s: float,
+        settled: Callable[[Served | None, BaseException | None], None],
+    ) -> None:
+        super().__init__()
+        self._call = call
+        self._model = model
+        self._is_stream = is_stream
+        self._include_usage = include_usage
+        self._keep_alive_s = keep_alive_s
+        self._settled = settled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves the request."""
+        gone = asyncio.create_task(_wait_until_gone(receive))
+        call = asyncio.create_task(self._call())
+        try:
+            started = await self._keep_alive(call, send) if self._is_stream else False
+            await asyncio.wait({call})
+            error = asyncio.CancelledError() if call.cancelled() else call.exception()
+            if error is not None:
+                self._settled(None, error)
+                await self._send_failure(send, error, started)
+                return
+            served = call.result()
+            await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
+            if not gone.done():
+                served.summary.outcome = CallOutcome.DELIVERED
+            await self._send(send, served, started)
+            self._settled(served, None)
+        finally:
+            gone.cancel()
+            if not call.done():
+                call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+
+    async def _keep_alive(self, call: asyncio.Task[Served], send: Send) -> bool:
+        """Comments while the call runs; whether the response has begun."""
+        started = False
+        while True:
+            done, _ = await asyncio.wait({call}, timeout=self._keep_alive_s)
+            if done:
+                return started
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+                started = True
+            await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+
+    async def _send(self, send: Send, served: Served, started: bool) -> None:
+        if not self._is_stream:
+            await _send_whole(send, 200, completion(served.answer, self._model), {})
+            return
+        if not started:
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+        for event in chunks(served.answer, self._model, include_usage=self._include_usage):
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_failure(self, send: Send, error: BaseException, started: bool) -> None:
+        status, body, headers = failure(error)
+        if started:
+            await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
+        else:
+            await _send_whole(send, status, body, headers)
+
+
+async def _send_whole(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+    raw = [_JSON, (b"content-length", str(len(body)).encode())]
+    raw += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _wait_until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

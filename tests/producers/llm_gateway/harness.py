@@ -1,0 +1,144 @@
+"""A gateway on the scripted engine and the in-memory log, and the few requests that its tests send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import numpy as np
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.memory_log import MemoryLog
+from tests.scripted_engine import ScriptedEngine, serve
+from tracegrad.producers.llm_gateway.app import Gateway
+from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
+from tracegrad.producers.llm_gateway.tracing import CallTracer
+from tracegrad.schemas.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.tokens import ids_from_bytes
+from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.weights import WEIGHTS, EpochClaim, VersionManifest
+
+RUN_HASH = "ab12cd34"
+ROLLOUT = RUN_HASH + "0" * 19 + "7"
+ATTEMPT = "9a3c"
+EPISODE = ROLLOUT + ATTEMPT
+TOPICS = Topics(run=RunName("test"))
+CALC = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
+
+
+@dataclass
+class Rig:
+    """A running gateway and all around it."""
+
+    url: str
+    engine: ScriptedEngine
+    log: MemoryLog
+    gateway: Gateway
+    http: aiohttp.ClientSession
+    spans: InMemorySpanExporter
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """(status, decoded body)."""
+        async with self.http.post(self.url + path, json=body or {}, headers=headers) as response:
+            return response.status, await response.json(content_type=None)
+
+    async def begin(self, *, purpose: str = "train", attempt: str = ATTEMPT, **fields: Any) -> None:
+        """Begins the attempt."""
+        body = {"policy": "policy", "purpose": purpose, **fields}
+        status, answer = await self.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/begin", body)
+        assert (status, answer) == (200, {"episode_id": ROLLOUT + attempt})
+
+    async def chat(self, messages: Any, *, attempt: str = ATTEMPT, **fields: Any) -> Any:
+        """A chat completion of the attempt, which must succeed."""
+        status, answer = await self.chat_raw(messages, attempt=attempt, **fields)
+        assert status == 200, answer
+        return answer
+
+    async def chat_raw(self, messages: Any, *, attempt: str = ATTEMPT, **fields: Any) -> tuple[int, Any]:
+        """(status, body) of a chat completion of the attempt."""
+        body = {"model": "any", "messages": messages, **fields}
+        return await self.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/v1/chat/completions", body)
+
+    async def end(self, *, attempt: str = ATTEMPT) -> Any:
+        """Ends the attempt; its calls."""
+        status, answer = await self.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/end")
+        assert status == 200, answer
+        return answer["calls"]
+
+    def records(self) -> list[CallRecord | CallsClosed]:
+        """All of `llm_calls`."""
+        return [CALLS.decode(record.value) for record in self.log.records(TOPICS.name(Topic.LLM_CALLS))]
+
+    def calls(self) -> list[CallRecord]:
+        """The call records, by their start."""
+        calls = [record for record in self.records() if isinstance(record, CallRecord)]
+        return sorted(calls, key=lambda call: call.started_at_ns)
+
+    def asked(self, path: str) -> list[Any]:
+        """Bodies that the engine got on a path."""
+        return [body for asked, body in self.engine.requests if asked == path]
+
+    def publish(self, version: int, epoch: int = 1) -> None:
+        """Appends a manifest to `weights`."""
+        publish(self.log, version, epoch)
+
+
+def publish(log: MemoryLog, version: int, epoch: int = 1, *, claims: bool = False, uri: str = "/nowhere") -> None:
+    """Appends a manifest to `weights`, after a claim of its epoch if asked."""
+    writer, topic = log.writer(), TOPICS.name(Topic.WEIGHTS)
+    if claims:
+        claim = EpochClaim(policy="policy", run=RunName("test"), epoch=epoch, trainer_id=f"t{epoch}")
+        writer.append(topic, key=b"policy", value=WEIGHTS.encode(claim)).result(5)
+    manifest = VersionManifest(
+        policy="policy", run=RunName("test"), version=version, epoch=epoch, base_version=0, kind="full",
+        uri=uri, files=(), step=version, next_offset=0,
+    )  # fmt: skip
+    writer.append(topic, key=b"policy", value=WEIGHTS.encode(manifest)).result(5)
+
+
+def config(*urls: str, **settings: Any) -> LlmGatewayConfig:
+    """Settings with waits that a test can afford."""
+    fields: dict[str, Any] = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05, **settings}
+    engines = tuple(EngineRef(id=f"e{i}", url=url) for i, url in enumerate(urls))
+    fields.setdefault("policies", (PolicyRef(name="policy"),))
+    return LlmGatewayConfig(run_hash=RUN_HASH, engines=engines, **fields)
+
+
+@contextlib.asynccontextmanager
+async def rig(engine: ScriptedEngine | None = None, *, engine_url: str = "", **settings: Any) -> AsyncIterator[Rig]:
+    """A gateway in front of a scripted engine that serves version 0 of epoch 1."""
+    engine = engine or ScriptedEngine(label="0-e1")
+    log = MemoryLog()
+    log.create_topics(TOPICS, policies=["policy"])
+    publish(log, 0, claims=True)
+    spans = InMemorySpanExporter()
+    async with contextlib.AsyncExitStack() as stack:
+        url = engine_url or await stack.enter_async_context(serve(engine.app))
+        gateway = Gateway(config(url, **settings), topics=TOPICS, log=log, tracer=CallTracer(spans))
+        gateway_url = await stack.enter_async_context(serve(gateway.application))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Rig(gateway_url, engine, log, gateway, http, spans)
+
+
+async def until(condition: Any, timeout_s: float = 5.0) -> None:
+    """Waits for a condition that other tasks bring about."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come about in time"
+        await asyncio.sleep(0.002)
+
+
+def full_prompt(call: CallRecord, calls: list[CallRecord]) -> list[int]:
+    """The prompt's ids, put together from the parents."""
+    prefix: list[int] = []
+    if call.parent_call_id is not None:
+        parent = next(other for other in calls if other.call_id == call.parent_call_id)
+        prefix = full_prompt(parent, calls) + ids_from_bytes(parent.sampled_ids).tolist()
+    assert len(prefix) >= call.shared_tokens
+    return [*prefix[: call.shared_tokens], *np.frombuffer(call.suffix_ids, "<i4").tolist()]
