@@ -53,7 +53,7 @@ class Codec(Generic[T]):
             raise RecordError("expected a record, got a tombstone (null value)", reason="null_value")
         try:
             record: T = self._decoder.decode(data)
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
             raise RecordError(f"expected one of {self._released}, got {error}") from error
         schema = getattr(record, "schema", None)
         if schema not in self._released:

@@ -90,10 +90,13 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     deadline_s: float = 5.0
     """After an attempt's end, how long lost or uncounted spans and calls are waited for."""
-    incomplete_s: float = 60.0
+    incomplete_s: float = 120.0
     """After an attempt's end, how long counted ones are waited for; a safety net, since they were acknowledged."""
     idle_s: float = 10.0
-    """Silence after which an episode without runner closes."""
+    """Silence after which an episode without rollout closes."""
+    orphan_s: float = 600.0
+    """Silence after which a rollout's episode closes of which no runner ever spoke. Long: its events may be late,
+    since they travel on another topic than its spans."""
 
     commit_interval_s: float = 1.0
     """Seconds between commits of the low-water marks."""
@@ -131,6 +134,7 @@ _SECONDS = (
     "deadline_s",
     "incomplete_s",
     "idle_s",
+    "orphan_s",
     "commit_interval_s",
     "propose_interval_s",
     "ack_timeout_s",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
+from .assemble import Assemble
 from .config import StreamsConfig
+from .credit import Credit
+from .normalize import Normalize
 from .stage import Fold
 
 __all__ = ["INPUTS", "build_fold"]
@@ -25,15 +28,9 @@ def build_fold(stage: Stage, config: StreamsConfig, topics: Topics) -> Fold:
         ConfigurationError: the stage is not one of the streams.
     """
     if stage is Stage.NORMALIZE:
-        from .normalize import Normalize
-
         return Normalize(config, topics)
     if stage is Stage.ASSEMBLE:
-        from .assemble import Assemble
-
         return Assemble(config)
     if stage is Stage.CREDIT:
-        from .credit import Credit
-
         return Credit(config)
     raise ConfigurationError(f"expected a stage of {[name.value for name in INPUTS]}, got {stage.value!r}")

@@ -1,0 +1,39 @@
+"""Dead letters of the folds: what could not be used, with its reason and origin, so that its neighbours go on."""
+
+from __future__ import annotations
+
+from tracegrad.schemas.dead_letters import dead_letter_headers
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log import Record
+from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, Stage, Topic
+
+from .counters import Counters
+from .stage import Output
+
+__all__ = ["MAX_VALUE_BYTES", "dead_letter"]
+
+MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
+"""Room for key, headers and the batch's frame; a value above it would be refused by the broker."""
+
+
+def dead_letter(
+    record: Record,
+    error: RecordError,
+    *,
+    stage: Stage,
+    counters: Counters,
+    value: bytes | None = None,
+    item: int | None = None,
+) -> Output:
+    """The dead letter of a record, or of the part of it that `value` holds; counted.
+
+    A value too large for the topic is left out: its headers still name where the original lies.
+    """
+    counters.add(f"dead_letter:{error.reason}")
+    body = (record.value or b"") if value is None else value
+    return Output(
+        topic=Topic.DEAD_LETTERS,
+        key=record.key,
+        value=body if len(body) <= MAX_VALUE_BYTES else b"",
+        headers=dead_letter_headers(record, stage=stage.value, reason=error.reason, detail=str(error), item=item),
+    )
