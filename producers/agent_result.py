@@ -1,0 +1,57 @@
+"""How an agent's try ended, as its host or its process tells, and whose fault it was."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tracegrad.schemas.rollouts import RolloutState
+
+__all__ = ["AgentResult", "from_host", "gateway_fault"]
+
+_GATEWAY_FAULTS = frozenset({408, 409, 410, 425, 429})
+"""Beside 5xx: the gateway forgot or closed the attempt, or was overloaded. Other 4xx are the agent's doing."""
+
+
+class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One try of the agent, before grading."""
+
+    state: RolloutState
+    output: Any = None
+    error: str | None = None
+    duration_s: float
+    spans_exported: int | None = None
+    spans_lost: int = 0
+    is_crash: bool = False
+    """Its process died of itself while this try ran in it, perhaps because of it."""
+
+
+def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None:
+    """Why the gateway is to blame for the error that ended the agent; None when it is not."""
+    for error in http_errors:
+        if urlsplit(error["url"])[:2] != urlsplit(llm_url)[:2]:
+            continue
+        status = error["status"]
+        if status is None:
+            return "the LLM gateway did not answer"
+        if status >= 500 or status in _GATEWAY_FAULTS:
+            return f"the LLM gateway answered {status}"
+    return None
+
+
+def from_host(message: dict[str, Any], llm_url: str) -> AgentResult:
+    """The result that an agent host reported."""
+    state, error = RolloutState(message["state"]), message.get("error")
+    fault = gateway_fault(message.get("http_errors", []), llm_url)
+    if state is RolloutState.FAILED and fault is not None:
+        state, error = RolloutState.ABORTED, fault
+    return AgentResult(
+        state=state,
+        output=message.get("output"),
+        error=error,
+        duration_s=message["duration_s"],
+        spans_exported=message["spans_exported"],
+        spans_lost=message["spans_lost"],
+    )

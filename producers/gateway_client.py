@@ -1,0 +1,84 @@
+"""The runner's side of the LLM gateway: an attempt's begin and end.
+
+In: rollout and attempt. Out: whether it began; the calls it made. Invariant: every wait is bounded; a gateway
+that is away is asked again until then. Failure: UnavailableError, by which the attempt is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.rollouts import RolloutRequest
+
+__all__ = ["GatewayClient"]
+
+_FORGOTTEN = 409
+_RETRY_S = (0.1, 0.2, 0.5, 1.0)
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class GatewayClient:
+    """One per runner; many requests at once on one event loop."""
+
+    def __init__(self, url: str, *, begin_timeout_s: float, end_timeout_s: float) -> None:
+        self._url = url.rstrip("/")
+        self._begin_timeout_s = begin_timeout_s
+        self._end_timeout_s = end_timeout_s
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(end_timeout_s, connect=_CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=256, max_keepalive_connections=32),
+            trust_env=False,
+        )
+
+    async def begin(self, request: RolloutRequest, attempt: str) -> None:
+        """Tells the gateway what the attempt is for. Raises UnavailableError."""
+        body = {"policy": request.policy, "purpose": request.purpose.value, "sampling": None}
+        await self._post(f"{self._path(request.rollout_id, attempt)}/begin", body, self._begin_timeout_s)
+
+    async def end(self, rollout: str, attempt: str) -> list[dict[str, Any]] | None:
+        """Closes the attempt's calls and tells them; None when the gateway does not know the attempt.
+
+        Raises UnavailableError.
+        """
+        answer = await self._post(f"{self._path(rollout, attempt)}/end", {}, self._end_timeout_s)
+        if answer is None:
+            return None
+        calls = answer.get("calls")
+        return calls if isinstance(calls, list) else []
+
+    def _path(self, rollout: str, attempt: str) -> str:
+        return f"{self._url}/rollout/{rollout}/attempt/{attempt}"
+
+    async def _post(self, url: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """The answer; None for 409. Connection errors, 429 and 5xx are tried again."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        num_tries = 0
+        while True:
+            failure = "no answer"
+            try:
+                async with asyncio.timeout_at(deadline):
+                    response = await self._client.post(url, json=body)
+                if response.status_code == _FORGOTTEN:
+                    return None
+                if response.is_success:
+                    answer: dict[str, Any] = response.json()
+                    return answer
+                failure = f"status {response.status_code}"
+                if response.status_code < 500 and response.status_code != 429:
+                    raise UnavailableError(f"the LLM gateway refused {url.rpartition('/')[2]}: {failure}")
+            except (httpx.HTTPError, TimeoutError, json.JSONDecodeError) as error:
+                failure = type(error).__name__
+            wait_s = _RETRY_S[min(num_tries, len(_RETRY_S) - 1)]
+            num_tries += 1
+            if asyncio.get_running_loop().time() + wait_s > deadline:
+                raise UnavailableError(f"the LLM gateway was away for {timeout_s:g} s ({failure})")
+            await asyncio.sleep(wait_s)
+
+    async def close(self) -> None:
+        """Releases the connections."""
+        await self._client.aclose()

@@ -1,0 +1,133 @@
+"""What a runner needs to know, and the environment that its agents are given."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError
+
+__all__ = ["RunnerConfig", "check", "command_environment", "host_environment", "interpreter"]
+
+
+class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One runner process. Either `callable` or `command` names the agent."""
+
+    run_hash: str
+    """Rollouts of other runs are none of its business."""
+    callable: str | None = None
+    """`file.py:function`, relative to `cwd`: `def solve(task: {id, input}) -> output`, or async."""
+    command: tuple[str, ...] | None = None
+    """One process per rollout: the task as JSON on stdin, the answer is the last line on stdout."""
+    python: str | None = None
+    """The agent's Python; None: this one."""
+    cwd: str | None = None
+    """Where the agent runs and where relative files lie; None: here."""
+    env: dict[str, str] = {}
+    """Added to the agent's environment."""
+    hosts: int = 2
+    """Long-lived processes for a callable."""
+    concurrency: int = 32
+    """Attempts at once, over all hosts."""
+    grader: str | None = None
+    """`file.py:function`; None: rewards come from elsewhere, or not at all."""
+    graders: int = 1
+    """Processes that grade."""
+    grade_timeout_s: float = 30.0
+    """Beyond it the attempt is unscored and the grader's process is replaced."""
+    llm_url: str
+    """The LLM gateway, without `/v1`."""
+    otlp_endpoint: str
+    """The OTLP gateway, without `/v1/traces`."""
+    service_name: str = "agent"
+    log_dir: str | None = None
+    """Where agents' and graders' stderr goes; None: only the last lines are kept in memory."""
+    start_timeout_s: float = 120.0
+    """For a host to import the agent."""
+    begin_timeout_s: float = 120.0
+    """How long an attempt waits for a gateway that is away before it is aborted."""
+    end_timeout_s: float = 150.0
+    """How long the end of an attempt waits for the gateway, calls in flight included."""
+    otlp_timeout_s: float = 10.0
+    """The agents' export time-out; a gateway that restarts within it costs no span."""
+    hang_grace_s: float = 30.0
+    """After a time limit, until a host that said nothing is held to be hung."""
+    retry_backoff_s: float = 1.0
+    """Before the second attempt; doubled for each further one, at most 30 s."""
+    max_open: int = 4096
+    """Requests read and not yet finished; beyond it the runner stops reading."""
+
+
+def check(config: RunnerConfig) -> None:
+    """Raises ConfigurationError when the agent or the grader cannot be started at all."""
+    if (config.callable is None) == (config.command is None):
+        raise ConfigurationError("[agent] expected exactly one of `callable` and `command`")
+    if config.hosts < 1 or config.concurrency < 1 or config.graders < 1:
+        raise ConfigurationError("[agent] hosts, concurrency and graders must be at least 1")
+    for key, reference in (("[agent] callable", config.callable), ("[reward] grader", config.grader)):
+        if reference is None:
+            continue
+        file, _, name = reference.rpartition(":")
+        if not file.endswith(".py") or not name:
+            raise ConfigurationError(f"{key}: expected FILE.py:NAME, got {reference!r}")
+        if not Path(config.cwd or ".", file).is_file():
+            raise ConfigurationError(f"{key}: no such file: {Path(config.cwd or '.', file)}")
+    path = config.env.get("PATH", os.environ.get("PATH"))
+    if config.command is not None:
+        program = config.command[0] if config.command else ""
+        found = shutil.which(str(Path(config.cwd or ".", program)) if "/" in program else program, path=path)
+        if not program or found is None:
+            raise ConfigurationError(f"[agent] command: cannot be executed: {program!r}")
+
+
+def interpreter(config: RunnerConfig) -> str:
+    """The Python of the agent and the grader."""
+    return config.python or sys.executable
+
+
+def _telemetry(config: RunnerConfig) -> dict[str, str]:
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": config.otlp_endpoint.rstrip("/"),
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": f"{config.otlp_timeout_s:g}",
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+        "OTEL_PROPAGATORS": "tracecontext,baggage",
+        "OTEL_SERVICE_NAME": config.service_name,
+        # The SDK's defaults lose spans silently when a burst meets a slow gateway (queue of 2048).
+        "OTEL_BSP_MAX_QUEUE_SIZE": "32768",
+        "OTEL_BSP_SCHEDULE_DELAY": "1000",
+    }
+
+
+def host_environment(config: RunnerConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an agent host: identity travels by `traceparent`, so no rollout is named in it."""
+    return {
+        **environ,
+        **_telemetry(config),
+        "OPENAI_BASE_URL": f"{config.llm_url.rstrip('/')}/v1",
+        "OPENAI_API_KEY": "tracegrad",
+        **config.env,
+    }
+
+
+def command_environment(
+    config: RunnerConfig, environ: Mapping[str, str], *, rollout: str, attempt: str, span: str
+) -> dict[str, str]:
+    """The environment of a command: every variable by which some client learns its rollout."""
+    identity = f"rollout.id={rollout},attempt.id={attempt}"
+    given = config.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
+    return {
+        **host_environment(config, environ),
+        "OPENAI_BASE_URL": f"{config.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
+        "OPENAI_API_KEY": f"rt-{rollout}.{attempt}",
+        "OTEL_RESOURCE_ATTRIBUTES": f"{given},{identity}" if given else identity,
+        "TRACEPARENT": f"00-{rollout}{attempt}-{span}-01",
+        "BAGGAGE": identity,
+    }
