@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.memory_log import MemoryLog
 from tests.scripted_engine import ScriptedEngine, serve
+from tracegrad.producers.llm_gateway import lineage
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
 from tracegrad.producers.llm_gateway.tracing import CallTracer
@@ -24,6 +25,7 @@ from tracegrad.schemas.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.schemas.weights import WEIGHTS, EpochClaim, VersionManifest
 
+lineage._POLL_S = 0.005
 RUN_HASH = "ab12cd34"
 ROLLOUT = RUN_HASH + "0" * 19 + "7"
 ATTEMPT = "9a3c"
@@ -104,7 +106,13 @@ def publish(log: MemoryLog, version: int, epoch: int = 1, *, claims: bool = Fals
 
 def config(*urls: str, **settings: Any) -> LlmGatewayConfig:
     """Settings with waits that a test can afford."""
-    fields: dict[str, Any] = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05, **settings}
+    fields: dict[str, Any] = {
+        "engine_wait_s": 5.0,
+        "end_wait_s": 2.0,
+        "keep_alive_s": 0.05,
+        "lineage_lag_s": 0.05,
+        **settings,
+    }
     engines = tuple(EngineRef(id=f"e{i}", url=url) for i, url in enumerate(urls))
     fields.setdefault("policies", (PolicyRef(name="policy"),))
     return LlmGatewayConfig(run_hash=RUN_HASH, engines=engines, **fields)

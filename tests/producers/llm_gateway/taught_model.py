@@ -1,0 +1,155 @@
+"""A tiny Qwen2 that has learnt a few answers by heart, spelt letter by letter, for tests on the real engine.
+
+Its tokenizer merges letters, so that rendering one of its answers again always gives other ids than were sampled.
+torch and transformers are imported when called.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ANSWERS", "TOOLS", "make_taught_model", "tools_for"]
+
+DATA = Path(__file__).parents[2] / "data"
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calc",
+            "description": "a calculator",
+            "parameters": {"type": "object", "properties": {"expr": {"type": "string"}}},
+        },
+    }
+]
+
+
+def _call(expr: str) -> str:
+    return '<tool_call>\n{"name": "calc", "arguments": {"expr": "' + expr + '"}}\n</tool_call>'
+
+
+ANSWERS = {
+    "say something": "the answer is  plain text",
+    "use the tool": _call("12+34"),
+    "use it twice": _call("1+2") + "\n" + _call("3+4"),
+    "think, then use it": "I should add. " + _call("5+6"),
+    "say nothing": "",
+    "just chat": "no tool needed",
+    "stop early": "one two three four",
+    "break it": '<tool_call>\n{"name": "calc", "arg',
+}
+"""What the user says -> what the model has learnt to answer."""
+
+
+def tools_for(said: str) -> list[dict[str, Any]] | None:
+    """The tools that the request has; two answers are learnt without any."""
+    return None if said in ("say something", "stop early") else TOOLS
+
+
+def make_tokenizer_file(path: Path) -> None:
+    """Trains the tokenizer of tests/data on this repository's own text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    corpus = [file.read_text() for file in sorted(DATA.parents[1].glob("schemas/*.py"))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=598, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<tool_call>", "</tool_call>")])
+    tokenizer.save(str(path))
+
+
+def make_taught_model(
+    folder: Path, template: str, *, tokenizer_file: Path = DATA / "tokenizer.json", steps: int = 400
+) -> Path:
+    """Writes model and tokenizer.
+
+    Args:
+        template: the chat template's text.
+        steps: of training at most; 0 leaves random weights (for large vocabularies).
+    """
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_file), eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=1024
+    )
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model: Any = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+            pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        )
+    ).float()
+    if steps:
+        _teach(model, tokenizer, steps)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _teach(model: Any, tokenizer: Any, steps: int) -> None:
+    import torch
+
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    rows = []
+    for said, answer in ANSWERS.items():
+        messages = [{"role": "user", "content": said}]
+        rendered = tokenizer.apply_chat_template(
+            messages, tools=tools_for(said), add_generation_prompt=True, tokenize=False
+        )
+        prompt = tokenizer.encode(rendered, add_special_tokens=False)
+        spelt = [token for letter in _letters(answer) for token in tokenizer.encode(letter)]
+        rows.append((prompt, [*spelt, end]))
+    length = max(len(prompt) + len(target) for prompt, target in rows)
+    ids = torch.full((len(rows), length), end)
+    labels = torch.full((len(rows), length), -100)
+    mask = torch.zeros((len(rows), length), dtype=torch.long)
+    for i, (prompt, target) in enumerate(rows):
+        ids[i, : len(prompt) + len(target)] = torch.tensor(prompt + target)
+        labels[i, len(prompt) : len(prompt) + len(target)] = torch.tensor(target)
+        mask[i, : len(prompt) + len(target)] = 1
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
+    for _ in range(steps):
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if float(loss.detach()) < 0.01:
+            return
+    raise RuntimeError("expected the model to learn its answers, it did not; give it more steps")
+
+
+def _letters(text: str) -> list[str]:
+    """Letters, with the two tags of a tool call whole."""
+    letters: list[str] = []
+    while text:
+        tag = next((tag for tag in ("<tool_call>", "</tool_call>") if text.startswith(tag)), text[0])
+        letters.append(tag)
+        text = text[len(tag) :]
+    return letters
+
+
+if __name__ == "__main__":
+    make_tokenizer_file(Path(sys.argv[1]))
+    print(json.dumps({"written": sys.argv[1]}))

@@ -1,0 +1,150 @@
+"""The splice as a pure function: properties over random conversations of a toy template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.scripted_engine import EOT, ScriptedEngine, ToyTokenizer
+from tracegrad.producers.llm_gateway.splice import History, ServedTurn, end_of_turn, splice, whole
+from tracegrad.schemas.ids import CallId
+
+TOKENIZER = ToyTokenizer()
+ENGINE = ScriptedEngine()
+TEXT = st.text(alphabet="ab 1234567890", max_size=12)
+
+
+def rendered(messages: list[dict[str, Any]], *, generation_prompt: bool = True) -> list[int]:
+    return ENGINE.render(messages, None, generation_prompt=generation_prompt)
+
+
+def prompt_of(history: History, messages: list[dict[str, Any]]) -> Any:
+    match = history.match({}, messages)
+    if match.turn is None:
+        return whole(rendered(messages), kind=match.kind, reason=match.reason)
+    up_to = rendered(messages[: match.position + 1], generation_prompt=False)
+    return splice(match, up_to, rendered(messages), EOT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
+def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, str, bool]]) -> None:
+    """And says, decoded, exactly what the template says; each token is context or sampled, never both."""
+    history, messages, before = History(), [], None
+    for i, (said, answer, ends) in enumerate(turns):
+        messages.append({"role": "user", "content": said})
+        prompt = prompt_of(history, messages)
+        assert TOKENIZER.decode(prompt.ids.tolist()) == TOKENIZER.decode(rendered(messages))
+        assert prompt.outcome.kind == ("first" if i == 0 else "extended")
+        if before is not None:
+            assert prompt.ids[: len(before)].tolist() == before
+            assert prompt.shared_tokens == len(before)
+        sampled = TOKENIZER.encode(answer, merge=False) + ([EOT] if ends else [])
+        message = {"role": "assistant", "content": answer}
+        turn = ServedTurn(
+            call_id=CallId(f"c{i}"),
+            prompt_ids=prompt.ids,
+            sampled_ids=np.asarray(sampled, np.int32),
+            tool_call_ids=(),
+            is_cut=False,
+        )
+        history.remember({}, messages, message, turn)
+        messages.append(message)
+        before = [*prompt.ids.tolist(), *sampled]
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXT, TEXT, TEXT, st.integers(0, 1), TEXT)
+def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, more: str, at: int, other: str) -> None:
+    """Whatever was changed, the prompt is then the template's own, with a reason."""
+    history = History()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+    turn = ServedTurn(
+        call_id=CallId("c"),
+        prompt_ids=np.asarray(rendered(messages[:1]), np.int32),
+        sampled_ids=np.asarray([*TOKENIZER.encode(answer, merge=False), EOT], np.int32),
+        tool_call_ids=(),
+        is_cut=False,
+    )
+    history.remember({}, messages[:1], messages[1], turn)
+    asked = [dict(message) for message in messages] + [{"role": "user", "content": more}]
+    asked[at]["content"] = other
+    prompt = prompt_of(history, asked)
+    if other == messages[at]["content"]:
+        assert prompt.outcome.kind == "extended"
+    else:
+        assert prompt.ids.tolist() == rendered(asked)
+        assert prompt.outcome.kind == "new_segment" and prompt.outcome.reason
+
+
+def _turn(name: str, *tool_call_ids: str) -> ServedTurn:
+    ids = np.asarray([1], np.int32)
+    return ServedTurn(call_id=CallId(name), prompt_ids=ids, sampled_ids=ids, tool_call_ids=tool_call_ids, is_cut=False)
+
+
+def _asks(call_id: str, arguments: str) -> dict[str, Any]:
+    function = {"name": "calc", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "function": function}]}
+
+
+def test_equal_answers_are_told_apart_by_their_minted_ids() -> None:
+    """Two samples of one prompt that say the same have different ids; each finds its own tokens."""
+    history, ask = History(), [{"role": "user", "content": "q"}]
+    history.remember({}, ask, _asks("call_1", '{"a":1}'), _turn("one", "call_1"))
+    history.remember({}, ask, _asks("call_2", '{"a":1}'), _turn("two", "call_2"))
+    for call_id, expected in (("call_1", "one"), ("call_2", "two"), ("renamed", "two")):
+        found = history.match({}, [*ask, _asks(call_id, '{"a":1}')]).turn
+        assert found is not None and found.call_id == expected
+
+
+def test_rewritten_json_arguments_are_no_change_but_other_values_are() -> None:
+    """Frameworks parse arguments and write them anew."""
+    history, ask = History(), [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
+    history.remember({}, ask, _asks("call_1", '{"a": 1, "b": [2]}'), _turn("one", "call_1"))
+    plain = [{"role": "user", "content": "q"}]
+    same = {**_asks("call_1", '{"b":[2],"a":1}'), "content": "", "refusal": None}
+    assert history.match({}, [*plain, same]).kind == "extended"
+    changed = history.match({}, [*plain, _asks("call_1", '{"a": 2}')])
+    assert (changed.turn, changed.reason) == (None, "turn_changed")
+    assert history.match({"tools": []}, [*plain, same]).reason == "history_changed"
+
+
+def test_an_earlier_turn_is_still_spliced_when_a_later_one_changed() -> None:
+    """The prefix stays exact; the new segment is counted with its reason."""
+    history = History()
+    ask = [{"role": "user", "content": "q"}]
+    one = {"role": "assistant", "content": "1"}
+    go = {"role": "user", "content": "go"}
+    history.remember({}, ask, one, _turn("one"))
+    history.remember({}, [*ask, one, go], {"role": "assistant", "content": "2"}, _turn("two"))
+    match = history.match({}, [*ask, one, go, {"role": "assistant", "content": "edited"}, go])
+    assert match.turn is not None and match.turn.call_id == "one"
+    assert (match.kind, match.reason) == ("new_segment", "turn_changed")
+
+
+def test_the_end_of_turn_is_read_off_the_template() -> None:
+    """From two renderings that differ in one letter; a token that ended answers is preferred."""
+    one = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "a"}]
+    other = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b"}]
+    ids = [rendered(messages, generation_prompt=False) for messages in (one, other)]
+    assert end_of_turn(ids[0], ids[1]) == EOT
+    assert end_of_turn([1, 5, 8, 9], [1, 6, 8, 9], terminals=[9]) == 9
+    assert end_of_turn([1, 5], [1, 6]) is None
+
+
+def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
+    """The cut must be exact."""
+    history = History()
+    history.remember({}, [], {"role": "assistant", "content": "1"}, _turn("one"))
+    match = history.match({}, [{"role": "assistant", "content": "1"}])
+    assert splice(match, [7, EOT, 3], [7, EOT, 3, 4], EOT).ids.tolist() == [1, 1, EOT, 3, 4]
+    for up_to, full, token, reason in (
+        ([7, 3], [7, 3, 4], EOT, "no_end_of_turn"),
+        ([7, EOT], [7, EOT, 4], None, "no_end_of_turn"),
+        ([7, EOT], [8, EOT, 4], EOT, "history_dropped"),
+    ):
+        prompt = splice(match, up_to, full, token)
+        assert (prompt.ids.tolist(), prompt.outcome.reason, prompt.shared_tokens) == (full, reason, 0)
