@@ -1,0 +1,342 @@
+"""The loop on an in-memory log: fresh, resumed, killed at every seam, fenced, rolled back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from tests.memory_log import MemoryLog  # noqa: E402
+from tests.trainer.material import append_groups, group_bytes, segment, summary, turn  # noqa: E402
+from tracegrad.schemas.errors import ConfigurationError, FencedError  # noqa: E402
+from tracegrad.schemas.ids import RunName  # noqa: E402
+from tracegrad.schemas.log import Log  # noqa: E402
+from tracegrad.schemas.topics import Topic, Topics  # noqa: E402
+from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep  # noqa: E402
+from tracegrad.schemas.transitions import encode_group  # noqa: E402
+from tracegrad.schemas.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest  # noqa: E402
+from tracegrad.trainer import loop  # noqa: E402
+from tracegrad.trainer.config import LoraConfig, LossConfig, TrainerConfig  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+TOPICS = Topics(run=RunName("mine"))
+TRANSITIONS = TOPICS.name(Topic.TRANSITIONS)
+WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
+STEPS = TOPICS.name(Topic.TRAINING_STEPS)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it, nothing is cleaned up behind it on the log."""
+
+
+@pytest.fixture
+def log(memory_log: MemoryLog) -> MemoryLog:
+    """With all topics of the run and twelve groups, some of them repeated, unreadable or useless."""
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    fill(memory_log)
+    return memory_log
+
+
+def fill(log: Log) -> None:
+    """Six batches of two."""
+    values: list[bytes | None] = [group_bytes(i) for i in range(10)]
+    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
+    values[3:3] = [b"garbage", group_bytes(0), bad, group_bytes(11, spread=0.0)]
+    append_groups(log, TRANSITIONS, values)
+
+
+def config_of(model: Path, work_dir: Path, **changes: Any) -> TrainerConfig:
+    """Four batches of two groups."""
+    settings: dict[str, Any] = {
+        "run": RunName("mine"),
+        "model": str(model),
+        "work_dir": str(work_dir),
+        "steps": 4,
+        "groups_per_step": 2,
+        "poll_s": 0.0,
+        "append_timeout_s": 5.0,
+    }
+    return TrainerConfig(**(settings | changes))
+
+
+def train(log: Log, config: TrainerConfig, stop: threading.Event | None = None) -> None:
+    """As compose calls it."""
+    loop.run(config, topics=TOPICS, log=log, stop=stop or threading.Event())
+
+
+def steps_of(log: MemoryLog) -> list[TrainingStep]:
+    """All records of `training_steps`."""
+    return [TRAINING_STEPS.decode(record.value) for record in log.records(STEPS)]
+
+
+def lineage_of(log: MemoryLog) -> Lineage:
+    """What any reader makes of `weights`."""
+    lineage = Lineage("policy")
+    for record in log.records(WEIGHTS_TOPIC):
+        lineage.fold(WEIGHTS.decode(record.value))
+    return lineage
+
+
+def content(log: MemoryLog) -> dict[int, dict[str, torch.Tensor]]:
+    """The weights of every surviving version."""
+    return {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage_of(log).versions.items()}
+
+
+def is_same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[v][name], b[v][name]) for v in a for name in a[v])
+
+
+def test_fresh_run_publishes_version_0_then_one_version_a_step(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Version 0 is the base model itself."""
+    train(log, config_of(untied, tmp_path))
+    lineage = lineage_of(log)
+    assert sorted(lineage.versions) == [0, 1, 2, 3, 4]
+    assert [m.base_version for _, m in sorted(lineage.versions.items())] == [0, 0, 1, 2, 3]
+    base, found = load_file(untied / "model.safetensors"), content(log)
+    assert all(torch.equal(base[name], found[0][name]) for name in base)
+    assert not torch.equal(found[1]["lm_head.weight"], found[0]["lm_head.weight"])
+    assert lineage.versions[2].metrics.keys() == {"loss", "grad_norm", "logprob_error_max", "reward"}
+
+
+def test_every_group_is_in_one_batch_or_excluded(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Intervals touch, malformed records are dead letters, the partition goes on."""
+    train(log, config_of(untied, tmp_path))
+    steps = steps_of(log)
+    assert [(step.begin_offset, step.next_offset) for step in steps] == [(0, 2), (2, 6), (6, 8), (8, 10)]
+    assert steps[1].excluded_ids == {"bad": "malformed"}
+    trained = [group for step in steps for group in step.group_ids]
+    assert len(trained) == len(set(trained)) == 7
+    accounting = steps[-1].accounting
+    assert (accounting.consumed, accounting.trained, accounting.excluded, accounting.duplicates) == (
+        8,
+        7,
+        {"malformed": 1},
+        1,
+    )
+    dead = log.records(TOPICS.name(Topic.DEAD_LETTERS))
+    assert [dict(record.headers)["tracegrad.offset"] for record in dead] == [b"3", b"5"]
+
+
+def test_step_tells_what_happened(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Rewards, tools, tokens, staleness, seconds."""
+    train(log, config_of(untied, tmp_path))
+    first, last = steps_of(log)[0], steps_of(log)[-1]
+    assert (first.reward, first.tool_success, first.num_rollouts) == (1.0, 0.5, 8)
+    assert first.num_tokens > 0
+    assert first.num_checked_tokens > 0
+    assert (first.staleness_max, last.staleness_mean, last.staleness_max) == (0, 3.0, 3)
+    assert {"wait", "read", "forward_backward", "optimise"} <= first.seconds.keys()
+    assert {"checkpoint", "publish"} <= last.seconds.keys()
+
+
+def test_batch_without_advantage_is_recorded_and_publishes_nothing(
+    memory_log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Consumed all the same."""
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    append_groups(memory_log, TRANSITIONS, [group_bytes(i, spread=float(i >= 2)) for i in range(4)])
+    train(memory_log, config_of(untied, tmp_path, steps=2))
+    steps = steps_of(memory_log)
+    assert [(step.is_updated, step.skipped, step.version) for step in steps] == [
+        (False, "no_advantage", 0),
+        (True, "", 1),
+    ]
+    assert sorted(lineage_of(memory_log).versions) == [0, 1]
+
+
+def test_stale_groups_are_excluded(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Bound 1: groups of version 0 are too old from version 2 on."""
+    train(log, config_of(untied, tmp_path, loss=LossConfig(max_staleness=1)))
+    steps = steps_of(log)
+    assert [set(step.excluded_ids.values()) for step in steps] == [set(), {"malformed"}, {"stale"}, {"stale"}]
+    assert [step.skipped for step in steps] == ["", "", "no_tokens", "no_tokens"]
+    assert steps[-1].reward == 1.0
+
+
+SEAMS: dict[str, tuple[str, str, str]] = {
+    "before the step": ("_learn", "before", ""),
+    "after the step, before the checkpoint": ("_learn", "after", ""),
+    "between checkpoint and publish": ("_publish", "before", ""),
+    "between manifest and training_step": ("_publish", "after", ""),
+    "after all": ("_say", "before", ""),
+}
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+def test_killed_trainer_goes_on_bit_for_bit(
+    seam: str, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashes, losses and weights equal an undisturbed run's; each step is recorded once."""
+    undisturbed = MemoryLog()
+    undisturbed.create_topics(TOPICS, policies=["policy"])
+    fill(undisturbed)
+    train(undisturbed, config_of(untied, tmp_path / "a"))
+
+    name, moment, _ = SEAMS[seam]
+    original: Callable[..., Any] = getattr(loop.Trainer, name)
+
+    def killing(self: loop.Trainer, *args: Any) -> Any:
+        doomed = self._progress.state.step == (2 if name in ("_publish", "_say") else 1)
+        if doomed and moment == "before":
+            raise Killed
+        result = original(self, *args)
+        if doomed:
+            raise Killed
+        return result
+
+    config = config_of(untied, tmp_path / "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, name, killing)
+        with pytest.raises(Killed):
+            train(log, config)
+    train(log, config)
+
+    expected, got = steps_of(undisturbed), steps_of(log)
+    assert [(s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in got] == [
+        (s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in expected
+    ]
+    assert is_same(content(log), content(undisturbed))
+    lost_manifest = seam == "between checkpoint and publish"
+    assert lineage_of(log).versions[2].label == ("2-e2" if lost_manifest or name == "_learn" else "2-e1")
+
+
+def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Its first append never reached the log."""
+    config = config_of(untied, tmp_path, steps=2)
+    train(log, config)
+    kept = log.records(STEPS)
+    other = MemoryLog()
+    other.create_topics(TOPICS, policies=["policy"])
+    fill(other)
+    for record in log.records(WEIGHTS_TOPIC):
+        other.writer().append(WEIGHTS_TOPIC, key=record.key, value=record.value, partition=0)
+    train(other, config)
+    assert [record.value for record in other.records(STEPS)] == [kept[-1].value]
+    train(other, config)
+    assert len(other.records(STEPS)) == 1
+
+
+def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """A higher claim came between checkpoint and manifest; readers ignore that manifest, so it must come again."""
+    config = config_of(untied, tmp_path)
+    original = loop.Publisher.write
+
+    def overtaken(self: Any, *args: Any, **named: Any) -> Any:
+        manifest = original(self, *args, **named)
+        if named["version"] == 2:
+            claim = EpochClaim(policy="policy", run=RunName("mine"), epoch=7, trainer_id="rival")
+            log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(claim), partition=0)
+        return manifest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Publisher, "write", overtaken)
+        with pytest.raises(FencedError):
+            train(log, config)
+    assert sorted(lineage_of(log).versions) == [0, 1]
+    train(log, config)
+    assert [m.label for _, m in sorted(lineage_of(log).versions.items())] == ["0-e1", "1-e1", "2-e8", "3-e8", "4-e8"]
+    assert [step.step for step in steps_of(log)] == [1, 2, 3, 4]
+
+
+def test_second_trainer_fences_the_first(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """The first waits for groups that do not come; the second starts; the first stops with a clear error."""
+    failures: list[BaseException] = []
+    config = config_of(untied, tmp_path, steps=99, poll_s=0.01)
+    stop = threading.Event()
+
+    def first() -> None:
+        try:
+            train(log, config, stop)
+        except FencedError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    with log.changed:
+        assert log.changed.wait_for(lambda: len(log.records(STEPS)) == 6, timeout=60)
+    train(log, config_of(untied, tmp_path, steps=6))
+    thread.join(30)
+    stop.set()
+    assert [type(failure) for failure in failures] == [FencedError]
+    assert "run one trainer per policy" in str(failures[0])
+    assert sorted(lineage_of(log).versions) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_stop_ends_a_waiting_trainer(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Cleanly, between batches."""
+    stop = threading.Event()
+    stop.set()
+    train(log, config_of(untied, tmp_path), stop)
+    assert steps_of(log) == []
+    assert sorted(lineage_of(log).versions) == [0]
+
+
+def test_waiting_is_visible(
+    memory_log: MemoryLog, untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what is there, what is needed and the lag."""
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    append_groups(memory_log, TRANSITIONS, [group_bytes(0)])
+    stop = threading.Event()
+    caplog.set_level("INFO", logger="tracegrad.trainer.loop")
+    thread = threading.Thread(
+        target=train, args=(memory_log, config_of(untied, tmp_path, poll_s=0.005, wait_log_s=0.01), stop)
+    )
+    thread.start()
+    deadline = threading.Event()
+    for _ in range(1000):
+        if "has 1 of 2, lag=0" in caplog.text:
+            break
+        deadline.wait(0.02)
+    stop.set()
+    thread.join(30)
+    assert "waiting for groups: policy=policy step=1 has 1 of 2, lag=0" in caplog.text
+
+
+def request_rollback(log: MemoryLog, version: int) -> None:
+    """As `weights rollback` does."""
+    request = RollbackRequest(policy="policy", run=RunName("mine"), to_version=version, requested_by="test")
+    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_rollback_publishes_old_content_under_a_new_number(
+    method: str, log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """And training goes on from it; a request is executed once, also across restarts."""
+    config = config_of(untied, tmp_path, steps=2, method=method, lora=LoraConfig(rank=4))
+    train(log, config)
+    request_rollback(log, 1)
+    request_rollback(log, 40)
+    train(log, config_of(untied, tmp_path, steps=3, method=method, lora=LoraConfig(rank=4)))
+    train(log, config_of(untied, tmp_path, steps=4, method=method, lora=LoraConfig(rank=4)))
+    versions, found = lineage_of(log).versions, content(log)
+    assert sorted(versions) == [0, 1, 2, 3, 4, 5]
+    assert versions[3].base_version == 1
+    assert all(torch.equal(found[3][name], found[1][name]) for name in found[1])
+    assert [step.version for step in steps_of(log)] == [1, 2, 4, 5]
+
+
+def test_lost_checkpoints_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Starting over would publish other content under numbers that engines know."""
+    train(log, config_of(untied, tmp_path / "a"))
+    with pytest.raises(ConfigurationError, match="start a new run"):
+        train(log, config_of(untied, tmp_path / "b"))
+
+
+def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Two runs in one folder would overwrite each other."""
+    train(log, config_of(untied, tmp_path, steps=1))
+    other = MemoryLog()
+    other.create_topics(TOPICS, policies=["policy"])
+    with pytest.raises(ConfigurationError, match="folder of its own"):
+        train(other, config_of(untied, tmp_path, run=RunName("other")))

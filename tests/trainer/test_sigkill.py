@@ -1,0 +1,139 @@
+"""Real SIGKILLs on a real broker: the surviving lineage equals an undisturbed run's, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from tests.memory_log import MemoryLog  # noqa: E402
+from tests.trainer.doomed_trainer import SEAMS  # noqa: E402
+from tests.trainer.material import append_groups, group_bytes  # noqa: E402
+from tracegrad.compose.kafka import KafkaLog  # noqa: E402
+from tracegrad.schemas.log import Log, Record, TopicPartition  # noqa: E402
+from tracegrad.schemas.topics import Topic, Topics  # noqa: E402
+from tracegrad.schemas.training import TRAINING_STEPS  # noqa: E402
+from tracegrad.schemas.weights import WEIGHTS, Lineage  # noqa: E402
+from tracegrad.trainer import loop  # noqa: E402
+from tracegrad.trainer.config import TrainerConfig  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
+
+GROUPS = [group_bytes(i) for i in range(8)]
+
+
+def config_of(model: Path, work_dir: Path, topics: Topics, **changes: Any) -> TrainerConfig:
+    """Four batches of two groups."""
+    settings: dict[str, Any] = {
+        "run": topics.run,
+        "model": str(model),
+        "work_dir": str(work_dir),
+        "steps": 4,
+        "groups_per_step": 2,
+    }
+    return TrainerConfig(**(settings | changes))
+
+
+def start(servers: str, topics: Topics, config: TrainerConfig, seam: str, call: int) -> subprocess.Popen[str]:
+    """A trainer in a process of its own."""
+    argv = [servers, msgspec.json.encode(topics).decode(), msgspec.json.encode(config).decode(), seam, str(call)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.trainer.doomed_trainer", *argv],
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def all_records(log: Log, topic: str) -> list[Record]:
+    """Of a topic's partition 0, to its present end."""
+    end = log.offsets(topic)[0].end
+    reader = log.tail([topic], start={TopicPartition(topic, 0): 0})
+    records: list[Record] = []
+    deadline = time.monotonic() + 30
+    while len(records) < end and time.monotonic() < deadline:
+        records.extend(reader.read(max_records=1, timeout_s=1.0))
+    reader.close()
+    return records
+
+
+def outcome(log: Log, topics: Topics) -> tuple[list[Any], dict[int, dict[str, torch.Tensor]], Lineage]:
+    """What the run led to: the steps without clock and epoch, the surviving versions' weights, the lineage."""
+    steps = [TRAINING_STEPS.decode(record.value) for record in all_records(log, topics.name(Topic.TRAINING_STEPS))]
+    lineage = Lineage("policy")
+    for record in all_records(log, topics.name(Topic.WEIGHTS)):
+        lineage.fold(WEIGHTS.decode(record.value))
+    content = {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage.versions.items()}
+    timeless = [msgspec.structs.replace(step, seconds={}, started_at_ms=0, ended_at_ms=0, epoch=0) for step in steps]
+    return timeless, content, lineage
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+def test_sigkilled_trainer_resumes_bit_for_bit(
+    seam: str, broker: str, kafka_log: KafkaLog, fresh_topics: Topics, untied: Path, tmp_path: Path
+) -> None:
+    """Killed at its second step; the next batch's hash and loss, and all weights, are an undisturbed run's."""
+    undisturbed = MemoryLog()
+    undisturbed.create_topics(fresh_topics, policies=["policy"])
+    append_groups(undisturbed, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
+    loop.run(
+        config_of(untied, tmp_path / "a", fresh_topics), topics=fresh_topics, log=undisturbed, stop=threading.Event()
+    )
+
+    append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
+    config = config_of(untied, tmp_path / "b", fresh_topics)
+    # Versions and checkpoints begin at 0, steps at 1.
+    process = start(broker, fresh_topics, config, seam, 2 if SEAMS[seam][1] == "_learn" else 3)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, errors
+    half_written = list((tmp_path / "b").rglob(".tmp-*"))
+    assert bool(half_written) == seam.startswith("half-written")
+
+    loop.run(config, topics=fresh_topics, log=kafka_log, stop=threading.Event())
+    expected_steps, expected, _ = outcome(undisturbed, fresh_topics)
+    steps, content, lineage = outcome(kafka_log, fresh_topics)
+    assert steps == expected_steps
+    assert content.keys() == expected.keys()
+    for version, tensors in expected.items():
+        assert all(torch.equal(tensor, content[version][name]) for name, tensor in tensors.items())
+    assert lineage.num_void == 0
+    assert not list((tmp_path / "b").rglob(".tmp-*"))
+
+
+def test_two_trainers_at_once_one_stops(
+    broker: str, kafka_log: KafkaLog, fresh_topics: Topics, untied: Path, tmp_path: Path
+) -> None:
+    """The first waits in its process; a second claims; the first exits 78 with one clear message."""
+    config = config_of(untied, tmp_path, fresh_topics)
+    first = start(broker, fresh_topics, config, "none", 0)
+    weights = fresh_topics.name(Topic.WEIGHTS)
+    deadline = time.monotonic() + 90
+    while kafka_log.offsets(weights)[0].end < 2 and time.monotonic() < deadline:
+        assert first.poll() is None
+        time.sleep(0.1)
+    stop = threading.Event()
+    second = threading.Thread(
+        target=loop.run, args=(config,), kwargs={"topics": fresh_topics, "log": kafka_log, "stop": stop}
+    )
+    second.start()
+    _, errors = first.communicate(timeout=90)
+    assert first.returncode == 78, errors
+    assert errors.count("FencedError") == 1
+    assert "run one trainer per policy" in errors
+    append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
+    second.join(120)
+    assert not second.is_alive()
+    steps, _, lineage = outcome(kafka_log, fresh_topics)
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert [manifest.epoch for _, manifest in sorted(lineage.versions.items())] == [1, 2, 2, 2, 2]

@@ -1,0 +1,141 @@
+"""One optimiser step: what moves, what is skipped, what is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tracegrad.schemas.ids import RunName  # noqa: E402
+from tracegrad.trainer.config import OptimiserConfig, TrainerConfig  # noqa: E402
+from tracegrad.trainer.packing import TrainingRow  # noqa: E402
+from tracegrad.trainer.policy import configure_torch, load_policy  # noqa: E402
+from tracegrad.trainer.step import Learner  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def learner_of(model: Path, **changes: Any) -> Learner:
+    """A fresh one."""
+    config = TrainerConfig(run=RunName("r"), model=str(model), work_dir="w", **changes)
+    return Learner(load_policy(config, configure_torch(config)), config)
+
+
+def row(advantage: float = 1.0, *, version: int = 0, mu: float = -5.5, seed: int = 0) -> TrainingRow:
+    """Twelve tokens, the last five trained."""
+    rng = np.random.default_rng(seed)
+    mask = np.arange(12) >= 7
+    return TrainingRow(
+        rollout_id="r0",
+        token_ids_T=rng.integers(0, 261, 12),
+        loss_mask_T=mask,
+        sampler_logprobs_T=np.where(mask, mu, 0.0).astype(np.float32),
+        advantages_T=np.where(mask, advantage, 0.0).astype(np.float32),
+        temperatures_T=np.ones(12, dtype=np.float32),
+        versions_T=np.where(mask, version, -1),
+        token_weight=0.1,
+    )
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    """A copy."""
+    return {name: master.detach().clone() for name, master in learner.policy.masters.items()}
+
+
+def is_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_equal_steps_give_equal_weights_bit_for_bit(untied: Path) -> None:
+    """Two learners, three steps."""
+    results = []
+    for _ in range(2):
+        learner = learner_of(untied)
+        losses = [learner.step([row(seed=s), row(-1.0, seed=9)], version=s, step=s + 1).loss for s in range(3)]
+        results.append((losses, weights(learner), learner.state()))
+    assert results[0][0] == results[1][0]
+    assert is_equal(results[0][1], results[1][1])
+    assert is_equal(results[0][2], results[1][2])
+
+
+def test_restored_learner_goes_on_bit_for_bit(untied: Path) -> None:
+    """Weights, moments and their step count: the next step is the one that would have been."""
+    first = learner_of(untied)
+    first.step([row(seed=1)], version=0, step=1)
+    second = learner_of(untied)
+    second.policy.restore(weights(first))
+    second.restore({name: tensor.clone() for name, tensor in first.state().items()})
+    assert first.step([row(seed=2)], version=1, step=2).loss == second.step([row(seed=2)], version=1, step=2).loss
+    assert is_equal(weights(first), weights(second))
+    assert is_equal(first.state(), second.state())
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [([], "no_tokens"), ([row(0.0)], "no_advantage"), ([row(1.0, mu=float("nan"))], "non_finite")],
+    ids=["no tokens", "no advantage", "non-finite"],
+)
+def test_skipped_step_moves_nothing(rows: list[TrainingRow], reason: str, untied: Path) -> None:
+    """Neither weights nor optimiser; the reason is told, the figures are finite."""
+    learner = learner_of(untied)
+    learner.step([row(seed=1)], version=0, step=1)
+    before, state = weights(learner), {name: tensor.clone() for name, tensor in learner.state().items()}
+    result = learner.step(rows, version=1, step=2)
+    assert (result.is_updated, result.skipped) == (False, reason)
+    assert is_equal(weights(learner), before)
+    assert is_equal(learner.state(), state)
+    assert np.isfinite([result.loss, result.grad_norm, result.logprob_error_max, result.ratio_mean]).all()
+
+
+def test_non_finite_logprobs_leave_no_gradient_behind(untied: Path) -> None:
+    """The step after a skipped one is clean."""
+    learner, clean = learner_of(untied), learner_of(untied)
+    learner.step([row(1.0, mu=float("nan"))], version=0, step=1)
+    learner.step([row(seed=3)], version=0, step=2)
+    clean.step([row(seed=3)], version=0, step=2)
+    assert is_equal(weights(learner), weights(clean))
+
+
+def test_rows_without_advantage_change_nothing_but_their_weight(untied: Path) -> None:
+    """They are not computed."""
+    with_them, without = learner_of(untied), learner_of(untied)
+    with_them.step([row(seed=1), row(0.0, seed=2)], version=0, step=1)
+    without.step([row(seed=1)], version=0, step=1)
+    assert is_equal(weights(with_them), weights(without))
+
+
+def test_learning_rate_warms_up(untied: Path) -> None:
+    """A third, two thirds, all of it."""
+    learner = learner_of(untied, optimiser=OptimiserConfig(lr=3e-4))
+    rates = [learner.step([row()], version=0, step=step).learning_rate for step in (1, 2, 3, 9)]
+    assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
+
+
+def test_learning_rate_zero_takes_a_step_and_moves_nothing(untied: Path) -> None:
+    """The control run: versions grow, content does not."""
+    learner = learner_of(untied, optimiser=OptimiserConfig(lr=0.0))
+    before = weights(learner)
+    assert learner.step([row()], version=0, step=1).is_updated
+    assert is_equal(weights(learner), before)
+
+
+def test_logprob_error_is_taken_at_the_present_version_only(untied: Path) -> None:
+    """Older tokens differ by learning, not by error."""
+    learner = learner_of(untied)
+    exact = learner.step([row(version=3, mu=-5.5)], version=4, step=1)
+    assert (exact.num_checked_tokens, exact.logprob_error_max) == (0, 0.0)
+    off = learner_of(untied).step([row(version=4, mu=-9.5)], version=4, step=1)
+    assert off.num_checked_tokens == 5
+    assert off.logprob_error_max > 2.0
+
+
+def test_gradient_norm_is_reported_before_clipping(untied: Path) -> None:
+    """Clipping at a thousandth changes what AdamW sees, not what is told."""
+    free = learner_of(untied).step([row()], version=0, step=1)
+    held = learner_of(untied, optimiser=OptimiserConfig(clip_norm=1e-3)).step([row()], version=0, step=1)
+    assert held.grad_norm == free.grad_norm > 1e-3
