@@ -60,20 +60,14 @@ class KafkaAdmin:
     """An admin client, connected at its first use. Any thread may call it."""
 
     def __init__(self, base: Settings) -> None:
-        self._bootstrap_servers = base["bootstrap.servers"]
-        with boundary("make an admin client"):
-            self._client = AdminClient(dict(base), error_cb=log_error)
+        self._base = base
+        self._client = self._new_client()
 
-    def group_starts(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where a group goes on reading: its committed offsets, checked, else the beginning."""
-        if not wanted:
-            return {}
-        committed = self.committed(group, wanted)
-        kept = self.kept(sorted({where.topic for where in wanted}), wanted)
-        return {
-            where: checked(where, committed[where], kept[where]) if where in committed else kept[where].begin
-            for where in wanted
-        }
+    def _new_client(self) -> AdminClient:
+        """For group offsets one a question: after a broker's restart librdkafka 2.16 never finds the coordinator
+        again for a client that asked it before, and each question times out."""
+        with boundary("make an admin client"):
+            return AdminClient(dict(self._base), error_cb=log_error)
 
     def commit_group_offsets(self, group: str, next_offsets: Mapping[TopicPartition, int]) -> None:
         """Sets the committed offsets of a group that has no members now. UnavailableError while it has some."""
@@ -81,7 +75,8 @@ class KafkaAdmin:
         doing = f"set the committed offsets of group {group!r}"
         with boundary(doing):
             request = ConsumerGroupTopicPartitions(group, offsets)
-            futures = self._client.alter_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
+            client = self._new_client()
+            futures = client.alter_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
             result = futures[group].result(_TIMEOUT_S)
         for partition in result.topic_partitions:
             if partition.error is not None:
@@ -101,7 +96,7 @@ class KafkaAdmin:
                 return {name: counts[name] for name in topics}
             if time.monotonic() > deadline:
                 raise ConfigurationError(
-                    f"expected topic {missing[0]!r} on {self._bootstrap_servers}, got none of that name; "
+                    f"expected topic {missing[0]!r} on {self._base['bootstrap.servers']}, got none of that name; "
                     "create it (`tracegrad topics create`)"
                 )
             time.sleep(0.1)
@@ -152,7 +147,8 @@ class KafkaAdmin:
         doing = f"tell the committed offsets of group {group!r}"
         with boundary(doing):
             request = ConsumerGroupTopicPartitions(group, [partition_of(where) for where in wanted])
-            futures = self._client.list_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
+            client = self._new_client()
+            futures = client.list_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
             partitions = futures[group].result(_TIMEOUT_S).topic_partitions
         found = {}
         for partition in partitions:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 
 from confluent_kafka import IllegalStateException, KafkaError, KafkaException
@@ -26,6 +27,8 @@ from tracegrad.schemas.errors import (
 __all__ = ["CODES", "boundary", "log_error", "translate"]
 
 logger = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 10.0
 
 _CONFIGURATION = """
 CLUSTER_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTH_DISABLED
@@ -122,6 +125,23 @@ def boundary(doing: str) -> Iterator[None]:
         raise UnavailableError(f"expected Kafka to {doing}, got no answer in time; it is tried again") from error
 
 
-def log_error(error: KafkaError) -> None:
-    """For client-wide troubles; librdkafka goes on trying by itself."""
-    logger.warning("kafka client: %s (%s)", error.str(), error.name())
+class _QuietLog:
+    """Says a client's trouble once in a while: an away broker is reported several times a second by each client."""
+
+    def __init__(self) -> None:
+        self._last_at: dict[str, float] = {}
+        self._num_left_out = 0
+
+    def __call__(self, error: KafkaError) -> None:
+        name = error.name()
+        now = time.monotonic()
+        if now - self._last_at.get(name, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            self._num_left_out += 1
+            return
+        self._last_at[name] = now
+        logger.warning("kafka client: %s (%s; %d reports left out)", error.str(), name, self._num_left_out)
+        self._num_left_out = 0
+
+
+log_error = _QuietLog()
+"""For client-wide troubles; librdkafka goes on trying by itself."""

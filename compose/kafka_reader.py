@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, Message
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, TracegradError, UnavailableError
 from tracegrad.schemas.log import Record, TopicPartition
 
-from .kafka_admin import KafkaAdmin, partition_of
+from .kafka_admin import KafkaAdmin, checked, partition_of
 from .kafka_errors import boundary, log_error, translate
 from .kafka_settings import Settings
 
@@ -26,6 +26,7 @@ __all__ = ["GroupReader", "TailReader"]
 
 logger = logging.getLogger(__name__)
 
+_COMMITTED_TIMEOUT_S = 15.0
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
 
 
@@ -121,9 +122,8 @@ class GroupReader(TailReader):
 
     def _on_assign(self, consumer: Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         # An exception raised here would pass through librdkafka's frames, so `read` raises it instead.
-        wanted = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
         try:
-            starts = self._admin.group_starts(self._group, wanted)
+            starts = self._starts(consumer, partitions)
         except TracegradError as failure:
             self._failure = failure
             self._must_reopen = True
@@ -131,6 +131,21 @@ class GroupReader(TailReader):
         self._next.update(starts)
         consumer.incremental_assign([partition_of(where, offset) for where, offset in starts.items()])
         logger.info("group %s: %d partitions assigned", self._group, len(starts))
+
+    def _starts(
+        self, consumer: Consumer, partitions: list[confluent_kafka.TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The group's committed offsets, checked to lie in the log, else the beginning."""
+        if not partitions:
+            return {}
+        with boundary(f"tell the committed offsets of group {self._group!r}"):
+            committed = consumer.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
+        offsets = {TopicPartition(found.topic, found.partition): found.offset for found in committed}
+        kept = self._admin.kept(sorted({where.topic for where in offsets}), list(offsets))
+        return {
+            where: checked(where, offset, kept[where]) if offset >= 0 else kept[where].begin
+            for where, offset in offsets.items()
+        }
 
     def _on_revoke(self, consumer: Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         for partition in partitions:

@@ -53,7 +53,8 @@ def shared_settings(bootstrap_servers: str, given: Mapping[str, str]) -> Setting
         "socket.timeout.ms": 10_000,
         # A sync commit without coordinator gives up after ten of these; the default means more than an hour.
         "coordinator.query.interval.ms": 1000,
-        "log.connection.close": False,
+        # Its own lines go to stderr, several a second while a broker is away; the error callback says it too.
+        "log_level": 2,
         **given,
         "bootstrap.servers": bootstrap_servers,
     }
