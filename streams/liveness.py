@@ -11,17 +11,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log import Log, TopicPartition
 
-__all__ = ["Liveness", "check_partitions", "group_starts", "refuse_skipped"]
+__all__ = ["Liveness", "check_partitions", "group_starts", "patiently", "refuse_skipped"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
 """How long to look for a record before its offset counts as empty (compacted, or a transaction's control record)."""
+
+
+def patiently(ask: Callable[[], T], *, patience_s: float = 20.0) -> T:
+    """The answer, asked again while the broker does not give one (a new leader, a restart); then its error."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return ask()
+        except UnavailableError as error:
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("asking the broker again: %s", error)
+            time.sleep(0.5)
 
 
 def group_starts(log: Log, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:

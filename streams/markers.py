@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log import Log, Record, TopicPartition
 
+from .liveness import patiently
+
 __all__ = ["read_markers"]
 
 _CHUNK = 5_000
@@ -26,9 +28,9 @@ async def read_markers(
     """Reads them in a thread and gives them in the event loop; `give` returns False to stop. Returns their number."""
     if not partitions:
         return 0
-    kept = await asyncio.to_thread(log.offsets, topic)
+    kept = await asyncio.to_thread(patiently, lambda: log.offsets(topic))
     starts = {TopicPartition(topic, partition): kept[partition].begin for partition in partitions}
-    reader = await asyncio.to_thread(log.tail, [topic], start=starts)
+    reader = await asyncio.to_thread(patiently, lambda: log.tail([topic], start=starts))
     num_markers, moved_at = 0, time.monotonic()
     try:
         while any(reader.positions()[where] < kept[where.partition].end for where in starts):

@@ -36,7 +36,7 @@ from .faust_app import FaustSeam
 from .folds import INPUTS, build_fold
 from .heartbeat import Heartbeat, Status
 from .instance import PoisonList, hold_instance
-from .liveness import Liveness, check_partitions, group_starts, refuse_skipped
+from .liveness import Liveness, check_partitions, group_starts, patiently, refuse_skipped
 from .markers import read_markers
 from .stage import Emission, Fold
 
@@ -73,8 +73,9 @@ def run_fold(
     inputs = tuple(topics.name(topic) for topic in INPUTS[stage])
     with hold_instance(data_dir, stage, config.instance_id):
         if fold.marker_topic is not None:
-            check_partitions(log, (*inputs, topics.name(fold.marker_topic)), config.partitions)
-        group_starts(log, topics.group(stage), inputs)
+            equal = (*inputs, topics.name(fold.marker_topic))
+            patiently(lambda: check_partitions(log, equal, config.partitions))
+        patiently(lambda: group_starts(log, topics.group(stage), inputs))
         writer = log.writer()
         try:
             asyncio.run(_serve(fold, config, stage, topics, log, writer, stop))
@@ -246,7 +247,7 @@ class _Worker:
         began = time.monotonic()
         assigned = set(self._seam.assignment())
         inputs = sorted({where.topic for where in assigned})
-        starts = await asyncio.to_thread(group_starts, self._log, self._seam.group, inputs)
+        starts = await asyncio.to_thread(patiently, lambda: group_starts(self._log, self._seam.group, inputs))
         num_markers = 0
         if self._marker_topic is not None:
             num_markers = await read_markers(

@@ -72,18 +72,18 @@ def test_the_mark_never_passes_an_open_offset() -> None:
     assert ledger.low_water == 50
 
 
-def test_ten_million_offsets_behind_one_open_episode_stay_small() -> None:
-    """A million singles through the real calls; then ten million at once in the same two lists."""
+def test_any_number_of_offsets_behind_one_open_episode_stays_small() -> None:
+    """Memory follows the runs of open offsets, so the number of offsets behind the open one does not show."""
     ledger = PartitionLedger()
     ledger.deliver(0)
-    for offset in range(1, 200_000):
+    for offset in range(1, 40_000):
         ledger.deliver(offset)
         ledger.done(offset)
     assert ledger.low_water == 0
     assert ledger.num_ranges == 1
-    for offset in range(200_000, 400_000):
+    for offset in range(40_000, 80_000):
         ledger.deliver(offset)
-    assert ledger.num_open == 200_001
+    assert ledger.num_open == 40_001
     assert ledger.num_ranges == 2
     held = sys.getsizeof(ledger._starts) + sys.getsizeof(ledger._ends)
     assert held < 1024
