@@ -154,8 +154,7 @@ class Runner:
                 for record in records:
                     await self._take(record)
             due = {where: offset for where, offset in self._ledger.due().items() if where in self._owned}
-            if due and await asyncio.to_thread(self._commit, due):
-                self._ledger.confirm(due)
+            self._ledger.confirm(await asyncio.to_thread(self._commit, due))
 
     def _read_records(self, max_records: int) -> tuple[Sequence[Record], Mapping[TopicPartition, int]]:
         try:
@@ -165,13 +164,15 @@ class Runner:
             records = ()
         return records, self._reader.positions()
 
-    def _commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
+    def _commit(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """The offsets that were committed."""
         try:
-            self._reader.commit(offsets)
+            if offsets:
+                self._reader.commit(offsets)
         except UnavailableError as error:
             logger.warning("offsets not committed, trying again: %s", error)
-            return False
-        return True
+            return {}
+        return offsets
 
     async def _take(self, record: Record) -> None:
         try:

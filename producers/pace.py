@@ -1,0 +1,52 @@
+"""How many training groups may be admitted now. Pure.
+
+    capacity = min(max_running - running, (eta + 1) * G - (admitted - consumed), steps * G - admitted)
+
+in training groups, G of them a batch; nothing while the engines serve a version more than eta behind the newest
+one. `consumed` is cumulative on `training_steps` and holds the excluded groups too, so that a group that trained
+nothing gives its place back. Validation never counts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Pace", "Progress", "capacity"]
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of one run."""
+
+    groups_per_step: int
+    """G."""
+    steps: int
+    staleness: int
+    """eta: how many versions behind the newest a sampled token may be by design; 0 is synchronous."""
+    max_running: int
+    """Groups in the works at once."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run stands, as its topics tell."""
+
+    admitted: int = 0
+    """Training groups asked for so far."""
+    running: int = 0
+    """Of those, the ones with a rollout that has no final event."""
+    consumed: int = 0
+    """Groups in batches so far, trained or excluded."""
+    step: int = 0
+    """The newest batch."""
+    version: int = 0
+    """What it led to."""
+    acked: int | None = None
+    """The version that engines serve; None: none yet."""
+
+
+def capacity(pace: Pace, progress: Progress) -> int:
+    """Training groups to admit now, 0 or more."""
+    if progress.acked is None or progress.acked < progress.version - pace.staleness:
+        return 0
+    ahead = (pace.staleness + 1) * pace.groups_per_step - (progress.admitted - progress.consumed)
+    left = pace.steps * pace.groups_per_step - progress.admitted
+    return max(0, min(pace.max_running - progress.running, ahead, left))

@@ -1,0 +1,188 @@
+"""Where a run stands, folded from its topics: what was asked for, what has ended, what was trained, what is served.
+
+In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, each topic in its own order.
+Out: Progress, open rollouts, validation scores, exclusions. Invariant: the same records give the same state, so a
+restart goes on where the log ends. Failure: none; records of other runs and policies are ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from tracegrad.schemas.calls import Purpose
+from tracegrad.schemas.codec import Codec
+from tracegrad.schemas.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.training import TrainingStep
+from tracegrad.schemas.weights import WeightAck
+
+from .histories import Histories, History
+from .pace import Progress
+
+__all__ = ["EPISODE_OUTCOMES", "EpisodeOutcome", "OpenRollout", "RunState"]
+
+_MAX_REASONS = 100
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What tasks needs of an episode; the rest of the record is not decoded."""
+
+    schema: str = "episode/1"
+    rollout_id: str | None
+    group: GroupRef | None
+    purpose: Purpose
+    state: RolloutState
+    is_final: bool
+    calls: tuple[msgspec.Raw, ...] = ()
+    reward: float | None = None
+    unscored: str = ""
+
+    @property
+    def exclusion(self) -> str:
+        """Why this rollout trains nothing; empty when it can."""
+        if self.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
+            return self.state.value
+        if not self.calls:
+            return "no_calls"
+        return f"unscored ({self.unscored[:80]})" if self.reward is None else ""
+
+
+EPISODE_OUTCOMES: Codec[EpisodeOutcome] = Codec(EpisodeOutcome, released=("episode/1",), wire="json")
+
+
+@dataclass
+class OpenRollout:
+    """A rollout without a final event."""
+
+    request: RolloutRequest
+    active_s: float
+    """When something was last heard of it."""
+
+
+class RunState:
+    """One run and policy. Not thread-safe."""
+
+    def __init__(self, run_hash: str, policy: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_hash = run_hash
+        self._policy = policy
+        self._clock = clock
+        self._histories = Histories(run_hash)
+        self._admitted: dict[Purpose, dict[int, set[int]]] = {Purpose.TRAIN: {}, Purpose.VALIDATION: {}}
+        """Index of the group -> members asked for."""
+        self._acked: dict[str, int] = {}
+        self._num_final_episodes: Counter[str] = Counter()
+        self._group_exclusions: dict[str, Counter[str]] = defaultdict(Counter)
+        self._seen_final: set[str] = set()
+        self.open: dict[str, OpenRollout] = {}
+        self.scores: dict[int, EpisodeOutcome] = {}
+        """Index of the validation group -> its final episode."""
+        self.newest_step: TrainingStep | None = None
+        self.exclusions: Counter[str] = Counter()
+        """Reason -> training rollouts that could not train."""
+
+    def fold(self, record: object) -> None:
+        """Takes the next record of any of the topics."""
+        if isinstance(record, RolloutRequest):
+            self._fold_request(record)
+        elif isinstance(record, RolloutEvent):
+            self._fold_event(record)
+        elif isinstance(record, EpisodeOutcome):
+            self._fold_episode(record)
+        elif isinstance(record, TrainingStep):
+            self._fold_step(record)
+        elif isinstance(record, WeightAck) and record.policy == self._policy:
+            self._acked[record.engine_id] = record.version
+
+    def _fold_request(self, request: RolloutRequest) -> None:
+        if request.purpose not in self._admitted or not request.rollout_id.startswith(self._run_hash):
+            return
+        members = self._admitted[request.purpose].setdefault(request.group.index, set())
+        if request.group.member in members:
+            return
+        members.add(request.group.member)
+        if self._histories.of(request.rollout_id).final is None:
+            self.open[request.rollout_id] = OpenRollout(request, self._clock())
+
+    def _fold_event(self, event: RolloutEvent) -> None:
+        self._histories.fold(event)
+        rollout = self.open.get(event.rollout_id)
+        if rollout is None:
+            return
+        rollout.active_s = self._clock()
+        if self._histories.of(event.rollout_id).final is not None:
+            del self.open[event.rollout_id]
+
+    def _fold_episode(self, episode: EpisodeOutcome) -> None:
+        group, rollout = episode.group, episode.rollout_id
+        if group is None or rollout is None or not episode.is_final or rollout in self._seen_final:
+            return
+        self._seen_final.add(rollout)
+        if episode.purpose is Purpose.VALIDATION:
+            self.scores[group.index] = episode
+            return
+        self._num_final_episodes[group.id] += 1
+        if reason := episode.exclusion:
+            # A grader may word every reason anew; the table of reasons stays small all the same.
+            known = reason in self.exclusions or len(self.exclusions) < _MAX_REASONS
+            self.exclusions[reason if known else "unscored"] += 1
+            self._group_exclusions[group.id][reason] += 1
+        if self._num_final_episodes[group.id] >= group.size:
+            del self._num_final_episodes[group.id]
+            excluded = self._group_exclusions.pop(group.id, None)
+            if excluded:
+                reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(excluded.items()))
+                logger.warning(
+                    "group %d: %d of %d rollouts excluded: %s", group.index, excluded.total(), group.size, reasons
+                )
+
+    def _fold_step(self, step: TrainingStep) -> None:
+        newest = self.newest_step
+        if step.policy != self._policy or (newest and (step.epoch, step.step) < (newest.epoch, newest.step)):
+            return
+        self.newest_step = step
+        if step.skipped:
+            logger.warning("step %d trained nothing: %s", step.step, step.skipped)
+        if step.excluded_ids:
+            reasons = ", ".join(
+                f"{reason} {count}" for reason, count in sorted(Counter(step.excluded_ids.values()).items())
+            )
+            logger.warning("step %d: %d groups excluded: %s", step.step, len(step.excluded_ids), reasons)
+
+    def history(self, rollout: str) -> History:
+        """The events of a rollout."""
+        return self._histories.of(rollout)
+
+    def missing(self, purpose: Purpose, index: int, size: int) -> list[int]:
+        """Members of a group that were not asked for yet."""
+        members = self._admitted[purpose].get(index, set())
+        return [member for member in range(size) if member not in members]
+
+    def incomplete(self, purpose: Purpose, size: int) -> list[int]:
+        """Groups of which some members were asked for: a restart came between."""
+        return [index for index, members in self._admitted[purpose].items() if len(members) < size]
+
+    def num_open(self, purpose: Purpose) -> int:
+        """Rollouts without a final event."""
+        return sum(rollout.request.purpose is purpose for rollout in self.open.values())
+
+    def progress(self) -> Progress:
+        """What the pace is computed from."""
+        step = self.newest_step
+        running = {
+            rollout.request.group.index for rollout in self.open.values() if rollout.request.purpose is Purpose.TRAIN
+        }
+        return Progress(
+            admitted=len(self._admitted[Purpose.TRAIN]),
+            running=len(running),
+            consumed=step.accounting.consumed if step else 0,
+            step=step.step if step else 0,
+            version=step.version if step else 0,
+            acked=max(self._acked.values(), default=None),
+        )
