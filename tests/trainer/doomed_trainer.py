@@ -1,6 +1,6 @@
-"""A trainer in a process of its own that kills itself with SIGKILL at a named seam: python -m tests.trainer.doomed_trainer.
+"""A trainer in a process of its own that kills itself with SIGKILL at a named seam.
 
-argv: bootstrap servers, Topics as JSON, TrainerConfig as JSON, seam (`none` trains on), step at which it strikes.
+argv: bootstrap servers, Topics as JSON, TrainerConfig as JSON, the seam (`none` trains on), at which call of it.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tracegrad.trainer.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng, restore_rng  # noqa: E402
-from tracegrad.trainer.durable import whole_folder  # noqa: E402
+import torch
+
+from tracegrad.trainer.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng, restore_rng
+from tracegrad.trainer.durable import whole_folder
 
 pytestmark = pytest.mark.torch
 

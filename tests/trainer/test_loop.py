@@ -9,21 +9,23 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import load_file  # noqa: E402
+import torch
+from safetensors.torch import load_file
 
-from tests.memory_log import MemoryLog  # noqa: E402
-from tests.trainer.material import append_groups, group_bytes, segment, summary, turn  # noqa: E402
-from tracegrad.schemas.errors import ConfigurationError, FencedError  # noqa: E402
-from tracegrad.schemas.ids import RunName  # noqa: E402
-from tracegrad.schemas.log import Log  # noqa: E402
-from tracegrad.schemas.topics import Topic, Topics  # noqa: E402
-from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep  # noqa: E402
-from tracegrad.schemas.transitions import encode_group  # noqa: E402
-from tracegrad.schemas.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest  # noqa: E402
-from tracegrad.trainer import loop  # noqa: E402
-from tracegrad.trainer.config import LoraConfig, LossConfig, TrainerConfig  # noqa: E402
+from tests.memory_log import MemoryLog
+from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
+from tracegrad.schemas.errors import ConfigurationError, FencedError
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log import Log
+from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.transitions import encode_group
+from tracegrad.schemas.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest
+from tracegrad.trainer import loop
+from tracegrad.trainer.config import LoraConfig, LossConfig, TrainerConfig
+from tracegrad.trainer.publish import Publisher
 
 pytestmark = pytest.mark.torch
 
@@ -228,7 +230,7 @@ def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, un
 def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """A higher claim came between checkpoint and manifest; readers ignore that manifest, so it must come again."""
     config = config_of(untied, tmp_path)
-    original = loop.Publisher.write
+    original = Publisher.write
 
     def overtaken(self: Any, *args: Any, **named: Any) -> Any:
         manifest = original(self, *args, **named)
@@ -238,7 +240,7 @@ def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, un
         return manifest
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Publisher, "write", overtaken)
+        patch.setattr(Publisher, "write", overtaken)
         with pytest.raises(FencedError):
             train(log, config)
     assert sorted(lineage_of(log).versions) == [0, 1]

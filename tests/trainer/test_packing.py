@@ -7,20 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tests.trainer.material import VOCABULARY, group_bytes, record  # noqa: E402
-from tracegrad.schemas.ids import RunName  # noqa: E402
-from tracegrad.trainer.config import TrainerConfig  # noqa: E402
-from tracegrad.trainer.groups import Group, GroupLimits, judge  # noqa: E402
-from tracegrad.trainer.losses import Denominator, clipped_policy_loss, sampled_logprobs  # noqa: E402
-from tracegrad.trainer.metrics import rollout_tokens  # noqa: E402
-from tracegrad.trainer.packing import MicroBatch, TrainingRow, micro_batches, training_rows  # noqa: E402
-from tracegrad.trainer.policy import Policy, configure_torch, load_policy  # noqa: E402
+import torch
+
+from tests.trainer.material import VOCABULARY, group_bytes, record
+from tracegrad.schemas.ids import RunName
+from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.groups import Group, GroupLimits, judge
+from tracegrad.trainer.losses import Denominator, clipped_policy_loss, sampled_logprobs
+from tracegrad.trainer.metrics import rollout_tokens
+from tracegrad.trainer.packing import MicroBatch, TrainingRow, micro_batches, training_rows
+from tracegrad.trainer.policy import Policy, configure_torch, load_policy
 
 pytestmark = pytest.mark.torch
 
-Gradients = dict[str, "torch.Tensor"]
+Gradients = dict[str, torch.Tensor]
 
 
 def groups(count: int) -> list[Group]:
@@ -99,7 +101,7 @@ def assert_close(got: Gradients, expected: Gradients) -> None:
     """All of them, to float32 rounding."""
     assert got.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(got[name], gradient, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: name + text)
+        torch.testing.assert_close(got[name], gradient, atol=2e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 64, 4096])

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import load_file  # noqa: E402
+import torch
+from safetensors.torch import load_file
 
-from tracegrad.schemas.errors import ConfigurationError  # noqa: E402
-from tracegrad.schemas.ids import RunName  # noqa: E402
-from tracegrad.trainer.config import LoraConfig, TrainerConfig  # noqa: E402
-from tracegrad.trainer.policy import Policy, configure_torch, load_policy  # noqa: E402
-from tracegrad.trainer.publish import Publisher  # noqa: E402
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunName
+from tracegrad.trainer.config import LoraConfig, TrainerConfig
+from tracegrad.trainer.policy import Policy, configure_torch, load_policy
+from tracegrad.trainer.publish import Publisher
 
 pytestmark = pytest.mark.torch
 
@@ -49,9 +50,9 @@ def opened(folder: Path) -> Any:
     """As any user opens it."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     transformers.AutoTokenizer.from_pretrained(folder)
-    return model
+    return model.eval()
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
@@ -111,7 +112,7 @@ def test_bfloat16_gradients_reach_the_masters(untied: Path) -> None:
     """Summed over backward passes."""
     policy = loaded(untied, dtype="bfloat16")
     for _ in range(2):
-        policy.logits(IDS, KEEP).float().mean().backward()
+        policy.logits(IDS, KEEP).float().mean().backward()  # type: ignore[no-untyped-call]
         policy.collect_gradients()
     grads = [master.grad for master in policy.masters.values()]
     assert all(grad is not None and grad.dtype == torch.float32 for grad in grads)

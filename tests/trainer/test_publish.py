@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tracegrad.schemas.ids import RunName  # noqa: E402
-from tracegrad.schemas.weights import VersionManifest  # noqa: E402
-from tracegrad.trainer.config import LoraConfig, TrainerConfig  # noqa: E402
-from tracegrad.trainer.policy import Policy, configure_torch, load_policy  # noqa: E402
-from tracegrad.trainer.publish import Publisher  # noqa: E402
+import torch
+
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.weights import VersionManifest
+from tracegrad.trainer.config import LoraConfig, TrainerConfig
+from tracegrad.trainer.policy import Policy, configure_torch, load_policy
+from tracegrad.trainer.publish import Publisher
 
 pytestmark = pytest.mark.torch
 

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tracegrad.schemas.ids import RunName  # noqa: E402
-from tracegrad.trainer.config import OptimiserConfig, TrainerConfig  # noqa: E402
-from tracegrad.trainer.packing import TrainingRow  # noqa: E402
-from tracegrad.trainer.policy import configure_torch, load_policy  # noqa: E402
-from tracegrad.trainer.step import Learner  # noqa: E402
+import torch
+
+from tracegrad.schemas.ids import RunName
+from tracegrad.trainer.config import OptimiserConfig, TrainerConfig
+from tracegrad.trainer.packing import TrainingRow
+from tracegrad.trainer.policy import configure_torch, load_policy
+from tracegrad.trainer.step import Learner
 
 pytestmark = pytest.mark.torch
 
