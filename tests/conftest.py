@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.engine_fixture import engine as engine
 from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.compose.local_kafka import LocalKafka

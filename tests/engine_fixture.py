@@ -1,0 +1,166 @@
+"""One real vLLM engine for the whole test session: a tiny random Qwen3 (untied), our plug-in, updates from files.
+
+    def test_x(engine: RunningEngine) -> None:      # fixture; mark the test `engine`
+        manifest = engine.publish_version(state_dict, version=3)     # a folder under engine.weight_root, hashed
+        engine.load(manifest)                                        # or let weight sync find it
+        engine.generate([1, 2, 3], max_tokens=8)                     # ids, logprobs, version spans
+
+`start_engine` starts another one (a tied model; one to be killed). Starts take about 20 s and 1.5 GB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.tiny_models import Kind, make_model, save_version
+from tracegrad.compose.engine import EngineConfig, engine_argv, engine_environment, probe
+from tracegrad.compose.engine_health import wait_ready
+from tracegrad.compose.guard import guarded
+from tracegrad.consumers.engine_control import EngineControl
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.weights import VersionManifest, WeightFile
+
+__all__ = ["RunningEngine", "engine", "manifest_of", "start_engine"]
+
+
+def manifest_of(folder: Path, *, version: int, epoch: int = 1, policy: str = "policy") -> VersionManifest:
+    """The manifest of a version folder as it lies there now."""
+    files = tuple(
+        WeightFile(name=file.name, bytes=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+        for file in sorted(folder.iterdir())
+    )
+    return VersionManifest(
+        policy=policy,
+        run=RunName("test"),
+        version=version,
+        epoch=epoch,
+        base_version=max(0, version - 1),
+        kind="full",
+        uri=str(folder),
+        files=files,
+        step=version,
+        next_offset=0,
+    )
+
+
+class RunningEngine:
+    """An engine process and what a test wants of it."""
+
+    def __init__(self, folder: Path, kind: Kind) -> None:
+        self.model = make_model(folder / "model", kind)
+        self.weight_root = folder / "weights"
+        self.weight_root.mkdir()
+        self.log_path = folder / "engine.log"
+        with socket.socket() as probe_socket:
+            probe_socket.bind(("127.0.0.1", 0))
+            port = probe_socket.getsockname()[1]
+        self.config = EngineConfig(
+            model=str(self.model),
+            weight_root=str(self.weight_root),
+            work_dir=str(folder),
+            port=port,
+            max_model_len=512,
+            max_num_seqs=32,
+            kv_cache_bytes=64 << 20,
+        )
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.url, timeout=120.0)
+        self.control = EngineControl(self.client, timeout_s=60.0, load_timeout_s=60.0)
+        self.start_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the API server, which leads a session of its own."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts the process and waits until it is healthy."""
+        build = probe(self.config)
+        started = time.monotonic()
+        with self.log_path.open("ab") as log:
+            self._process = process = subprocess.Popen(
+                guarded(engine_argv(self.config, build)),
+                env=engine_environment(self.config, build, os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        wait_ready(self.url, log_path=self.log_path, is_alive=lambda: process.poll() is None, timeout_s=300.0)
+        self.start_s = time.monotonic() - started
+
+    def kill(self) -> None:
+        """SIGKILL to the API server alone: its children must end by themselves."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+
+    def stop(self) -> None:
+        """SIGTERM, then whatever is left of its session."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(20)
+        self._process = None
+
+    def publish_version(self, state_dict: dict[str, Any], version: int, epoch: int = 1) -> VersionManifest:
+        """Writes a version folder with exactly these tensors; the caller puts the manifest on `weights`."""
+        folder = self.weight_root / f"v{version}-e{epoch}"
+        save_version(self.model, folder, state_dict)
+        return manifest_of(folder, version=version, epoch=epoch)
+
+    def load(self, manifest: VersionManifest) -> None:
+        """What weight sync does, without its topics."""
+        self.control.load(manifest, manifest.uri)
+        self.control.resume()
+
+    def generate(self, token_ids: list[int], **sampling: Any) -> dict[str, Any]:
+        """The answer's first choice, its logprobs as `logprobs`: a list of floats."""
+        response = self.client.post("/inference/v1/generate", json=generate_body(token_ids, **sampling))
+        assert response.status_code == 200, response.text[:300]
+        choice: dict[str, Any] = response.json()["choices"][0]
+        choice["logprobs"] = [token["logprob"] for token in choice["logprobs"]["content"]]
+        return choice
+
+
+def generate_body(token_ids: list[int], **sampling: Any) -> dict[str, Any]:
+    """A request of ids that samples at temperature 1 and gives logprobs."""
+    parameters = {"temperature": 1.0, "max_tokens": 8, "logprobs": 0, "ignore_eos": True, **sampling}
+    return {"model": "policy", "token_ids": token_ids, "sampling_params": parameters}
+
+
+@contextlib.contextmanager
+def start_engine(folder: Path, kind: Kind) -> Iterator[RunningEngine]:
+    """An engine of its own, ended at the end."""
+    running = RunningEngine(folder, kind)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+        running.client.close()
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """The session's engine. Tests share it: leave it running and not paused, whatever its weights."""
+    with start_engine(tmp_path_factory.mktemp("engine"), "qwen3") as running:
+        yield running
