@@ -42,8 +42,9 @@ from .config import LlmGatewayConfig, check
 from .engine_client import EngineClient
 from .identity import Caller, IdentityError, collect, judge
 from .lineage import Lineages, LineageTail
+from .local_render import prove
 from .record import closed_record, record_key
-from .render import EngineRenderer
+from .render import EngineRenderer, Renderer, waits_until
 from .responses import CallResponse, failure
 from .sampling import RequestError, parse_overrides
 from .tracing import CallTracer
@@ -52,6 +53,7 @@ __all__ = ["Gateway", "run"]
 
 _LOGGER = logging.getLogger(__name__)
 _STAGE = "llm_gateway"
+_PROOF_RETRY_S = 2.0
 _ROLLOUT = "/rollout/{rollout}/attempt/{attempt}"
 
 
@@ -90,25 +92,43 @@ class Gateway:
         policies = tuple(policy.name for policy in self.config.policies)
         self.lineage = LineageTail(Lineages(policies), topics=self._topics, log=self._log)
         client = EngineClient(self.config.engines, counters=self.counters)
-        renderer = EngineRenderer(client, timeout_s=self.config.render_timeout_s)
+        self.renderer: Renderer = EngineRenderer(client, timeout_s=self.config.render_timeout_s)
         self._calls = CallServer(
             self.config,
             client=client,
-            renderer=lambda: renderer,
+            renderer=lambda: self.renderer,
             lineage=self.lineage,
             writer=self._writer,
             topic=self._topics.name(Topic.LLM_CALLS),
             counters=self.counters,
         )
         self.lineage.start()
+        proof = asyncio.create_task(self._prefer_local(client))
         try:
             yield
         finally:
+            proof.cancel()
+            await asyncio.wait({proof})
             await self.lineage.close()
             await client.close()
             await asyncio.to_thread(self._writer.close)
             await asyncio.to_thread(self._tracer.close)
             _LOGGER.info("llm gateway stopped: %s", dict(self.counters | self.lineage.lineages.counters))
+
+    async def _prefer_local(self, client: EngineClient) -> None:
+        """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
+        policies = self.config.policies
+        while self.config.render == "auto" and len(policies) == 1:
+            folder = self.lineage.lineages.folder(policies[0].name)
+            limit = await client.context_length() if folder else None
+            if folder and limit:
+                with contextlib.suppress(UnavailableError):
+                    waits = waits_until(0, self.config.render_timeout_s)
+                    local = await prove(folder, self.renderer, waits, max_tokens=limit)
+                    self.renderer = local or self.renderer
+                    self.counters["renders_locally"] = int(local is not None)
+                    return
+            await self.lineage.changed(_PROOF_RETRY_S)
 
     def _guard(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """Every error as OpenAI's clients expect it, counted."""

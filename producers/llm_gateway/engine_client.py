@@ -114,13 +114,26 @@ class EngineClient:
 
     async def label(self, engine: EngineRef) -> str | None:
         """The engine's weight label, or None when it does not tell (no developer routes) or is away."""
+        answer = await self._get(engine, "/weight_info")
+        return str(answer["weight_version"]) if isinstance(answer, dict) and "weight_version" in answer else None
+
+    async def context_length(self) -> int | None:
+        """The shortest context window of the engines, or None while one does not tell."""
+        lengths: list[int] = []
+        for engine in self._engines:
+            answer = await self._get(engine, "/v1/models")
+            try:
+                lengths.append(int(answer["data"][0]["max_model_len"]))
+            except (KeyError, IndexError, TypeError, ValueError):
+                return None
+        return min(lengths)
+
+    async def _get(self, engine: EngineRef, path: str) -> Any:
         timeout = aiohttp.ClientTimeout(total=5.0)
         try:
-            async with self._session.get(engine.url.rstrip("/") + "/weight_info", timeout=timeout) as response:
-                if response.status != 200:
-                    return None
-                return str(msgspec.json.decode(await response.read())["weight_version"])
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, KeyError, TypeError):
+            async with self._session.get(engine.url.rstrip("/") + path, timeout=timeout) as response:
+                return msgspec.json.decode(await response.read()) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
             return None
 
 

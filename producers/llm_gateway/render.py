@@ -20,7 +20,17 @@ from .answer import ParsedMessage
 from .engine_client import DERENDER, RENDER, EngineClient, EngineRefusal
 from .splice import History, Prompt, end_of_turn, splice, whole
 
-__all__ = ["EngineRenderer", "Rendered", "Renderer", "build_prompt", "chat_fields", "splice_context"]
+__all__ = [
+    "EndOfTurn",
+    "EngineRenderer",
+    "Rendered",
+    "Renderer",
+    "Waits",
+    "build_prompt",
+    "chat_fields",
+    "splice_context",
+    "waits_until",
+]
 
 _TEMPLATE_FIELDS = ("tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort")
 _GRAMMAR_FIELDS = (

@@ -216,4 +216,3 @@ def end_of_turn(one: Sequence[int], other: Sequence[int], terminals: Sequence[in
         length += 1
     tail = list(one[len(one) - length :])
     return next((token for token in tail if token in terminals), tail[0] if tail else None)
-

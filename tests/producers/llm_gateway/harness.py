@@ -119,12 +119,14 @@ def config(*urls: str, **settings: Any) -> LlmGatewayConfig:
 
 
 @contextlib.asynccontextmanager
-async def rig(engine: ScriptedEngine | None = None, *, engine_url: str = "", **settings: Any) -> AsyncIterator[Rig]:
+async def rig(
+    engine: ScriptedEngine | None = None, *, engine_url: str = "", folder: str = "/nowhere", **settings: Any
+) -> AsyncIterator[Rig]:
     """A gateway in front of a scripted engine that serves version 0 of epoch 1."""
     engine = engine or ScriptedEngine(label="0-e1")
     log = MemoryLog()
     log.create_topics(TOPICS, policies=["policy"])
-    publish(log, 0, claims=True)
+    publish(log, 0, claims=True, uri=folder)
     spans = InMemorySpanExporter()
     async with contextlib.AsyncExitStack() as stack:
         url = engine_url or await stack.enter_async_context(serve(engine.app))
