@@ -13,18 +13,18 @@ On failure: LogGapError when the offset lies outside the log; bad records are ve
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from tracegrad.schemas.errors import LogGapError
+from tracegrad.schemas.errors import LogGapError, UnavailableError
 from tracegrad.schemas.log import Log, Record, TopicPartition
 from tracegrad.schemas.training import Accounting
 
 from .groups import Group, GroupLimits, Verdict, judge, oldest_version
 
-__all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
+__all__ = ["Batch", "OpenBatch", "TransitionsSource", "account", "form"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +180,13 @@ class TransitionsSource:
         return None
 
     @property
-    def lag(self) -> int:
-        """Records on the log that were not taken yet. Asks the broker."""
-        bounds: Mapping[int, object] = self._log.offsets(self._at.topic)
-        end = getattr(bounds.get(self._at.partition), "end", self._next_offset)
-        return max(0, int(end) - self._next_offset)
+    def lag(self) -> int | None:
+        """Records on the log that were not taken yet; None while the broker does not answer."""
+        try:
+            bounds = self._log.offsets(self._at.topic)
+        except UnavailableError:
+            return None
+        return max(0, bounds[self._at.partition].end - self._next_offset)
 
     def close(self) -> None:
         """Releases the reader."""

@@ -167,7 +167,7 @@ class Trainer:
             if time.monotonic() - said_at >= config.wait_log_s:
                 said_at = time.monotonic()
                 _log.info(
-                    "waiting for groups: policy=%s step=%d has %d of %d, lag=%d records",
+                    "waiting for groups: policy=%s step=%d has %d of %d, lag=%s records",
                     config.policy,
                     state.step + 1,
                     batch.num_seen,

@@ -98,6 +98,19 @@ def test_denominators_by_hand(
     assert (denominator.token_weight(2), denominator.token_weight(4)) == pytest.approx(weights)
 
 
+@pytest.mark.parametrize(
+    ("aggregation", "expected"), [("token_mean", 1 / 3), ("rollout_mean", 0.0), ("constant", 1 / 10)]
+)
+def test_worked_example_of_the_docs(
+    aggregation: Literal["token_mean", "rollout_mean", "constant"], expected: float
+) -> None:
+    """docs/training.md: returns 1 and 0, two and four tokens, rho = 1."""
+    denominator = Denominator.of(LossConfig(aggregation=aggregation, constant_tokens=10), {"r0": 2, "r1": 4})
+    weights = [denominator.token_weight(n) for n in (2, 4) for _ in range(n)]
+    term, _ = loss_of([1.0] * 6, [1.0] * 2 + [-1.0] * 4, weights)
+    assert term.loss.item() == pytest.approx(expected, abs=1e-6)
+
+
 def test_logprobs_are_at_the_sampling_temperature() -> None:
     """Logits (0, ln 3): at T = 1 the second token has 3/4; at T = 0.5, 9/10."""
     logits = torch.tensor([[[0.0, math.log(3.0)], [0.0, math.log(3.0)]]])

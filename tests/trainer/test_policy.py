@@ -93,6 +93,21 @@ def test_merging_leaves_the_live_weights_alone(untied: Path) -> None:
     assert torch.equal(policy.logits(IDS, KEEP).detach(), before)
 
 
+def test_bfloat16_adapters_train_in_float32_and_merge(untied: Path) -> None:
+    """The real input's setting: what is exported is what was trained, to bfloat16's rounding."""
+    policy = loaded(untied, dtype="bfloat16", method="lora", lora=LoraConfig(rank=4))
+    assert {master.dtype for master in policy.masters.values()} == {torch.float32}
+    base = policy.export()
+    disturb(policy)
+    moved = policy.export()
+    assert {tensor.dtype for tensor in moved.values()} == {torch.bfloat16}
+    changed = {name for name in base if not torch.equal(base[name], moved[name])}
+    assert changed == {name for name in base if "_proj" in name and name.endswith("weight")}
+    policy.logits(IDS, KEEP).float().mean().backward()  # type: ignore[no-untyped-call]
+    policy.collect_gradients()
+    assert all(master.grad is not None for master in policy.masters.values())
+
+
 def test_bfloat16_steps_add_up_in_the_masters(untied: Path) -> None:
     """Ten moves of 1e-5 vanish in bfloat16 one by one; in the float32 master they are 1e-4."""
     policy = loaded(untied, dtype="bfloat16")
