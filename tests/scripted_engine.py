@@ -123,6 +123,8 @@ class ScriptedEngine:
     """The template then drops the content of every assistant turn but the last."""
     eot: bool = True
     """Whether the template ends a turn with the end-of-turn token."""
+    broken_parser: bool = False
+    """Derender then answers 500."""
     requests: list[tuple[str, Any]] = field(default_factory=list)
     """(path, body) of everything asked, the last 10,000."""
     loaded: list[Any] = field(default_factory=list)
@@ -254,6 +256,8 @@ class ScriptedEngine:
 
     async def _derender(self, request: Request) -> Response:
         body = await self._body(request)
+        if self.broken_parser:
+            return _error(500, "scripted fault")
         choice = body["generate_response"]["choices"][0]
         if not choice["token_ids"]:
             return _error(400, "choice 0 has empty or null token_ids")

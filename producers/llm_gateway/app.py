@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections import Counter
@@ -282,9 +282,10 @@ class Gateway:
             if len(data) > bound:
                 raise too_large
         try:
-            # The standard decoder: msgspec's has a recursion limit too, but refuses what agents really send (NaN).
-            body = json.loads(bytes(data) or b"{}")
-        except (ValueError, RecursionError):
+            body = msgspec.json.decode(bytes(data) or b"{}")
+            # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.
+            msgspec.msgpack.encode(body)
+        except (ValueError, OverflowError, RecursionError):
             raise RequestError("expected a JSON body, got something else") from None
         if not isinstance(body, dict):
             raise RequestError("expected a JSON object, got another value")
@@ -377,9 +378,19 @@ def run(config: LlmGatewayConfig, *, topics: Topics, log: Log, stop: threading.E
         stop=stop,
         gateway=gateway,
     )
-    _LOGGER.info("llm gateway on http://%s:%d", config.host, config.port)
-    server.run()
+    with _listen(config) as listener:
+        _LOGGER.info("llm gateway on http://%s:%d", config.host, config.port)
+        server.run(sockets=[listener])
     if gateway.lineage.fatal is not None:
         raise gateway.lineage.fatal
-    if not stop.is_set():
-        raise UnavailableError(f"the gateway could not serve on {config.host}:{config.port}; is the port taken?")
+
+
+def _listen(config: LlmGatewayConfig) -> socket.socket:
+    """The bound socket; uvicorn would end the process where the port is taken."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=1024)
+    except OSError as error:
+        raise UnavailableError(
+            f"expected a free port at {config.host}:{config.port}, got {error}; end what holds it or set another"
+        ) from error

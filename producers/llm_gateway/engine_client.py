@@ -2,8 +2,8 @@
 
 In: JSON bodies for vLLM's render, generate, derender. Out: the answers' bytes. An engine that is away, loads or
 restarts (refused connection, 502 to 504, a reset) is waited for until the call's deadline, the others tried in turn;
-then UnavailableError. A 4xx is the request's fault: EngineRefusal, passed on to the agent. What to know: generate is
-sent again after a broken connection; the sample lost was never shown to anyone.
+then UnavailableError. A 4xx is the fault of the request, as is a 500 that stays: EngineRefusal, for the agent.
+Generate is sent again after a broken connection; the sample lost was never shown to anyone.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from tracegrad.schemas.errors import TracegradError, UnavailableError
 
 from .config import EngineRef
 
-__all__ = ["DERENDER", "GENERATE", "RENDER", "EngineClient", "EngineRefusal"]
+__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "EngineRefusal"]
 
 _LOGGER = logging.getLogger(__name__)
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
+DETOKENIZE = "/detokenize"
 _FIRST_PAUSE_S = 0.05
+_MAX_FAULTS = 3
+"""A 500 so often is no accident: the engine's template or parser fails on this input."""
 _MAX_PAUSE_S = 1.0
 _JSON = {"content-type": "application/json"}
 
@@ -73,16 +76,21 @@ class EngineClient:
             deadline: `time.monotonic()` after which waiting for an engine ends.
             timeout_s: for one request.
         Raises:
-            EngineRefusal: a 4xx.
+            EngineRefusal: a 4xx, or a 500 three times.
             UnavailableError: past the deadline.
         """
         data = msgspec.json.encode(body)
         pause_s = _FIRST_PAUSE_S
-        tries = 0
+        tries = faults = 0
         while True:
             engine = self._engines[(sticky + tries) % len(self._engines)]
             try:
                 return await self._post_once(engine, path, data, timeout_s), engine
+            except EngineRefusal as refusal:
+                faults += 1
+                if refusal.status < 500 or faults == _MAX_FAULTS:
+                    raise
+                tries += 1
             except UnavailableError as error:
                 tries += 1
                 self._counters["engine_unavailable"] += 1
@@ -103,7 +111,7 @@ class EngineClient:
             raise UnavailableError(f"engine {engine.id}: {path} gave {type(error).__name__}") from error
         if response.status == 200:
             return answer
-        if response.status >= 500:
+        if response.status > 500:
             raise UnavailableError(f"engine {engine.id}: {path} gave status {response.status}")
         if response.status in (404, 405):
             # Without these routes no call can ever be served; the engine's flags are wrong, or it still starts.

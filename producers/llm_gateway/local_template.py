@@ -57,6 +57,7 @@ class LocalTemplate:
                 arguments = json.dumps(call["arguments"], ensure_ascii=False)
                 if not isinstance(call["name"], str):
                     return ParsedMessage(content=text)
+                (call["name"] + arguments).encode()  # half a surrogate pair, escaped, is JSON but no text
                 calls.append((call["name"], arguments))
         except (ValueError, KeyError, TypeError, RecursionError):
             return ParsedMessage(content=text)

@@ -17,7 +17,7 @@ import msgspec
 from tracegrad.schemas.errors import UnavailableError
 
 from .answer import ParsedMessage
-from .engine_client import DERENDER, RENDER, EngineClient, EngineRefusal
+from .engine_client import DERENDER, DETOKENIZE, RENDER, EngineClient, EngineRefusal
 from .splice import History, Prompt, end_of_turn, splice, whole
 
 __all__ = [
@@ -102,7 +102,12 @@ class _DerenderAnswer(msgspec.Struct):
     choices: list[_Choice]
 
 
+class _DetokenizeAnswer(msgspec.Struct):
+    prompt: str
+
+
 _RENDER_ANSWER = msgspec.json.Decoder(_RenderAnswer)
+_DETOKENIZE_ANSWER = msgspec.json.Decoder(_DetokenizeAnswer)
 _DERENDER_ANSWER = msgspec.json.Decoder(_DerenderAnswer)
 
 
@@ -142,7 +147,10 @@ class EngineRenderer:
             "generate_response": {"request_id": "derender", "choices": [choice], "prompt_token_ids": prompt_ids},
             "chat_request": {**chat, "messages": [_PROBE]},
         }
-        answer = await self._post(DERENDER, body, waits)
+        try:
+            answer = await self._post(DERENDER, body, waits)
+        except EngineRefusal:
+            return await self._as_text(ids, waits)
         try:
             parsed = _DERENDER_ANSWER.decode(answer).choices[0]
         except (msgspec.MsgspecError, IndexError) as error:
@@ -154,6 +162,14 @@ class EngineRenderer:
             tool_calls=tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ()),
             logprobs=parsed.logprobs,
         )
+
+    async def _as_text(self, ids: list[int], waits: Waits) -> ParsedMessage:
+        """Plain text, where the parser fails on what a model may well sample (half an escape in its JSON)."""
+        answer = await self._post(DETOKENIZE, {"tokens": ids}, waits)
+        try:
+            return ParsedMessage(content=_DETOKENIZE_ANSWER.decode(answer).prompt)
+        except msgspec.MsgspecError as error:
+            raise UnavailableError(f"expected the engine's detokenize answer, got {error}") from error
 
     async def _post(self, path: str, body: Any, waits: Waits) -> bytes:
         answer, _ = await self._client.post(

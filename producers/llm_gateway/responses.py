@@ -29,6 +29,7 @@ __all__ = ["CallResponse", "failure"]
 
 _LOGGER = logging.getLogger(__name__)
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+_TOO_LONG = ("context length", "max_model_len", "maximum model length")
 _JSON = (b"content-type", b"application/json")
 
 
@@ -37,9 +38,9 @@ def failure(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
     if isinstance(error, RequestError):
         return error.status, error_body(str(error), status=error.status, param=error.param, code=error.code), {}
     if isinstance(error, EngineRefusal):
-        too_long = "context length" in str(error) or "max_model_len" in str(error)
-        code = "context_length_exceeded" if too_long else None
-        return 400, error_body(str(error), status=400, code=code), {}
+        too_long = any(words in str(error) for words in _TOO_LONG)
+        status = 400 if error.status < 500 else 502
+        return status, error_body(str(error), status=status, code="context_length_exceeded" if too_long else None), {}
     if isinstance(error, SessionError):
         return error.status, error_body(str(error), status=error.status), _retry_after(error.status)
     if isinstance(error, OverloadedError):

@@ -1,0 +1,189 @@
+"""Bad days: engines away or relabelled, Kafka slow or gone, clients that leave, attempts that end in mid-call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from tests.producers.llm_gateway.harness import (
+    ATTEMPT,
+    CALC,
+    ROLLOUT,
+    TOPICS,
+    rig,
+    until,
+)  # fmt: skip
+from tests.scripted_engine import Reply, ScriptedEngine, serve
+from tracegrad.schemas.calls import VersionSpan
+from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.topics import Topic
+
+ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
+GENERATE = "/inference/v1/generate"
+
+
+async def test_content_leaves_only_after_the_record_is_acknowledged() -> None:
+    """While Kafka holds the acknowledgement back, the client waits."""
+    async with rig() as r:
+        r.engine.replies.append(Reply("late"))
+        await r.begin()
+        r.log.hold()
+        call = asyncio.create_task(r.chat(ASK))
+        await until(lambda: r.log.records(TOPICS.name(Topic.LLM_CALLS)) or r.asked("/v1/chat/completions/derender"))
+        done, _ = await asyncio.wait({call}, timeout=0.05)
+        assert not done
+        r.log.release()
+        assert (await call)["choices"][0]["message"]["content"] == "late"
+
+
+async def test_a_refused_record_is_a_503_and_no_call() -> None:
+    """The agent's client tries again; /end does not name the lost one."""
+    async with rig() as r:
+        r.engine.replies.extend([Reply("lost"), Reply("kept")])
+        await r.begin()
+        r.log.fail_next(UnavailableError("away"))
+        status, _ = await r.chat_raw(ASK)
+        assert status == 503
+        r.log.fail_next(OverloadedError("full", retry_after_s=3))
+        await r.chat_raw(ASK)
+        await r.chat(ASK)
+        assert len(await r.end()) == 1
+
+
+async def test_a_client_that_left_is_recorded_and_its_retry_supersedes() -> None:
+    """The record is written all the same; the outcome is in calls_closed."""
+    async with rig() as r:
+        r.engine.delay_s = 0.1
+        r.engine.replies.extend([Reply("unseen"), Reply("seen"), Reply("unseen too")])
+        await r.begin()
+        for messages in (ASK, None, [{"role": "user", "content": "other"}]):
+            if messages is None:
+                await r.chat(ASK)
+                continue
+            with pytest.raises(asyncio.TimeoutError):
+                path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+                timeout = aiohttp.ClientTimeout(total=0.05)
+                async with r.http.post(path, json={"messages": messages}, timeout=timeout):
+                    pass
+            await until(lambda: r.gateway.attempts.num_open() == 1)
+        calls = await r.end()
+        assert [call["outcome"] for call in calls] == ["superseded", "delivered", "client_disconnected"]
+        assert len(r.calls()) == 3
+
+
+async def test_end_waits_for_calls_in_flight() -> None:
+    """The call that runs is finished, recorded and named."""
+    async with rig() as r:
+        r.engine.delay_s = 0.1
+        r.engine.replies.append(Reply("slow"))
+        await r.begin()
+        call = asyncio.create_task(r.chat(ASK))
+        await until(lambda: r.asked(GENERATE))
+        calls = await r.end()
+        assert [c["content"] for c in calls] == ["slow"]
+        assert (await call)["id"] == calls[0]["call_id"]
+
+
+async def test_end_cancels_what_still_samples_past_its_wait() -> None:
+    """A paused engine does not keep an attempt open: the call gets 410 and leaves no record."""
+    async with rig(end_wait_s=0.05) as r:
+        r.engine.running.clear()
+        await r.begin()
+        call = asyncio.create_task(r.chat_raw(ASK))
+        await until(lambda: r.asked(GENERATE))
+        assert await r.end() == []
+        assert (await call)[0] == 410
+        r.engine.running.set()
+        assert not r.calls()
+
+
+@pytest.mark.parametrize("label", ["default", "7-e1", "0-e9", "zero"])
+async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(label: str) -> None:
+    """A restarted engine serves base weights as `default`: nothing of it is recorded."""
+    async with rig() as r:
+        r.engine.label = label
+        r.engine.replies.extend([Reply("wrong weights"), Reply("right")])
+        await r.begin()
+        call = asyncio.create_task(r.chat(ASK))
+        await until(lambda: r.asked(GENERATE))
+        await asyncio.sleep(0.01)
+        r.engine.label = "0-e1"
+        assert (await call)["choices"][0]["message"]["content"] == "right"
+        assert len(r.calls()) == 1 and r.gateway.counters["generation_refused"] == 1
+
+
+async def test_a_version_published_a_moment_ago_is_awaited() -> None:
+    """The engine may serve it before the gateway has read of it."""
+    async with rig(ScriptedEngine(label="1-e1"), lineage_lag_s=5.0) as r:
+        r.engine.replies.append(Reply("new"))
+        await r.begin()
+        call = asyncio.create_task(r.chat(ASK))
+        await until(lambda: r.asked(GENERATE))
+        r.publish(1)
+        await call
+        assert r.calls()[0].versions == (VersionSpan(start=0, version=1, epoch=1),)
+        assert r.gateway.counters["generation_refused"] == 0
+
+
+async def test_a_version_split_is_kept() -> None:
+    """Weights that change while a call samples give two spans."""
+    async with rig() as r:
+        r.publish(1)
+        r.engine.delay_s = 0.05
+        r.engine.replies.append(Reply("abc"))
+        await r.begin()
+        call = asyncio.create_task(r.chat(ASK))
+        await until(lambda: r.asked(GENERATE))
+        r.engine.label = "1-e1"
+        await call
+        assert r.calls()[0].versions == (
+            VersionSpan(start=0, version=0, epoch=1), VersionSpan(start=2, version=1, epoch=1),
+        )  # fmt: skip
+
+
+async def test_an_engine_that_fails_is_tried_again() -> None:
+    """503s are waited out."""
+    async with rig() as r:
+        r.engine.fail_next = 3
+        r.engine.replies.append(Reply("ok"))
+        await r.begin()
+        await r.chat(ASK)
+        assert r.gateway.counters["engine_unavailable"] == 3
+
+
+async def test_an_engine_that_stays_away_is_a_503_with_retry_after() -> None:
+    """Within the bounded wait; /health does not depend on the engine."""
+    async with rig(engine_url="http://127.0.0.1:9", engine_wait_s=0.2) as r:
+        await r.begin()
+        path = f"{r.url}/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+        async with r.http.post(path, json={"messages": ASK}) as response:
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+        async with r.http.get(r.url + "/health") as response:
+            assert response.status == 200
+        assert await r.end() == []
+
+
+async def test_a_second_engine_serves_when_the_first_is_away() -> None:
+    """Engines are tried in turn."""
+    engine = ScriptedEngine(label="0-e1")
+    engine.replies.append(Reply("ok"))
+    async with serve(engine.app) as url, rig(engine, engine_url="http://127.0.0.1:9") as r:
+        from tracegrad.producers.llm_gateway.config import EngineRef
+
+        r.gateway._calls._client._engines = (EngineRef(id="a", url="http://127.0.0.1:9"), EngineRef(id="b", url=url))
+        await r.begin()
+        await r.chat(ASK)
+        assert r.calls()[0].engine_id == "b"
+
+
+async def test_what_the_parser_cannot_read_is_plain_text() -> None:
+    """A parser that fails on the model's output does not fail the call."""
+    async with rig() as r:
+        r.engine.replies.append(Reply("odd"))
+        r.engine.broken_parser = True
+        await r.begin()
+        answer = await r.chat(ASK, tools=CALC)
+        assert answer["choices"][0]["message"]["content"] == "odd"
+        assert len(r.asked("/v1/chat/completions/derender")) == 3

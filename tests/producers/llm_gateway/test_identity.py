@@ -1,0 +1,146 @@
+"""Who calls: attempts, claims, captured agents, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.producers.llm_gateway.harness import (
+    ATTEMPT,
+    EPISODE,
+    ROLLOUT,
+    RUN_HASH,
+    TOPICS,
+    rig,
+)  # fmt: skip
+from tests.scripted_engine import Reply, ScriptedEngine
+from tracegrad.schemas.calls import Purpose
+from tracegrad.schemas.topics import Topic
+
+ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
+GENERATE = "/inference/v1/generate"
+
+
+async def test_an_attempt_not_begun_here_gets_409() -> None:
+    """By path, key, header, baggage or a trace id of this run; its /end too."""
+    async with rig() as r:
+        body = {"model": "m", "messages": ASK}
+        assert (await r.chat_raw(ASK))[0] == 409
+        for headers in (
+            {"authorization": f"Bearer rt-{ROLLOUT}.{ATTEMPT}"},
+            {"x-rollout-id": ROLLOUT, "x-attempt-id": ATTEMPT},
+            {"x-rollout-id": ROLLOUT},
+            {"baggage": f"rollout.id={ROLLOUT},attempt.id={ATTEMPT}"},
+            {"traceparent": f"00-{EPISODE}-00f067aa0ba902b7-01"},
+        ):
+            assert (await r.post("/v1/chat/completions", body, **headers))[0] == 409, headers
+        assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[0] == 409
+        assert not r.asked(GENERATE) and not r.records()
+
+
+async def test_each_claim_alone_finds_the_attempt() -> None:
+    """And the record keeps the claims as they came."""
+    async with rig() as r:
+        await r.begin()
+        claims = [
+            {"authorization": f"Bearer rt-{ROLLOUT}.{ATTEMPT}"},
+            {"x-rollout-id": ROLLOUT, "x-attempt-id": ATTEMPT},
+            {"x-rollout-id": ROLLOUT},
+            {"baggage": f"a=b,rollout.id={ROLLOUT};p=1, attempt.id={ATTEMPT}"},
+            {"traceparent": f"00-{EPISODE}-00f067aa0ba902b7-01"},
+        ]
+        for headers in claims:
+            r.engine.replies.append(Reply("ok"))
+            status, _ = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
+            assert status == 200, headers
+        assert {call.rollout_id for call in r.calls()} == {ROLLOUT}
+        assert r.calls()[4].parent_span_id == "00f067aa0ba902b7"
+        assert [len(r.records()), len(await r.end())] == [5, 5]
+
+
+async def test_disagreeing_claims_are_quarantined() -> None:
+    """400, and a dead letter that holds the claims but no content."""
+    async with rig() as r:
+        await r.begin()
+        other = {"authorization": f"Bearer rt-{ROLLOUT}.ffff"}
+        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+        status, answer = await r.post(path, {"messages": ASK}, **other)
+        assert (status, answer["error"]["code"]) == (400, "identity_disagreement")
+        (letter,) = r.log.records(TOPICS.name(Topic.DEAD_LETTERS))
+        assert b"what is" not in (letter.value or b"") and b"ffff" in (letter.value or b"")
+        assert ("tracegrad.reason", b"identity_disagreement") in letter.headers
+
+
+async def test_a_captured_agent_is_keyed_by_its_trace() -> None:
+    """Its own sampling is kept, any label is served, the same trace is one episode."""
+    async with rig(ScriptedEngine(label="default")) as r:
+        r.engine.replies.extend([Reply("one"), Reply("two"), Reply("three")])
+        headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"}
+        body: dict[str, Any] = {"messages": ASK, "temperature": 0.3, "top_p": 0.9, "seed": 7}
+        _, first = await r.post("/v1/chat/completions", body, **headers)
+        messages = [*ASK, first["choices"][0]["message"], {"role": "user", "content": "go"}]
+        await r.post("/v1/chat/completions", {"messages": messages, "logit_bias": {"1": 2}}, **headers)
+        await r.post("/v1/chat/completions", {"messages": ASK}, authorization="Bearer sk-secret")
+        one, two, three = r.calls()
+        assert (one.rollout_id, one.purpose, one.versions) == (None, Purpose.UNKNOWN, ())
+        assert one.trace_id == two.trace_id == "0af7651916cd43dd8448eb211c80319c"
+        assert (one.sampling_used.temperature, one.sampling_used.seed) == (0.3, 7)
+        assert two.splice.kind == "extended" and two.is_constrained
+        assert three.trace_id not in (None, one.trace_id) and three.identity.api_key is None
+        keys = {record.key for record in r.log.records(TOPICS.name(Topic.LLM_CALLS))}
+        assert keys == {(one.trace_id or "").encode(), (three.trace_id or "").encode()}
+
+
+async def test_a_server_span_lies_under_the_callers_span() -> None:
+    """With the response id, in the caller's trace."""
+    async with rig() as r:
+        r.engine.replies.append(Reply("ok"))
+        await r.begin()
+        headers = {"traceparent": f"00-{EPISODE}-00f067aa0ba902b7-01"}
+        _, answer = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
+        await asyncio.to_thread(r.gateway._tracer._provider.force_flush)  # type: ignore[union-attr]
+        (span,) = r.spans.get_finished_spans()
+        assert f"{span.context.trace_id:032x}" == EPISODE and span.parent is not None
+        assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
+        assert span.attributes is not None and span.attributes["gen_ai.response.id"] == answer["id"]
+        assert span.resource.attributes["service.name"] == "tracegrad-llm-gateway"
+
+
+async def test_begin_refuses_what_it_does_not_know() -> None:
+    """Unknown policy, purpose, sampling field, id, or other settings for a running attempt."""
+    async with rig() as r:
+        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/begin"
+        for body in (
+            {"policy": "other", "purpose": "train"},
+            {"policy": "policy", "purpose": "fun"},
+            {"policy": "policy"},
+            {"policy": "policy", "purpose": "train", "sampling": {"logit_bias": {}}},
+        ):
+            assert (await r.post(path, body))[0] == 400, body
+        assert (await r.post(f"/rollout/xyz/attempt/{ATTEMPT}/begin", {"policy": "policy", "purpose": "train"}))[
+            0
+        ] == 400
+        await r.begin()
+        assert (await r.post(path, {"policy": "policy", "purpose": "validation"}))[0] == 409
+
+
+async def test_a_token_guards_all_but_health() -> None:
+    """When one is set, and it must be set to bind elsewhere."""
+    async with rig(token="s3cret") as r:
+        body = {"policy": "policy", "purpose": "train"}
+        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/begin"
+        assert (await r.post(path, body))[0] == 401
+        assert (await r.post(path, body, authorization="Bearer s3cret"))[0] == 200
+        assert (await r.post(path, body, **{"x-tracegrad-token": "s3cret"}))[0] == 200
+        async with r.http.get(r.url + "/health") as response:
+            assert response.status == 200
+
+
+async def test_memory_is_bounded_and_the_forgotten_get_409() -> None:
+    """Beyond `max_attempts` the least recently used one goes, counted."""
+    async with rig(max_attempts=3) as r:
+        for i in range(5):
+            await r.begin(attempt=f"{i:04x}")
+        assert (await r.chat_raw(ASK, attempt="0000"))[0] == 409
+        assert r.gateway.counters["forgotten_open_full"] == 2
+        assert r.gateway.config.run_hash == RUN_HASH

@@ -1,0 +1,123 @@
+"""Rendering in the gateway: proved before use, left to the engine where it was not proved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.producers.llm_gateway.taught_model import DATA, TOOLS
+from tracegrad.producers.llm_gateway.answer import ParsedMessage
+from tracegrad.producers.llm_gateway.engine_client import EngineRefusal
+from tracegrad.producers.llm_gateway.local_render import LocalRenderer, prove
+from tracegrad.producers.llm_gateway.local_template import LocalTemplate, can_render, load
+from tracegrad.producers.llm_gateway.render import Rendered, waits_until
+
+ASK = [{"role": "user", "content": "hello"}]
+WAITS = waits_until(0, 5.0)
+
+
+class Engine:
+    """A Renderer that works as an engine with the same folder would, save for what a test changes."""
+
+    def __init__(self, template: LocalTemplate) -> None:
+        self.template = template
+        self.num_asked = 0
+        self.end: list[int] = []
+
+    async def ids(self, fields: Any, messages: Sequence[Any], waits: Any, *, to_generate: bool = True) -> Rendered:
+        self.num_asked += 1
+        if messages[0]["content"] == "refuse":
+            raise EngineRefusal("no", status=400)
+        return Rendered(ids=self.template.ids(fields, messages, generation_prompt=to_generate) + self.end)
+
+    async def parse(
+        self, fields: Any, prompt_ids: list[int], ids: list[int], waits: Any, *, logprobs: Any = None
+    ) -> ParsedMessage:
+        self.num_asked += 1
+        return self.template.parse(fields, prompt_ids, ids)
+
+
+@pytest.fixture(params=["qwen2_5", "trimming"])
+def folder(request: Any, tmp_path: Path) -> Path:
+    """A version's folder, as far as rendering needs it."""
+    (tmp_path / "tokenizer.json").write_bytes((DATA / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes((DATA / f"{request.param}.jinja").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    return tmp_path
+
+
+def loaded(folder: Path) -> LocalTemplate:
+    template = load(folder)
+    assert template is not None
+    return template
+
+
+async def test_an_equal_engine_is_no_longer_asked(folder: Path) -> None:
+    """After the proof, plain requests are rendered and parsed here."""
+    engine = Engine(loaded(folder))
+    local = await prove(str(folder), engine, WAITS, max_tokens=1000)
+    assert isinstance(local, LocalRenderer)
+    asked = engine.num_asked
+    ids = (await local.ids({"tools": TOOLS}, ASK, WAITS)).ids
+    said = loaded(folder).encode('so <tool_call>{"name": "calc", "arguments": {"expr": "1"}}</tool_call>')
+    parsed = await local.parse({"tools": TOOLS}, ids, said, WAITS)
+    assert (parsed.content, parsed.tool_calls) == ("so ", (("calc", '{"expr": "1"}'),))
+    assert engine.num_asked == asked
+
+
+async def test_one_differing_id_keeps_the_engine(folder: Path) -> None:
+    """A template or tokenizer that differs anywhere is not used."""
+    engine = Engine(loaded(folder))
+    engine.end = [1]
+    assert await prove(str(folder), engine, WAITS, max_tokens=1000) is None
+    assert await prove("/nowhere", engine, WAITS, max_tokens=1000) is None
+
+
+async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
+    """Other fields, other content, logprobs, prompts near the window's end."""
+    engine = Engine(loaded(folder))
+    local = LocalRenderer(loaded(folder), engine, max_tokens=30)
+    await local.ids({}, [{"role": "user", "content": "long " * 40}], WAITS)
+    await local.parse({}, [1], [5, 6], WAITS, logprobs={"content": []})
+    assert engine.num_asked == 2
+    with pytest.raises(EngineRefusal):
+        await local.ids({"chat_template_kwargs": {}}, [{"role": "user", "content": "refuse"}], WAITS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": {"type": "json_object"}}, ASK[0]),
+        ({"tool_choice": "required", "tools": TOOLS}, ASK[0]),
+        ({"tools": []}, ASK[0]),
+        ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, ASK[0]),
+        ({}, {"role": "developer", "content": "x"}),
+        ({}, {"role": "user", "content": [{"type": "text", "text": "x"}]}),
+        ({}, {"role": "user", "content": None}),
+        ({}, {"role": "assistant", "content": "x", "reasoning": "y"}),
+        ({}, {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "[1]"}}]}),
+        ({}, {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{"}}]}),
+    ],
+)
+def test_unusual_requests_are_not_rendered_here(fields: Any, message: Any) -> None:
+    """The probes do not speak for them."""
+    assert not can_render(fields, [message])
+
+
+def test_the_template_runs_in_a_sandbox(folder: Path) -> None:
+    """A template cannot reach Python's internals."""
+    (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(Exception, match="unsafe"):
+        loaded(folder).ids({}, ASK, generation_prompt=True)
+
+
+def test_half_a_character_is_held_back(folder: Path) -> None:
+    """As the engine streams: bytes that are no character yet are not text."""
+    template = loaded(folder)
+    ids = template.encode("a\U0001f642")
+    assert template.decode([], ids, skip_special_tokens=True) == "a\U0001f642"
+    assert template.decode([], ids[:-1], skip_special_tokens=True) == "a"
