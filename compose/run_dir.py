@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
-import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +30,7 @@ from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from .config import read_resolved, write_resolved
 from .settings import RunSettings
 
-__all__ = ["Endpoints", "RunDir", "RunRecord", "free_port"]
+__all__ = ["Endpoints", "RunDir", "RunRecord"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MARK = "run.json"
@@ -153,8 +153,8 @@ class RunDir:
             )
 
     @contextmanager
-    def lock(self, name: str = "supervisor", remedy: str = "stop it first, or name another run") -> Iterator[None]:
-        """Holds a lock that dies with this process.
+    def lock(self, name: str = "supervisor", *, wait_s: float = 0.0) -> Iterator[None]:
+        """Holds a lock that dies with this process; a predecessor that is leaving gets `wait_s`.
 
         Raises:
             ConfigurationError: another process holds it.
@@ -162,13 +162,15 @@ class RunDir:
         self.locks.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.locks / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
-                raise ConfigurationError(
-                    f"process {holder or '?'} already is the {name} of {self.path}; {remedy}"
-                ) from None
+            until = time.monotonic() + wait_s
+            while not _try_lock(handle):
+                if time.monotonic() >= until:
+                    holder = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
+                    raise ConfigurationError(
+                        f"process {holder or '?'} already is the {name} of {self.path}; "
+                        "stop it first, or start another run (--run NAME)"
+                    )
+                time.sleep(0.1)
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -184,20 +186,12 @@ class RunDir:
             return True
 
 
-def free_port(preferred: int | None = None, host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now: the preferred one when it is free."""
-    for port in (preferred, 0):
-        if port is None:
-            continue
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            found: int = probe.getsockname()[1]
-            return found
-    raise ConfigurationError(f"no free port on {host}; is the address one of this machine?")
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _group_size(settings: RunSettings) -> int | None:

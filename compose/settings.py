@@ -7,6 +7,8 @@ record. Invariant: every path is absolute once loaded. JSON-able: it lies beside
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 __all__ = [
@@ -148,6 +150,8 @@ class GatewaySettings(_Section, frozen=True, kw_only=True):
     """Loopback unless you say otherwise."""
     port: int | None = None
     """None: a free port, kept for the life of the run."""
+    token: str | None = None
+    """Required to listen elsewhere than on loopback; callers send it as a Bearer key."""
 
 
 class AirRule(_Section, frozen=True, kw_only=True):
@@ -197,13 +201,13 @@ class TrainerSettings(_Section, frozen=True, kw_only=True):
     """Rank of a low-rank adapter; None: every weight is trained."""
     lora_alpha: int = 32
     """Scale of the adapter."""
-    aggregation: str = "token_mean"
+    aggregation: Literal["token_mean", "rollout_mean", "constant"] = "token_mean"
     """What one token weighs in the loss: `token_mean`, `rollout_mean` or `constant`."""
     scale_advantages: bool = False
     """Also divide by the spread of the peers' returns (GRPO); off is Dr. GRPO."""
     device: str = "auto"
     """`auto`: the accelerator when there is one, else `cpu`."""
-    dtype: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`float32`, `bfloat16`; `auto`: float32 on CPU, bfloat16 on an accelerator."""
     threads: int = 1
     """CPU threads; two intra-op threads on a busy two-core machine are 15 to 30 times slower than one."""

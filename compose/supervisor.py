@@ -22,6 +22,8 @@ from pathlib import Path
 
 import msgspec
 
+from tracegrad.schemas.errors import UnavailableError
+
 from .process import Child, ProcessSpec, ProcessState, ProcessStatus, Role
 
 __all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "answers"]
@@ -29,6 +31,8 @@ __all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "answers"]
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 _HEALTH_TIMEOUT_S = 1.0
+_LAYER_PATIENCE_S = 180.0
+"""For the hook before a layer, counted from the layer below; includes the wait for that one's gates."""
 
 
 class OutcomeKind(StrEnum):
@@ -90,7 +94,7 @@ class Supervisor:
             backoff: pauses between restarts.
             on_change: told whenever a process changed state; writes the status file.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
-                may raise, which stops all.
+                UnavailableError is tried again for a while, any other error stops all.
             say: a line for people.
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
@@ -102,6 +106,7 @@ class Supervisor:
         self._num_interrupts = 0
         self._layers = sorted({spec.layer for spec in specs})
         self._open_layers = 0
+        self._layer_since = 0.0
         self._ready: set[str] = set()
 
     def statuses(self) -> list[ProcessStatus]:
@@ -112,15 +117,16 @@ class Supervisor:
         """As one Ctrl-C; callable from any thread."""
         self._num_interrupts += 1
 
-    def run(self, *, keep: Callable[[ProcessSpec], bool] = lambda _: False) -> Outcome:
+    def run(self, *, keep: Callable[[ProcessSpec], bool] = lambda _: False, ends_with_jobs: bool = True) -> Outcome:
         """Starts all, watches, and stops all but those that `keep` names when every job is done.
 
-        Kept processes go on until `close`. Whatever ends `run` otherwise, nothing is left.
+        Kept processes go on until `close`, or until the next `run`, which watches them again. Whatever ends `run`
+        otherwise, nothing is left. Without `ends_with_jobs` only a person or a fatal process ends it.
         """
         previous = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         outcome = Outcome(kind=OutcomeKind.FATAL, why="the supervisor itself failed")
         try:
-            outcome = self._watch()
+            outcome = self._watch(ends_with_jobs)
             return outcome
         finally:
             done = outcome.kind is OutcomeKind.DONE
@@ -137,8 +143,9 @@ class Supervisor:
         if self._num_interrupts == 1:
             self._say("stopping (Ctrl-C again to kill all at once)")
 
-    def _watch(self) -> Outcome:
+    def _watch(self, ends_with_jobs: bool) -> Outcome:
         self._num_interrupts = 0
+        self._layer_since = time.monotonic()
         while True:
             if self._num_interrupts:
                 return Outcome(kind=OutcomeKind.STOPPED)
@@ -149,7 +156,7 @@ class Supervisor:
                     self._changed()
                     return Outcome(kind=OutcomeKind.FATAL, why=f"{child.spec.name}: {child.why}")
             jobs = [child for child in self.children if child.spec.role is Role.JOB]
-            if jobs and all(child.state is ProcessState.DONE for child in jobs):
+            if ends_with_jobs and jobs and all(child.state is ProcessState.DONE for child in jobs):
                 return Outcome(kind=OutcomeKind.DONE)
             time.sleep(_TICK_S)
 
@@ -162,9 +169,18 @@ class Supervisor:
             return
         below = set(self._layers[: self._open_layers])
         gates = [child for child in self.children if child.spec.layer in below and child.spec.is_gate]
-        if all(self._is_ready(child) for child in gates):
+        if not all(self._is_ready(child) for child in gates):
+            return
+        try:
             self._on_layer(self._layers[self._open_layers])
-            self._open_layers += 1
+        except UnavailableError as error:
+            # A broker that just started may be slow to answer its first questions.
+            if time.monotonic() - self._layer_since > _LAYER_PATIENCE_S:
+                raise
+            _logger.warning("waiting: %s", error)
+            return
+        self._open_layers += 1
+        self._layer_since = time.monotonic()
 
     def _is_ready(self, child: Child) -> bool:
         if child.state is not ProcessState.RUNNING:

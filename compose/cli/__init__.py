@@ -1,2 +1,59 @@
-"""The command line, one file per group of commands."""
-def main() -> None: ...
+"""The command line, one file per group of commands.
+
+In: argv and the environment. Out: effects, words for people, an exit status: 0 done, 1 failed, 78 settings that
+cannot work, 130 stopped by Ctrl-C. Invariant: an error that tracegrad raises on purpose is one clear message,
+never a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
+
+from . import everyday, inspect, objects, serve
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="tracegrad",
+    help="Train LLM agents from their traces, over a log: OpenTelemetry spans in, weight versions out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+everyday.register(app)
+inspect.register(app)
+objects.register(app)
+serve.register(app)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        status = app(standalone_mode=False)
+    except TracegradError as error:
+        sys.stderr.write(f"tracegrad: {error}\n")
+        sys.exit(FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(INTERRUPTED)
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except BrokenPipeError:
+        # The reader of our output left (`| head`); what is still buffered has nowhere to go.
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        # A usage error of the command line library, whose class its vendored parser owns.
+        show()
+        sys.exit(getattr(error, "exit_code", 2))
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,71 @@
+"""What several commands share: which run is meant, and its settings.
+
+In: options. Out: a RunDir, or settings for a start. Failure: ConfigurationError that says what to name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.log import Log
+
+from ..config import load
+from ..run_dir import RunDir
+from ..settings import RunSettings
+from ..wiring import Wiring
+
+__all__ = ["JsonFlag", "RunDirOption", "RunOption", "RunsDirOption", "find_run", "load_settings", "reachable_log"]
+
+DEFAULT_FILE = Path("tracegrad.toml")
+RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run.", show_default=False)]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option("--run-dir", help="The run's folder; else the newest under --runs-dir.", show_default=False),
+]
+RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders lie.", envvar="TRACEGRAD_RUNS_DIR")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")]
+
+
+def find_run(run: str | None, run_dir: Path | None, runs_dir: Path) -> RunDir:
+    """The run that is meant: by folder, by name, else the newest."""
+    if run_dir is not None:
+        return RunDir.open(run_dir)
+    if run is not None:
+        return RunDir.open(Path(run) if (Path(run) / "run.json").is_file() else runs_dir / run)
+    found = sorted(runs_dir.glob("*/run.json"), key=lambda mark: (mark.parent / "config.json").stat().st_mtime)
+    if not found:
+        raise ConfigurationError(
+            f"no run under {runs_dir}; start one with `tracegrad up` or `tracegrad train FILE`, or name --run-dir"
+        )
+    return RunDir.open(found[-1].parent)
+
+
+def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: bool) -> RunSettings:
+    """Settings of a start: the file (./tracegrad.toml when none is named), environment, flags."""
+    if file is None and DEFAULT_FILE.is_file():
+        file = DEFAULT_FILE
+    if file is not None and file.is_dir():
+        file = file / DEFAULT_FILE
+    # TRACEGRAD_RUNS_DIR is a flag's, not the file's.
+    environ = {name: value for name, value in os.environ.items() if name != "TRACEGRAD_RUNS_DIR"}
+    return load(file, environ=environ, flags=flags, for_training=for_training)
+
+
+def reachable_log(wiring: Wiring) -> Log:
+    """The run's log, asked one question first, so that a stopped run is said in one sentence."""
+    log = wiring.log()
+    try:
+        log.admin.partition_counts()
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"Kafka of run {wiring.record.name} does not answer at {wiring.endpoints.bootstrap_servers}; "
+            f"start the run again, or its broker alone: python -m tracegrad.compose.local_kafka --data "
+            f"{wiring.run_dir.kafka} --port {wiring.endpoints.bootstrap_servers.rpartition(':')[2]}"
+        ) from error
+    return log

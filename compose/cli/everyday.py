@@ -1,0 +1,164 @@
+"""Everyday: `demo`, `train`, `up`. Each is one session in the foreground."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracegrad.schemas.errors import ConfigurationError
+
+from ..session import run_session
+from ..show import choose_show
+from .common import JsonFlag, RunOption, RunsDirOption, load_settings
+
+__all__ = ["register"]
+
+_PANEL = "Everyday"
+_RUNS = Path("runs")
+FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or the folder that holds tracegrad.toml.")]
+Steps = Annotated[int | None, typer.Option(help="Batches to train.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(help="Of the order of tasks and of the trainer.", show_default=False)]
+NoAir = Annotated[bool, typer.Option("--no-air", help="Without intermediate rewards.")]
+Sync = Annotated[bool, typer.Option("--sync", help="Synchronous: no version is older than the newest.")]
+Keep = Annotated[bool, typer.Option("--keep", help="When done, go on until Ctrl-C, to look at the topics.")]
+Bootstrap = Annotated[
+    str | None, typer.Option("--bootstrap-servers", help="Your Kafka; else a local one.", show_default=False)
+]
+Model = Annotated[str | None, typer.Option("--model", help="Hugging Face folder or hub name.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("demo", rich_help_panel=_PANEL)(demo)
+    app.command("train", rich_help_panel=_PANEL)(train)
+    app.command("up", rich_help_panel=_PANEL)(up)
+
+
+def demo(
+    steps: Steps = None,
+    seed: Seed = None,
+    no_air: NoAir = False,
+    sync: Sync = False,
+    keep: Keep = False,
+    bootstrap_servers: Bootstrap = None,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+) -> None:
+    """Train the small calculator agent, show it live, and report what it learnt.
+
+    Example: tracegrad demo --steps 10 --seed 1
+    """
+    from ..demo import calculator_file
+
+    flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
+    flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    _train(calculator_file(), flags, runs_dir, keep=keep, as_json=as_json)
+
+
+def train(
+    file: FileArgument,
+    steps: Steps = None,
+    seed: Seed = None,
+    no_air: NoAir = False,
+    sync: Sync = False,
+    tasks: Annotated[Path | None, typer.Option(help="Training tasks, JSON lines.", show_default=False)] = None,
+    eval_tasks: Annotated[Path | None, typer.Option(help="Held-out tasks, JSON lines.", show_default=False)] = None,
+    model: Model = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other key: --set trainer.lr=1e-5", show_default=False)
+    ] = None,
+    keep: Keep = False,
+    bootstrap_servers: Bootstrap = None,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+) -> None:
+    """Run the whole loop until the steps are done: gateways, engine, streams, trainer, tasks, agent.
+
+    The same run name resumes where it stopped.
+
+    Example: tracegrad train examples/gsm8k/tracegrad.toml --tasks train.jsonl --model models/small
+    """
+    flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
+    flags |= {
+        "run": run,
+        "tasks.file": str(tasks) if tasks else None,
+        "tasks.eval_file": str(eval_tasks) if eval_tasks else None,
+        "policy.model": model,
+    }
+    _train(file, flags | _set_flags(set_ or []), runs_dir, keep=keep, as_json=as_json)
+
+
+def up(
+    file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml, else flags alone.")] = None,
+    only: Annotated[str | None, typer.Option(help="capture, streams or train.", show_default=False)] = None,
+    model: Model = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other key: --set llm.port=8310", show_default=False)
+    ] = None,
+    bootstrap_servers: Bootstrap = None,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+) -> None:
+    """Run the pipeline in the foreground: bring your own agent.
+
+    Prints the variables that your agent needs, then what arrives from it.
+
+    Example: tracegrad up --model models/small
+    """
+    from ..arrivals import print_variables, watch_arrivals
+
+    flags: dict[str, Any] = {"run": run, "policy.model": model, "kafka.bootstrap_servers": bootstrap_servers}
+    flags |= _set_flags(set_ or [])
+    if file is None and not Path("tracegrad.toml").is_file():
+        flags["run"] = run or "up"
+    settings = load_settings(file, flags, for_training=False)
+    show = choose_show(as_json=as_json)
+    raise typer.Exit(
+        run_session(
+            settings,
+            runs_dir / settings.run,
+            show,
+            for_training=False,
+            only=only,
+            watch=watch_arrivals,
+            announce=print_variables,
+        )
+    )
+
+
+def _train(file: Path, flags: dict[str, Any], runs_dir: Path, *, keep: bool, as_json: bool) -> None:
+    from ..report import make_report
+
+    settings = load_settings(file, flags, for_training=True)
+    show = choose_show(as_json=as_json)
+    raise typer.Exit(
+        run_session(settings, runs_dir / settings.run, show, for_training=True, keep=keep, report=make_report)
+    )
+
+
+def _flags(
+    steps: int | None, seed: int | None, no_air: bool, sync: bool, bootstrap_servers: str | None
+) -> dict[str, Any]:
+    return {
+        "trainer.steps": steps,
+        "seed": seed,
+        "air.enabled": False if no_air else None,
+        "pace.staleness": 0 if sync else None,
+        "kafka.bootstrap_servers": bootstrap_servers,
+    }
+
+
+def _set_flags(given: list[str]) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set {text}: expected section.key=value")
+        flags[name.strip()] = value.strip()
+    return flags

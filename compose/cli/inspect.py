@@ -1,0 +1,175 @@
+"""Everyday, looking in: `env`, `status`, `tail`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tracegrad.schemas.errors import ConfigurationError, TracegradError
+from tracegrad.schemas.log import Log, Record, TopicPartition
+from tracegrad.schemas.topics import Topic
+
+from ..arrivals import variables
+from ..checks import nearest
+from ..process import ProcessStatus
+from ..run_dir import RunDir
+from ..watch import stream_lag
+from ..wiring import Wiring
+from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, reachable_log
+
+__all__ = ["register"]
+
+_PANEL = "Everyday"
+_RUNS = Path("runs")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("env", rich_help_panel=_PANEL)(env)
+    app.command("status", rich_help_panel=_PANEL)(status)
+    app.command("tail", rich_help_panel=_PANEL)(tail)
+
+
+def env(
+    shell: Annotated[bool, typer.Option("--shell", help='For eval "$(tracegrad env --shell)".')] = False,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+) -> None:
+    """Print the variables for an agent that tracegrad does not start.
+
+    Example: eval "$(tracegrad env --shell)" && python my_agent.py
+    """
+    found = variables(Wiring(find_run(run, run_dir, runs_dir)))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for name, value in found.items():
+            typer.echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
+
+
+def status(
+    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = _RUNS, as_json: JsonFlag = False
+) -> None:
+    """Show the processes of a run, how far it is, and what waits.
+
+    Exit status 1 when nothing runs.
+
+    Example: tracegrad status --json
+    """
+    folder = find_run(run, run_dir, runs_dir)
+    wiring = Wiring(folder)
+    is_running = folder.is_locked()
+    processes = _processes(folder) if is_running else []
+    lag: int | None = None
+    if is_running:
+        try:
+            lag = stream_lag(reachable_log(wiring), wiring.topics)
+        except TracegradError as error:
+            typer.echo(f"tracegrad: {error}", err=True)
+    if as_json:
+        fields = {
+            "run": wiring.record.name,
+            "folder": str(folder.path),
+            "is_running": is_running,
+            "lag": lag,
+            "endpoints": msgspec.to_builtins(wiring.endpoints),
+            "processes": msgspec.to_builtins(processes),
+        }
+        typer.echo(json.dumps(fields, indent=2))
+    else:
+        typer.echo(f"run {wiring.record.name} ({'running' if is_running else 'not running'}) in {folder.path}")
+        for process in processes:
+            up_s = max(0, int(time.time() - process.since_ms / 1000)) if process.pid else 0
+            restarts = f", {process.num_restarts} restarts" if process.num_restarts else ""
+            typer.echo(f"  {process.name:24} {process.state:8} pid {process.pid or '-':>7}  {up_s:6d} s{restarts}")
+        if lag is not None:
+            typer.echo(f"  {lag} records wait or belong to what is still open")
+    raise typer.Exit(0 if is_running else 1)
+
+
+def _processes(folder: RunDir) -> list[ProcessStatus]:
+    try:
+        return msgspec.json.decode(folder.status_file.read_bytes(), type=list[ProcessStatus])
+    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+        return []
+
+
+def tail(
+    topic: Annotated[str, typer.Argument(help="As in `topics list`, such as episodes or llm_calls.")],
+    from_: Annotated[str, typer.Option("--from", help="beginning, end, or -N for the last N records.")] = "-10",
+    count: Annotated[int | None, typer.Option("-n", help="Stop after so many.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+) -> None:
+    """Show the records of a topic, decoded.
+
+    Example: tracegrad tail episodes --from beginning -n 5
+    """
+    if topic not in list(Topic):
+        raise ConfigurationError(f"no topic {topic!r}; {nearest(topic, list(Topic))}")
+    chosen = Topic(topic)
+    wiring = Wiring(find_run(run, run_dir, runs_dir))
+    log = reachable_log(wiring)
+    _print_records(
+        log, chosen, wiring.topics.name(chosen), from_, count, follow=follow or from_ == "end", as_json=as_json
+    )
+
+
+def _starts(log: Log, name: str, from_: str) -> dict[TopicPartition, int]:
+    kept = {TopicPartition(name, partition): offsets for partition, offsets in log.offsets(name).items()}
+    if from_ == "beginning":
+        return {where: offsets.begin for where, offsets in kept.items()}
+    if from_ == "end":
+        return {where: offsets.end for where, offsets in kept.items()}
+    try:
+        back = -int(from_)
+    except ValueError:
+        back = -1
+    if back < 0:
+        raise ConfigurationError(f"--from {from_}: expected beginning, end, or -N")
+    return {where: max(offsets.begin, offsets.end - back) for where, offsets in kept.items()}
+
+
+def _print_records(
+    log: Log, topic: Topic, name: str, from_: str, count: int | None, *, follow: bool, as_json: bool
+) -> None:
+    from tracegrad.consumers.tail import as_json as json_of
+    from tracegrad.consumers.tail import as_text
+    from tracegrad.consumers.topic_reader import read_topic
+
+    def show(record: Record) -> None:
+        line = json.dumps(json_of(topic, record)) if as_json else as_text(topic, record)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    starts = _starts(log, name, from_)
+    if not follow:
+        records = sorted(read_topic(log, name, start=starts), key=lambda record: record.timestamp_ms)
+        if from_ not in ("beginning", "end"):
+            records = records[int(from_) :] if int(from_) else []
+        for record in records[:count]:
+            show(record)
+        return
+    reader = log.tail([name], start=starts)
+    num_shown = 0
+    try:
+        while count is None or num_shown < count:
+            for record in reader.read(timeout_s=0.5):
+                show(record)
+                num_shown += 1
+                if num_shown == count:
+                    break
+    finally:
+        reader.close()

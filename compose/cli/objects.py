@@ -1,0 +1,118 @@
+"""Objects: `topics` and `audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from ..topic_admin import TopicPlan, create_topics, plan_topics
+from ..wiring import Wiring
+from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
+
+__all__ = ["register"]
+
+_PANEL = "Objects"
+_RUNS = Path("runs")
+_topics = typer.Typer(help="Topics of a run: make them, or print what they must be.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.add_typer(_topics, name="topics", rich_help_panel=_PANEL)
+    app.command("audit", rich_help_panel=_PANEL)(audit)
+
+
+@_topics.command("create")
+def create(
+    file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print topics, settings and ACLs.")] = False,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="Your Kafka.", show_default=False)] = None,
+    run: RunOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the topics of a run on your own cluster, or print them for those who own it.
+
+    Example: tracegrad topics create tracegrad.toml --dry-run
+    """
+    from tracegrad.schemas.errors import ConfigurationError
+    from tracegrad.schemas.ids import RunName
+    from tracegrad.schemas.topics import Topics
+
+    from ..kafka import KafkaLog
+
+    settings = load_settings(file, {"run": run, "kafka.bootstrap_servers": bootstrap_servers}, for_training=False)
+    kafka = settings.kafka
+    topics = Topics(run=RunName(settings.run), prefix=kafka.topic_prefix, renames=kafka.topics)
+    policies = (settings.policy.name,)
+    if dry_run:
+        plans = plan_topics(topics, partitions=kafka.partitions, policies=policies, replication=kafka.replication)
+    elif kafka.bootstrap_servers is None:
+        raise ConfigurationError("topics create needs a cluster: --bootstrap-servers host:port")
+    else:
+        log = KafkaLog(kafka.bootstrap_servers, kafka.client)
+        plans = create_topics(
+            log, topics, policies=policies, partitions=kafka.partitions, replication=kafka.replication
+        )
+    _print_plans(plans, as_json=as_json)
+
+
+def _print_plans(plans: list[TopicPlan], *, as_json: bool) -> None:
+    for plan in plans:
+        if as_json:
+            typer.echo(msgspec.json.encode(plan).decode())
+            continue
+        state = {None: "", True: "  (made)", False: "  (was there)"}[plan.is_new]
+        first, *rest = plan.lines()
+        typer.echo(first + state)
+        for line in rest if plan.is_new is None else []:
+            typer.echo(line)
+
+
+@_topics.command("list")
+def list_topics(
+    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = _RUNS, as_json: JsonFlag = False
+) -> None:
+    """Show the topics of a run: what they hold, how many records.
+
+    Example: tracegrad topics list --run mine
+    """
+    from tracegrad.schemas.topics import REGISTRY
+
+    wiring = Wiring(find_run(run, run_dir, runs_dir))
+    log = reachable_log(wiring)
+    for spec in REGISTRY:
+        name = wiring.topics.name(spec.topic)
+        offsets = log.offsets(name)
+        count = sum(kept.end - kept.begin for kept in offsets.values())
+        if as_json:
+            fields = {"topic": spec.topic.value, "name": name, "partitions": len(offsets), "records": count}
+            typer.echo(msgspec.json.encode(fields).decode())
+        else:
+            typer.echo(f"{name:40} {len(offsets):2d} partitions {count:9d} records  {spec.value}")
+
+
+def audit(
+    run: Annotated[str | None, typer.Argument(help="Name or folder of the run; else the newest.")] = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Recompute from the topics what became of every call, episode and group; name what is missing.
+
+    Exit status 1 when an id is in no term.
+
+    Example: tracegrad audit mine
+    """
+    from ..accounting import account, report_lines
+
+    folder = find_run(run, run_dir, runs_dir)
+    wiring = Wiring(folder)
+    report = account(wiring, reachable_log(wiring), is_live=folder.is_locked())
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        typer.echo("\n".join(report_lines(report)))
+    raise typer.Exit(0 if report.is_complete else 1)

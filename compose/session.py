@@ -1,0 +1,135 @@
+"""One start of a run in the foreground: lock, folder, processes, live view, report; `up`, `train` and `demo`.
+
+In: checked settings and a folder. Out: an exit status. Invariants: one supervisor per run; the report is made while
+the broker still answers; whatever happens, nothing is left running. Failure: TracegradError, or a status: 1 when a
+process was fatal or the report's checks failed, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
+
+from .engine_health import explain
+from .pipeline import BROKER, prepare_run, prepare_topics, specs
+from .process import ProcessStatus
+from .run_dir import RunDir
+from .settings import RunSettings
+from .show import Show
+from .supervisor import Outcome, OutcomeKind, Supervisor
+from .watch import RunView, Watcher, stream_lag
+from .wiring import Wiring
+
+__all__ = ["INTERRUPTED", "run_session"]
+
+INTERRUPTED = 130
+_logger = logging.getLogger(__name__)
+WatchFactory = Callable[[Wiring, Show], Watcher]
+ReportMaker = Callable[[Wiring, Show], bool]
+
+
+def run_session(
+    settings: RunSettings,
+    path: Path,
+    show: Show,
+    *,
+    for_training: bool,
+    only: str | None = None,
+    keep: bool = False,
+    watch: WatchFactory | None = None,
+    report: ReportMaker | None = None,
+    announce: Callable[[Wiring, Show], None] | None = None,
+) -> int:
+    """Runs the pipeline until it is done or a person stops it.
+
+    Args:
+        settings: of the run.
+        path: its folder.
+        show: prints.
+        for_training: with tasks and runner; ends when they are done.
+        only: a part of the pipeline.
+        keep: after the report, go on until Ctrl-C, so that the topics can be looked at.
+        watch: makes the live view; None: steps.
+        report: makes the report; returns whether its checks passed.
+        announce: called once the topics are there.
+    """
+    run_dir = RunDir(path.resolve())
+    with run_dir.lock():
+        wiring = Wiring(prepare_run(settings, path))
+        watchers: list[Watcher] = []
+
+        def on_layer(layer: int) -> None:
+            if layer == 0 or watchers:
+                return
+            prepare_topics(wiring)
+            watchers.append((watch or watch_steps)(wiring, show))
+            watchers[0].start()
+            if announce is not None:
+                announce(wiring, show)
+
+        supervisor = Supervisor(
+            specs(wiring, for_training=for_training, only=only),
+            logs=run_dir.logs,
+            on_layer=on_layer,
+            on_change=lambda statuses: write_status(run_dir, statuses),
+            say=show.say,
+        )
+        show.say(f"run {wiring.record.name} in {run_dir.path}")
+        try:
+            outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=for_training)
+            for watcher in watchers:
+                watcher.close()
+            status = _end(outcome, wiring, show, report)
+            if keep and outcome.kind is OutcomeKind.DONE:
+                show.say("the pipeline goes on (--keep); Ctrl-C stops it")
+                supervisor.run(ends_with_jobs=False)
+            return status
+        finally:
+            for watcher in watchers:
+                watcher.close()
+            supervisor.close()
+            show.close()
+
+
+def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:
+    if outcome.kind is OutcomeKind.FATAL:
+        show.say(f"stopped: {outcome.why}")
+        if outcome.why.startswith("engine:") and (reason := explain(outcome.why)):
+            show.say(f"the engine: {reason}")
+        return FATAL_EXIT_STATUS if "exit status 78" in outcome.why else 1
+    if outcome.kind is not OutcomeKind.DONE:
+        show.say(f"stopped; `tracegrad` with run {wiring.record.name} again resumes it")
+        return INTERRUPTED
+    if report is None:
+        return 0
+    try:
+        return 0 if report(wiring, show) else 1
+    except UnavailableError as error:
+        show.say(f"no report: {error}")
+        return 1
+
+
+def watch_steps(wiring: Wiring, show: Show) -> Watcher:
+    """The live view of a training run."""
+    log = wiring.log()
+
+    def lag() -> int | None:
+        try:
+            return stream_lag(log, wiring.topics)
+        except TracegradError:
+            return None
+
+    view = RunView(wiring.topics, wiring.record.hash, lag=lag)
+    return Watcher(log, view.topics, view.fold, show.event)
+
+
+def write_status(run_dir: RunDir, statuses: Sequence[ProcessStatus]) -> None:
+    """For `tracegrad status`; replaced whole."""
+    scratch = run_dir.status_file.with_suffix(".tmp")
+    scratch.write_bytes(msgspec.json.encode(list(statuses)))
+    scratch.replace(run_dir.status_file)

@@ -1,0 +1,133 @@
+"""Whether an engine really served the version whose label its calls bear: logprobs recomputed in another process.
+
+In: a Proof (`served.py`) in a file: `python -m tracegrad.compose.verify PROOF`. Out: a Verdict as JSON on stdout, and
+the exit status: 0 it did, 1 it did not. Invariant: the recorded logprobs must match the version's own weights within
+the tolerance of its precision and, wherever the previous version's would tell them apart, be nearer to its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import TracegradError, UnavailableError
+
+from .guard import guarded
+from .served import Proof
+
+__all__ = ["Verdict", "compare", "main", "verify_apart"]
+
+_TIMEOUT_S = 900.0
+_TOLERANCE = {"float32": 1e-3}
+_COARSE_TOLERANCE = 0.25
+"""bfloat16: one call's logits are rounded at different places by two implementations."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the recomputation found."""
+
+    holds: bool
+    why: str
+    """Empty when it holds."""
+    version: int
+    previous_version: int
+    num_calls: int
+    num_tokens: int
+    error_max: float
+    """Greatest difference to the version's own logprobs, in nats."""
+    num_telling: int
+    """Tokens whose logprob differs between the two versions by more than twice the tolerance."""
+    num_nearer_previous: int
+    """Of those, nearer to the previous version: must be 0."""
+    tolerance: float
+
+
+def compare(
+    proof: Proof, own: Sequence[Sequence[float]], previous: Sequence[Sequence[float]], *, tolerance: float
+) -> Verdict:
+    """The verdict on recorded logprobs, given those recomputed under both versions. Pure."""
+    tokens = [
+        (recorded, mine, other)
+        for call, mine_of, other_of in zip(proof.calls, own, previous, strict=True)
+        for recorded, mine, other in zip(call.logprobs, mine_of, other_of, strict=True)
+    ]
+    errors = [abs(recorded - mine) for recorded, mine, _ in tokens]
+    telling = [token for token in tokens if abs(token[1] - token[2]) > 2 * tolerance]
+    nearer = sum(abs(recorded - other) <= abs(recorded - mine) for recorded, mine, other in telling)
+    error_max = max(errors, default=0.0)
+    why = ""
+    if not tokens:
+        why = "no token to compare"
+    elif error_max > tolerance:
+        why = f"a recorded logprob is {error_max:.2g} nats from version {proof.version}'s own"
+    elif nearer:
+        why = f"{nearer} tokens are nearer to version {proof.previous_version}'s logprobs"
+    return Verdict(
+        holds=not why,
+        why=why,
+        version=proof.version,
+        previous_version=proof.previous_version,
+        num_calls=len(proof.calls),
+        num_tokens=len(tokens),
+        error_max=error_max,
+        num_telling=len(telling),
+        num_nearer_previous=nearer,
+        tolerance=tolerance,
+    )
+
+
+def verify_apart(proof: Proof, scratch: Path, *, threads: int = 1) -> Verdict:
+    """Checks the proof in another process. Blocking, minutes at most.
+
+    Raises:
+        UnavailableError: that process failed or took too long.
+    """
+    path = scratch / "proof.msgpack"
+    path.write_bytes(msgspec.msgpack.encode(proof))
+    command = [sys.executable, "-m", "tracegrad.compose.verify", str(path)]
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(
+            guarded(command), capture_output=True, text=True, timeout=_TIMEOUT_S, env=environ, check=False
+        )
+        return msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=Verdict)
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"the recomputation of logprobs took longer than {_TIMEOUT_S:g} s") from error
+    except (IndexError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise UnavailableError(f"the recomputation of logprobs failed:\n{done.stderr[-2000:]}") from error
+
+
+def _tolerance(folder: Path) -> float:
+    config = msgspec.json.decode((folder / "config.json").read_bytes())
+    return _TOLERANCE.get(config.get("dtype", config.get("torch_dtype", "float32")), _COARSE_TOLERANCE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The process; returns its exit status."""
+    from tracegrad.trainer.recompute import recompute_logprobs
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if len(given) != 1:
+        sys.stderr.write("usage: python -m tracegrad.compose.verify PROOF\n")
+        return 2
+    try:
+        proof = msgspec.msgpack.decode(Path(given[0]).read_bytes(), type=Proof)
+        sequences = [(call.prompt_ids, call.sampled_ids, call.temperature) for call in proof.calls]
+        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        own = recompute_logprobs(Path(proof.folder), sequences, threads=threads)
+        previous = recompute_logprobs(Path(proof.previous_folder), sequences, threads=threads)
+        verdict = compare(proof, own, previous, tolerance=_tolerance(Path(proof.folder)))
+    except (OSError, TracegradError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(msgspec.json.encode(verdict).decode() + "\n")
+    return 0 if verdict.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

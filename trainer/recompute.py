@@ -1,0 +1,49 @@
+"""Logprobs of sampled tokens, computed afresh by transformers from a version's folder: the independent witness.
+
+In: a folder that the trainer published, prompts with what was sampled. Out: one logprob per sampled token.
+Invariant: nothing of the training loop is used but the folder's bytes; one sequence at a time, no padding, no cache.
+Failure: ConfigurationError when the folder cannot be opened. Read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tracegrad.schemas.errors import ConfigurationError
+
+__all__ = ["recompute_logprobs"]
+
+
+def recompute_logprobs(
+    folder: Path, sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], *, threads: int = 1
+) -> list[list[float]]:
+    """Natural-log probabilities of each sequence's sampled tokens.
+
+    Args:
+        folder: config and safetensors of one version; its weights are used in the precision they are stored in.
+        sequences: (prompt ids, sampled ids, temperature); temperature 0 means greedy, whose logprobs are the
+            undivided distribution's.
+        threads: CPU threads.
+    Raises:
+        ConfigurationError: the folder is not a model that transformers can open.
+    """
+    torch.set_num_threads(threads)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"cannot open the version in {folder}: {error}") from error
+    model.eval()
+    found = []
+    with torch.no_grad():
+        for prompt, sampled, temperature in sequences:
+            ids_1T = torch.tensor([[*prompt, *sampled]])
+            logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+            logprobs_TV = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
+            chosen_T = logprobs_TV.gather(1, ids_1T[0, len(prompt) :, None])[:, 0]
+            found.append([float(value) for value in chosen_T])
+    return found
