@@ -34,8 +34,7 @@ __all__ = ["Host", "SpanLedger", "load_callable", "main"]
 logger = logging.getLogger("tracegrad.agent_host")
 
 MAX_OUTPUT_BYTES = 1_000_000
-CANCEL_GRACE_S = 3.0
-BLOCKED_AFTER_S = 2.0
+CANCEL_GRACE_S, BLOCKED_AFTER_S = 3.0, 2.0
 FLUSH_LIMIT_S = 20.0
 """Above the exporter's own time-out, so that only an exporter without one is left behind."""
 _CURRENT: contextvars.ContextVar[str] = contextvars.ContextVar("tracegrad_episode", default="")
@@ -65,7 +64,7 @@ def describe(error: BaseException) -> str:
 
 
 def http_errors(error: BaseException) -> list[dict[str, Any]]:
-    """The HTTP client errors (openai, httpx, requests, aiohttp) among an exception and its causes: status and URL.
+    """Status and URL of each HTTP client error (openai, httpx, requests, urllib, aiohttp) in a chain of causes.
 
     The runner judges by them whether the gateway is to blame. A status of None means that no answer came.
     """
@@ -76,8 +75,10 @@ def http_errors(error: BaseException) -> list[dict[str, Any]]:
             break
         with contextlib.suppress(RuntimeError, AttributeError):  # httpx raises when an error has no request
             response = getattr(current, "response", None)
-            request = getattr(current, "request", None) or getattr(current, "request_info", None)
-            url = getattr(request, "url", None) or getattr(response, "url", None)
+            request = getattr(current, "request", None) or getattr(current, "request_info", None) or response
+            url = getattr(request, "url", None) or getattr(current, "url", None)
+            if not url and getattr(current, "port", None):  # aiohttp, when nobody listens
+                url = f"http://{current.host}:{current.port}"  # type: ignore[attr-defined]
             status = getattr(current, "status_code", getattr(current, "status", None))
             status = status or getattr(response, "status_code", None)
             if url:

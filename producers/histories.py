@@ -19,6 +19,8 @@ class History:
 
     owners: dict[int, str] = field(default_factory=dict)
     """Turn -> the attempt that owns it."""
+    started: dict[str, int] = field(default_factory=dict)
+    """Attempt -> its turn; also the ones that were not first."""
     ended: dict[str, RolloutState] = field(default_factory=dict)
     """Attempt -> how it ended."""
     final: RolloutState | None = None
@@ -32,17 +34,16 @@ class History:
         return max(self.owners, default=-1) + 1
 
     @property
-    def open_attempt(self) -> tuple[int, str] | None:
-        """(turn, attempt) of the newest attempt that was started and has not ended."""
-        turn = max(self.owners, default=-1)
-        if turn < 0 or self.owners[turn] in self.ended or self.final is not None:
-            return None
-        return turn, self.owners[turn]
+    def open_attempts(self) -> tuple[tuple[int, str], ...]:
+        """(turn, attempt) of those that were started and have not ended. Each needs an end, or its episode never
+        closes."""
+        return tuple((turn, attempt) for attempt, turn in self.started.items() if attempt not in self.ended)
 
     def fold(self, event: RolloutEvent) -> None:
         """Takes the next event of this rollout."""
         if event.state is RolloutState.STARTED:
             self.owners.setdefault(event.turn, event.attempt_id)
+            self.started.setdefault(event.attempt_id, event.turn)
         elif event.state.is_end and event.attempt_id not in self.ended:
             self.ended[event.attempt_id] = event.state
             self.error = event.error

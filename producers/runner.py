@@ -214,7 +214,7 @@ class Runner:
         rollout = active.request.rollout_id
         try:
             is_suspect = False
-            while self._histories.of(rollout).final is None:
+            while (history := self._histories.of(rollout)).final is None or history.open_attempts:
                 if TopicPartition(active.position.topic, active.position.partition) not in self._owned:
                     logger.info("rollout %s: its partition was taken over by another runner", rollout)
                     return
@@ -232,8 +232,10 @@ class Runner:
         """One step towards the final event. True: the next attempt must run alone, for it may crash its host."""
         request, history = active.request, self._histories.of(active.request.rollout_id)
         max_attempts = max(request.limits.max_attempts, 1)
-        if (left_open := history.open_attempt) is not None:
-            await self._abort_orphan(request, *left_open, is_final=left_open[0] + 1 >= max_attempts)
+        if history.open_attempts:
+            turn, attempt = history.open_attempts[0]
+            is_last = turn + 1 >= max_attempts and history.owners[turn] == attempt
+            await self._abort(request, turn, attempt, "its runner stopped", is_final=is_last)
             return is_suspect
         turn = history.next_turn
         if turn >= max_attempts:
@@ -247,7 +249,8 @@ class Runner:
             attempt = _draw_attempt()
             await self._tell(event_of(request, attempt, turn, RolloutState.STARTED))
             if self._histories.of(request.rollout_id).owners.get(turn) != attempt:
-                return is_suspect  # another runner was first; its turn
+                await self._abort(request, turn, attempt, "another runner was first in this turn", is_final=False)
+                return is_suspect
             active.attempt = attempt
             outcome = await self._attempts.perform(slot, request, attempt, is_alone=is_suspect)
             is_final = outcome.result.state is not RolloutState.ABORTED or turn + 1 >= max_attempts
@@ -259,9 +262,9 @@ class Runner:
         async with (self._isolation if is_suspect else self._pool).slot() as slot:
             yield slot
 
-    async def _abort_orphan(self, request: RolloutRequest, turn: int, attempt: str, *, is_final: bool) -> None:
+    async def _abort(self, request: RolloutRequest, turn: int, attempt: str, reason: str, *, is_final: bool) -> None:
+        """Ends an attempt that nobody runs, so that its episode closes."""
         calls_closed = await self._attempts.close_calls(request.rollout_id, attempt)
-        reason = "its runner stopped"
         logger.info("rollout %s attempt %s: aborted: %s", request.rollout_id, attempt, reason)
         event = event_of(request, attempt, turn, RolloutState.ABORTED, is_final=is_final, error=reason)
         await self._tell(msgspec.structs.replace(event, calls_closed=calls_closed))

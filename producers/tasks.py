@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tracegrad.schemas.calls import Purpose
 from tracegrad.schemas.codec import Codec
@@ -229,11 +230,19 @@ class TaskAdmission:
             if not reason:
                 continue
             request = rollout.request
-            turn = self.state.history(request.rollout_id).next_turn
-            event = event_of(request, GIVEN_UP_ATTEMPT, turn, RolloutState.GIVEN_UP, is_final=True, error=reason)
+            history = self.state.history(request.rollout_id)
+            aborted = [
+                replace(event_of(request, attempt, turn, RolloutState.ABORTED, error=reason), calls_closed=False)
+                for turn, attempt in history.open_attempts
+            ]
+            turn = history.next_turn
+            given_up = event_of(request, GIVEN_UP_ATTEMPT, turn, RolloutState.GIVEN_UP, is_final=True, error=reason)
             logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
-            if self._append(Topic.ROLLOUT_EVENTS, [(request.rollout_id, ROLLOUT_EVENTS.encode(event))]):
-                self.state.fold(event)
+            events = [*aborted, given_up]
+            records = [(event.rollout_id, ROLLOUT_EVENTS.encode(event)) for event in events]
+            if self._append(Topic.ROLLOUT_EVENTS, records):
+                for event in events:
+                    self.state.fold(event)
 
     def _lost(self, rollout: OpenRollout, now: float) -> str:
         silent_s = now - rollout.active_s
@@ -241,7 +250,7 @@ class TaskAdmission:
         if silent_s > limit_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
         history = self.state.history(rollout.request.rollout_id)
-        is_used_up = history.next_turn >= rollout.request.limits.max_attempts and history.open_attempt is None
+        is_used_up = history.next_turn >= rollout.request.limits.max_attempts and not history.open_attempts
         if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
             return f"{history.next_turn} attempts were aborted, the last one: {history.error}"
         return ""

@@ -35,7 +35,7 @@ def test_the_first_to_start_a_turn_owns_it() -> None:
     for attempt in ("aaaa", "bbbb"):
         histories.fold(event(attempt, 0, RolloutState.STARTED))
     assert histories.of(ROLLOUT).owners == {0: "aaaa"}
-    assert histories.of(ROLLOUT).open_attempt == (0, "aaaa")
+    assert histories.of(ROLLOUT).open_attempts == ((0, "aaaa"), (0, "bbbb"))
 
 
 def test_an_aborted_attempt_leaves_room_for_the_next_turn() -> None:
@@ -44,7 +44,7 @@ def test_an_aborted_attempt_leaves_room_for_the_next_turn() -> None:
     histories.fold(event("aaaa", 0, RolloutState.STARTED))
     histories.fold(event("aaaa", 0, RolloutState.ABORTED, error="engine"))
     history = histories.of(ROLLOUT)
-    assert (history.open_attempt, history.next_turn, history.final, history.error) == (None, 1, None, "engine")
+    assert (history.open_attempts, history.next_turn, history.final, history.error) == ((), 1, None, "engine")
     histories.fold(event("bbbb", 1, RolloutState.STARTED))
     histories.fold(event("bbbb", 1, RolloutState.SUCCEEDED, is_final=True))
     histories.fold(event("bbbb", 1, RolloutState.ABORTED))

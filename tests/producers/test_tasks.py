@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
-from tracegrad.producers import tasks as tasks_module
 from tracegrad.producers.tasks import TaskAdmission, TasksConfig, run
 from tracegrad.schemas.calls import Purpose
 from tracegrad.schemas.episodes import EPISODES, Episode
@@ -246,8 +246,8 @@ def test_a_rollout_of_which_nothing_is_heard_is_given_up(
     """A final record in its runner's stead, once, so that its group closes."""
     world.ack(0)
     validated(world)
-    now = tasks_module.time.monotonic()
-    monkeypatch.setattr(tasks_module.time, "monotonic", lambda: now + 3000.0)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3000.0)
     world.turn()
     world.turn()
     events = [ROLLOUT_EVENTS.decode(r.value) for r in world.log.records(TOPICS.name(Topic.ROLLOUT_EVENTS))]
@@ -272,8 +272,8 @@ def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkey
         world.append(Topic.ROLLOUT_EVENTS, request.rollout_id, ROLLOUT_EVENTS.encode(event))
     world.turn()
     assert request.rollout_id in world.admission.state.open
-    now = tasks_module.time.monotonic()
-    monkeypatch.setattr(tasks_module.time, "monotonic", lambda: now + 100.0)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100.0)
     world.turn()
     history = world.admission.state.history(request.rollout_id)
     assert (history.final, history.error) == (RolloutState.GIVEN_UP, "1 attempts were aborted, the last one: engine")
