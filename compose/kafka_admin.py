@@ -7,23 +7,26 @@ topic that does not exist.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import confluent_kafka
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from tracegrad.schemas.errors import ConfigurationError, LogGapError
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log import Offsets, TopicPartition
 
 from .kafka_errors import boundary, log_error, translate
 from .kafka_settings import Settings
 
 __all__ = ["KafkaAdmin", "NewTopicSpec", "checked", "partition_of"]
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 15.0
 """For each question to the cluster; more than a broker's restart (3 s) takes."""
@@ -56,6 +59,18 @@ def checked(where: TopicPartition, wanted: int, kept: Offsets) -> int:
     return wanted
 
 
+def _patiently(ask: Callable[[], T]) -> T:
+    """Asks again while the cluster finds its leaders: after a topic is made, or a broker comes back."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return ask()
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 class KafkaAdmin:
     """An admin client, connected at its first use. Any thread may call it."""
 
@@ -64,8 +79,6 @@ class KafkaAdmin:
         self._client = self._new_client()
 
     def _new_client(self) -> AdminClient:
-        """For group offsets one a question: after a broker's restart librdkafka 2.16 never finds the coordinator
-        again for a client that asked it before, and each question times out."""
         with boundary("make an admin client"):
             return AdminClient(dict(self._base), error_cb=log_error)
 
@@ -73,12 +86,9 @@ class KafkaAdmin:
         """Sets the committed offsets of a group that has no members now. UnavailableError while it has some."""
         offsets = [partition_of(where, offset) for where, offset in next_offsets.items()]
         doing = f"set the committed offsets of group {group!r}"
-        with boundary(doing):
-            request = ConsumerGroupTopicPartitions(group, offsets)
-            client = self._new_client()
-            futures = client.alter_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
-            result = futures[group].result(_TIMEOUT_S)
-        for partition in result.topic_partitions:
+        with self._group_client(group) as client, boundary(doing):
+            partitions = client.commit(offsets=offsets, asynchronous=False)
+        for partition in partitions or ():
             if partition.error is not None:
                 raise translate(partition.error, doing=doing)
 
@@ -124,14 +134,15 @@ class KafkaAdmin:
         return existed
 
     def kept(self, topics: Sequence[str], wanted: Sequence[TopicPartition] | None) -> dict[TopicPartition, Offsets]:
+        """First and next offsets of the partitions wanted, or of all partitions of the topics."""
         counts = self.partition_counts(topics)
         known = [TopicPartition(name, partition) for name, count in counts.items() for partition in range(count)]
         for where in wanted or ():
             if where not in known:
                 raise ConfigurationError(f"expected a partition of {where.topic!r}, got {where.partition}")
         asked = known if wanted is None else list(wanted)
-        begins = self._list_offsets(asked, EarliestSpec())
-        ends = self._list_offsets(asked, LatestSpec())
+        begins = _patiently(lambda: self._list_offsets(asked, EarliestSpec()))  # type: ignore[no-untyped-call]
+        ends = _patiently(lambda: self._list_offsets(asked, LatestSpec()))  # type: ignore[no-untyped-call]
         return {where: Offsets(begins[where], ends[where]) for where in asked}
 
     def _list_offsets(self, wanted: Sequence[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
@@ -144,12 +155,13 @@ class KafkaAdmin:
             }
 
     def committed(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The group's committed next offsets; partitions without one are absent."""
+        return _patiently(lambda: self._committed(group, wanted))
+
+    def _committed(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         doing = f"tell the committed offsets of group {group!r}"
-        with boundary(doing):
-            request = ConsumerGroupTopicPartitions(group, [partition_of(where) for where in wanted])
-            client = self._new_client()
-            futures = client.list_consumer_group_offsets([request], request_timeout=_TIMEOUT_S)
-            partitions = futures[group].result(_TIMEOUT_S).topic_partitions
+        with self._group_client(group) as client, boundary(doing):
+            partitions = client.committed([partition_of(where) for where in wanted], timeout=_TIMEOUT_S)
         found = {}
         for partition in partitions:
             if partition.error is not None:
@@ -157,3 +169,14 @@ class KafkaAdmin:
             if partition.offset >= 0:
                 found[TopicPartition(partition.topic, partition.partition)] = partition.offset
         return found
+
+    @contextlib.contextmanager
+    def _group_client(self, group: str) -> Iterator[Consumer]:
+        """A consumer that never subscribes, for a group's offsets. New for each question: librdkafka 2.16's admin
+        client never finds a coordinator again that was restarted, and crashed in some of the answers."""
+        with boundary("make a consumer"):
+            client = Consumer({**self._base, "group.id": group, "enable.auto.commit": False, "error_cb": log_error})
+        try:
+            yield client
+        finally:
+            client.close()

@@ -110,7 +110,7 @@ def install(profile, venv, python, uv):
             run([python, "-m", "venv", venv])
         pip = [target, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
     run(pip + flags)
-    run(pip + ["--no-build-isolation", "--editable", ROOT])
+    run([*pip, "--no-build-isolation", "--editable", ROOT])
 
 
 def is_module(python, name):

@@ -28,7 +28,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
 CHAT_TEMPLATE = (
-    "{% if tools %}<|im_start|>system\ntools: calc<|im_end|>\n{% endif %}"
+    "{% if tools %}<|im_start|>system\ntools: {{ tools | map(attribute='function.name') | join(', ') }}"
+    "<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.tool_calls %}{% for c in m.tool_calls %}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": '
