@@ -37,7 +37,8 @@ def write_episode(episode: OpenEpisode, config: StreamsConfig, *, has_rollout: b
     tools = tool_spans(spans)
     calls = _calls(episode, spans, tools, config, has_rollout=has_rollout)
     rewards = _authorised(episode) if is_graded else ()
-    total, unscored = (None, state.value) if not is_graded else _total(episode, rewards)
+    awaited = episode.end.rewards_awaited if episode.end else ()
+    total, unscored = sum_rewards(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = split_episode_id(episode.episode_id) if has_rollout else (None, None)
     policies = {call.policy for call in calls}
     return Episode(
@@ -61,7 +62,7 @@ def write_episode(episode: OpenEpisode, config: StreamsConfig, *, has_rollout: b
         num_spans=len(spans),
         num_tools=len(tools),
         num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
-        num_unauthorised_rewards=sum(not counts for counts, _ in episode.rewards) if is_graded else 0,
+        num_unauthorised_rewards=sum(not counts for counts, _, _ in episode.rewards) if is_graded else 0,
         duration_s=episode.end.duration_s if episode.end else None,
     )
 
@@ -69,18 +70,13 @@ def write_episode(episode: OpenEpisode, config: StreamsConfig, *, has_rollout: b
 def _authorised(episode: OpenEpisode) -> tuple[Reward, ...]:
     """Rewards that may count, in canonical order; where names are awaited, just those (see sum_rewards)."""
     awaited = set(episode.end.rewards_awaited) if episode.end else set()
-    counted = [reward for (counts, _), reward in episode.rewards.items() if counts]
+    counted = [reward for (counts, _, _), reward in episode.rewards.items() if counts]
     return tuple(
         sorted(
             (reward for reward in counted if not awaited or reward.name in awaited),
             key=lambda reward: (reward.name, reward.target or "", reward.idempotency_key),
         )
     )
-
-
-def _total(episode: OpenEpisode, rewards: tuple[Reward, ...]) -> tuple[float | None, str]:
-    awaited = episode.end.rewards_awaited if episode.end else ()
-    return sum_rewards([reward for reward in rewards if reward.target is None], awaited)
 
 
 def _calls(

@@ -55,8 +55,8 @@ class OpenEpisode:
         """By (trace id, span id)."""
         self.calls: dict[str, CallFact] = {}
         self.closed: CallsClosed | None = None
-        self.rewards: dict[tuple[bool, str], Reward] = {}
-        """By (authorised, idempotency key), so that nobody can displace a grader's reward."""
+        self.rewards: dict[tuple[bool, str, str], Reward] = {}
+        """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
         self.started: RolloutEvent | None = None
         self.end: RolloutEvent | None = None
         self.is_touched = True
@@ -88,7 +88,7 @@ class OpenEpisode:
             self.closed = _later(self.closed, fact.closed, lambda closed: len(closed.outcomes))
         elif isinstance(fact, RewardFact):
             reward = fact.reward
-            key = (is_authorised(reward, reward_sources), reward.idempotency_key)
+            key = (is_authorised(reward, reward_sources), reward.idempotency_key, reward.target or "")
             self.rewards[key] = _later(self.rewards.get(key), reward, lambda reward: reward.at_ms)
         elif fact.event.state.is_end:
             self.end = _later(self.end, fact.event, lambda event: event.at_ms)
@@ -116,7 +116,7 @@ class OpenEpisode:
 
     def _has_its_rewards(self) -> bool:
         assert self.end is not None
-        scored = {reward.name for (counts, _), reward in self.rewards.items() if counts and reward.target is None}
+        scored = {reward.name for (counts, _, _), reward in self.rewards.items() if counts}
         return scored.issuperset(self.end.rewards_awaited)
 
 

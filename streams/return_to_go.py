@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import pyarrow as pa
-
 from tracegrad.schemas.episodes import Episode, EpisodeCall
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.rollouts import RolloutState
@@ -133,7 +131,7 @@ def _encode(first: Episode, policy: str, members: list[MemberSummary], rows: lis
     )
     try:
         value = encode_group(summary, rows)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):  # Arrow's refusals derive from the last two
         return encode_group(_excluded(summary, "unencodable"), [])
     return value if len(value) <= MAX_VALUE_BYTES else encode_group(_excluded(summary, "too_large"), [])
 

@@ -29,15 +29,15 @@ def is_usable(value: float | None) -> bool:
 
 
 def sum_rewards(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | None, str]:
-    """(the episode's reward, why there is none) of authorised rewards of the episode as a whole.
+    """(the episode's reward, why there is none), of authorised rewards; those that target a call are not summed.
 
     When names are awaited, just those count: whether any other arrived before the episode closed is chance.
     """
     names = set(awaited)
-    counted = [reward for reward in rewards if not names or reward.name in names]
-    missing = sorted(names - {reward.name for reward in counted})
+    missing = sorted(names - {reward.name for reward in rewards})
     if missing:
         return None, f"missing: {', '.join(missing)}"
+    counted = [reward for reward in rewards if reward.target is None and (not names or reward.name in names)]
     if not counted:
         return None, "no_reward"
     for reward in counted:

@@ -1,0 +1,263 @@
+"""Raw records of small episodes, and the three folds wired together without a broker."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+
+from tracegrad.schemas.calls import (
+    CALLS,
+    CallOutcome,
+    CallRecord,
+    CallsClosed,
+    Purpose,
+    SamplingParameters,
+    SpliceOutcome,
+    ToolCall,
+    VersionSpan,
+)
+from tracegrad.schemas.ids import CallId, RunName
+from tracegrad.schemas.log import Headers, Record
+from tracegrad.schemas.rollouts import (
+    REWARDS,
+    ROLLOUT_EVENTS,
+    GroupRef,
+    Reward,
+    RolloutEvent,
+    RolloutState,
+)
+from tracegrad.schemas.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.folds import build_fold
+from tracegrad.streams.stage import Emission, Fold, Output
+
+EXAMPLES = int(os.environ.get("TRACEGRAD_EXAMPLES", "20"))
+"""Of each property; the default keeps the suite fast, a change of a fold deserves 1000."""
+RUN_HASH = "0123abcd"
+GROUP = GroupRef(id=RUN_HASH + "f" * 16, size=1, member=0, index=0)
+TOPICS = Topics(run=RunName("test"))
+
+
+def config(**changes: Any) -> StreamsConfig:
+    """A configuration with one policy, `policy`."""
+    settings: dict[str, Any] = {"run_hash": RUN_HASH, "policies": ("policy",)}
+    return StreamsConfig(bootstrap_servers="none:1", data_dir="none", **{**settings, **changes})
+
+
+def rollout(number: int) -> str:
+    """A rollout id of the run."""
+    return f"{RUN_HASH}{number:020x}"
+
+
+def call(
+    name: str, rollout_id: str | None, prompt: Sequence[int] = (), sampled: Sequence[int] = (7,), **changes: Any
+) -> CallRecord:
+    """A call whose suffix is its whole prompt, unless `parent_call_id` and `shared_tokens` say otherwise."""
+    settings: dict[str, Any] = {
+        "attempt_id": "a001" if rollout_id else None,
+        "trace_id": None,
+        "parent_span_id": None,
+        "policy": "policy",
+        "purpose": Purpose.TRAIN,
+        "parent_call_id": None,
+        "shared_tokens": 0,
+        "suffix_ids": ids_to_bytes(prompt),
+        "sampled_ids": ids_to_bytes(sampled),
+        "logprobs": logprobs_to_bytes([-0.5] * len(sampled)),
+        "versions": (VersionSpan(start=0, version=3, epoch=1),),
+        "finish_reason": "stop",
+        "content": "ok",
+        "sampling_used": SamplingParameters(temperature=1.0),
+        "splice": SpliceOutcome(kind="first"),
+        "ended_at_ns": 10,
+    }
+    return CallRecord(
+        call_id=CallId(call_id(name)),
+        rollout_id=rollout_id,
+        **{**settings, **changes},
+    )
+
+
+def call_id(name: str) -> str:
+    """A response id as the gateway mints it."""
+    return f"chatcmpl-{name.encode().hex():0>32}"
+
+
+def tool_call(name: str, tool: str = "calc") -> ToolCall:
+    """A tool call in an answer."""
+    return ToolCall(id=f"call_{name}", name=tool, arguments="{}")
+
+
+def closed(rollout_id: str, calls: Iterable[CallRecord], **outcomes: CallOutcome) -> CallsClosed:
+    """The calls of an attempt, all delivered unless named."""
+    named = {call_id(name): outcome for name, outcome in outcomes.items()}
+    return CallsClosed(
+        rollout_id=rollout_id,
+        attempt_id="a001",
+        outcomes={str(c.call_id): named.get(c.call_id, CallOutcome.DELIVERED) for c in calls},
+    )
+
+
+def reward(rollout_id: str, value: float | None = 1.0, **changes: Any) -> Reward:
+    """The grader's reward."""
+    settings: dict[str, Any] = {"attempt_id": "a001", "name": "reward", "source": "grader:grade"}
+    settings |= {"idempotency_key": f"{rollout_id}/a001/{changes.get('name', 'reward')}"}
+    return Reward(rollout_id=rollout_id, value=value, **{**settings, **changes})
+
+
+def event(rollout_id: str, state: RolloutState = RolloutState.SUCCEEDED, **changes: Any) -> RolloutEvent:
+    """A rollout event; an end is final and awaits `reward`."""
+    settings: dict[str, Any] = {
+        "attempt_id": "a001",
+        "turn": 0,
+        "is_final": state.is_end,
+        "spans_exported": 0,
+        "rewards_awaited": ("reward",) if state.is_end and state is not RolloutState.ABORTED else (),
+        "group": GROUP,
+        "task_id": "task-1",
+        "policy": "policy",
+        "purpose": Purpose.TRAIN,
+    }
+    return RolloutEvent(rollout_id=rollout_id, state=state, **{**settings, **changes})
+
+
+def span(
+    trace_id: str,
+    span_id: int,
+    name: str = "span",
+    *,
+    parent: int | None = None,
+    at: int = 0,
+    status: int = 0,
+    exception: bool = False,
+    **attributes: Any,
+) -> Span:
+    """An OTLP span that lasts one time unit; dots of attribute names are written as `__`."""
+    made = Span(
+        trace_id=bytes.fromhex(trace_id),
+        span_id=span_id.to_bytes(8),
+        parent_span_id=parent.to_bytes(8) if parent is not None else b"",
+        name=name,
+        start_time_unix_nano=at,
+        end_time_unix_nano=at + 1,
+        status=Status(code=status),  # type: ignore[arg-type]
+        attributes=pairs({key.replace("__", "."): value for key, value in attributes.items()}),
+    )
+    if exception:
+        made.events.add(name="exception")
+    return made
+
+
+def agent_span(trace_id: str, span_id: int, agent: str, **rest: Any) -> Span:
+    """An `invoke_agent` span."""
+    attributes: dict[str, Any] = {"gen_ai__operation__name": "invoke_agent", "gen_ai__agent__name": agent}
+    return span(trace_id, span_id, f"invoke_agent {agent}", **attributes, **rest)
+
+
+def llm_span(trace_id: str, span_id: int, call_name: str, **rest: Any) -> Span:
+    """A `chat` span that names its response."""
+    attributes: dict[str, Any] = {"gen_ai__operation__name": "chat", "gen_ai__response__id": call_id(call_name)}
+    return span(trace_id, span_id, "chat policy", **attributes, **rest)
+
+
+def tool_span(trace_id: str, span_id: int, tool: str = "calc", **rest: Any) -> Span:
+    """An `execute_tool` span."""
+    attributes: dict[str, Any] = {"gen_ai__operation__name": "execute_tool", "gen_ai__tool__name": tool}
+    return span(trace_id, span_id, f"execute_tool {tool}", **attributes, **rest)
+
+
+def pairs(attributes: dict[str, str | int | bool]) -> list[KeyValue]:
+    """OTLP attributes."""
+    return [KeyValue(key=key, value=_any(value)) for key, value in attributes.items()]
+
+
+def _any(value: str | int | bool) -> AnyValue:
+    if isinstance(value, str):
+        return AnyValue(string_value=value)
+    return AnyValue(bool_value=value) if isinstance(value, bool) else AnyValue(int_value=value)
+
+
+def otlp(*spans: Span, service: str = "agent", **resource: str) -> bytes:
+    """A request of one resource and scope."""
+    attributes = pairs({"service.name": service, **{key.replace("__", "."): value for key, value in resource.items()}})
+    value: bytes = ExportTraceServiceRequest(
+        resource_spans=[ResourceSpans(resource=Resource(attributes=attributes), scope_spans=[ScopeSpans(spans=spans)])]
+    ).SerializeToString()
+    return value
+
+
+Item = bytes | CallRecord | CallsClosed | Reward | RolloutEvent
+Raw = tuple[Topic, bytes]
+
+
+def raw(item: Item) -> Raw:
+    """The topic and bytes of a raw item; bytes are OTLP."""
+    if isinstance(item, bytes):
+        return Topic.OTLP_SPANS, item
+    if isinstance(item, CallRecord | CallsClosed):
+        return Topic.LLM_CALLS, CALLS.encode(item)
+    if isinstance(item, Reward):
+        return Topic.REWARDS, REWARDS.encode(item)
+    return Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.encode(item)
+
+
+class Streams:
+    """normalize -> assemble -> credit in memory, one partition each; remembers all that was appended."""
+
+    def __init__(self, settings: StreamsConfig | None = None) -> None:
+        self.config = settings or config()
+        self.normalize = build_fold(Stage.NORMALIZE, self.config, TOPICS)
+        self.assemble = build_fold(Stage.ASSEMBLE, self.config, TOPICS)
+        self.credit = build_fold(Stage.CREDIT, self.config, TOPICS)
+        self.log: dict[Topic, list[Record]] = {}
+        self.done: set[tuple[str, int]] = set()
+
+    def append(self, topic: Topic, value: bytes | None, key: bytes | None = None, offset: int | None = None) -> None:
+        """Appends a record and folds whatever follows from it."""
+        waiting = deque([self._record(topic, value, key, offset)])
+        while waiting:
+            record = waiting.popleft()
+            fold = self._reader(Topic(record.topic.split(".")[-1]))
+            if fold is not None:
+                for output in self._outputs(fold.fold(record)):
+                    waiting.append(self._record(output.topic, output.value, output.key, headers=output.headers))
+
+    def feed(self, *items: Item) -> None:
+        """Appends raw items."""
+        for item in items:
+            self.append(*raw(item))
+
+    def tick(self, now_s: float) -> None:
+        """Lets the assembler's clock propose."""
+        for output in self.assemble.propose(now_s):
+            self.append(output.topic, output.value, output.key)
+
+    def values(self, topic: Topic) -> list[bytes]:
+        """What was appended to a topic."""
+        return [record.value or b"" for record in self.log.get(topic, [])]
+
+    def _record(
+        self, topic: Topic, value: bytes | None, key: bytes | None, offset: int | None = None, headers: Headers = ()
+    ) -> Record:
+        records = self.log.setdefault(topic, [])
+        place = len(records) if offset is None else offset
+        record = Record(topic=TOPICS.name(topic), partition=0, offset=place, key=key, value=value, headers=headers)
+        records.append(record)
+        return record
+
+    def _reader(self, topic: Topic) -> Fold | None:
+        if topic in (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS):
+            return self.normalize
+        return {Topic.EPISODE_EVENTS: self.assemble, Topic.EPISODES: self.credit}.get(topic)
+
+    def _outputs(self, emission: Emission) -> list[Output]:
+        self.done |= {(position.topic, position.offset) for position in emission.done}
+        return [*emission.outputs, *([emission.marker] if emission.marker else [])]
