@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ __all__ = ["GroupReader", "TailReader"]
 logger = logging.getLogger(__name__)
 
 _COMMITTED_TIMEOUT_S = 15.0
+_COMMIT_TIMEOUT_S = 15.0
+_MAX_UNREAD = 5000
+"""Bound on what is read ahead while a commit is awaited."""
 _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
 
 
@@ -36,9 +40,14 @@ class TailReader:
     def __init__(self, admin: KafkaAdmin, settings: Settings) -> None:
         self._admin = admin
         self._next: dict[TopicPartition, int] = {}
+        self._unread: list[Message] = []
+        """Messages that came while a commit was awaited."""
         self._failure: TracegradError | None = None
+        self._consumer = self._new_consumer(settings)
+
+    def _new_consumer(self, settings: Settings) -> Consumer:
         with boundary("make a consumer"):
-            self._consumer = Consumer({**settings, "error_cb": log_error})
+            return Consumer({**settings, "error_cb": log_error})
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions from these offsets, which the caller has checked."""
@@ -47,8 +56,10 @@ class TailReader:
             self._consumer.assign([partition_of(where, offset) for where, offset in starts.items()])
 
     def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
-        with boundary("read"):
-            messages = self._consumer.consume(max_records, timeout_s)
+        messages, self._unread = self._unread[:max_records], self._unread[max_records:]
+        if not messages:
+            with boundary("read"):
+                messages = self._consumer.consume(max_records, timeout_s)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -86,6 +97,7 @@ class TailReader:
 
     def close(self) -> None:
         self._next.clear()
+        self._unread.clear()
         with contextlib.suppress(UnavailableError), boundary("close a consumer"):
             self._consumer.close()
 
@@ -107,12 +119,17 @@ class GroupReader(TailReader):
     """A member of a group with the cooperative protocol: a rebalance takes only the partitions that move."""
 
     def __init__(self, admin: KafkaAdmin, settings: Settings, group: str, topics: Sequence[str]) -> None:
+        self._commits: list[tuple[KafkaError | None, set[tuple[str, int, int]]]] = []
         super().__init__(admin, settings)
         self._settings = settings
         self._group = group
         self._topics = list(topics)
         self._must_reopen = False
         self._subscribe()
+
+    def _new_consumer(self, settings: Settings) -> Consumer:
+        with boundary("make a consumer"):
+            return Consumer({**settings, "error_cb": log_error, "on_commit": self._on_commit})
 
     def _subscribe(self) -> None:
         with boundary(f"join group {self._group!r}"):
@@ -150,6 +167,8 @@ class GroupReader(TailReader):
     def _on_revoke(self, consumer: Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         for partition in partitions:
             self._next.pop(TopicPartition(partition.topic, partition.partition), None)
+        gone = {(partition.topic, partition.partition) for partition in partitions}
+        self._unread = [unread for unread in self._unread if (unread.topic(), unread.partition()) not in gone]
         consumer.incremental_unassign(partitions)
         logger.info("group %s: %d partitions revoked", self._group, len(partitions))
 
@@ -157,8 +176,7 @@ class GroupReader(TailReader):
         if self._must_reopen:
             # The start offsets of an assignment were not to be had: leave, and join anew.
             self.close()
-            with boundary("make a consumer"):
-                self._consumer = Consumer({**self._settings, "error_cb": log_error})
+            self._consumer = self._new_consumer(self._settings)
             self._must_reopen = False
             self._subscribe()
         return super().read(max_records=max_records, timeout_s=timeout_s)
@@ -170,10 +188,34 @@ class GroupReader(TailReader):
             logger.warning("group %s: %d offsets not owned any more", self._group, len(next_offsets) - len(owned))
         if not owned:
             return
-        offsets = [partition_of(where, offset) for where, offset in owned.items()]
+        wanted = {(where.topic, where.partition, offset) for where, offset in owned.items()}
         doing = f"commit offsets of group {self._group!r}"
+        self._commits.clear()
         with boundary(doing):
-            results = self._consumer.commit(offsets=offsets, asynchronous=False)
-        for result in results:
-            if result.error is not None:
-                raise translate(result.error, doing=doing)
+            self._consumer.commit(offsets=[partition_of(where, offset) for where, offset in owned.items()])
+        self._await_commit(wanted, doing)
+
+    def _await_commit(self, wanted: set[tuple[str, int, int]], doing: str) -> None:
+        """Serves callbacks until this commit's has come; a synchronous commit has no time-out of its own."""
+        deadline = time.monotonic() + _COMMIT_TIMEOUT_S
+        paused: list[confluent_kafka.TopicPartition] = []
+        while time.monotonic() < deadline:
+            for error, offsets in self._commits:
+                if wanted <= offsets:
+                    if paused:
+                        self._consumer.resume(paused)
+                    if error is not None:
+                        raise translate(error, doing=doing)
+                    return
+            with boundary(doing):
+                if not paused and len(self._unread) >= _MAX_UNREAD:
+                    paused = self._consumer.assignment()
+                    self._consumer.pause(paused)
+                self._unread += self._consumer.consume(1, 0.02)
+        if paused:
+            self._consumer.resume(paused)
+        raise UnavailableError(f"expected Kafka to {doing} within {_COMMIT_TIMEOUT_S} s, got no answer; try again")
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        failed = error or next((partition.error for partition in partitions if partition.error is not None), None)
+        self._commits.append((failed, {(found.topic, found.partition, found.offset) for found in partitions}))

@@ -96,7 +96,8 @@ def consumer_settings(base: Settings, *, group: str | None) -> Settings:
     }
     if group is not None:
         settings["partition.assignment.strategy"] = "cooperative-sticky"
-        # A killed member's partitions stand still this long; brokers accept 6 s by default.
+        # A killed member's partitions stand still this long; brokers accept 6 s by default. Members learn of
+        # a rebalance by heartbeat, and the cooperative protocol needs two.
         settings["session.timeout.ms"] = 6000
-        settings["heartbeat.interval.ms"] = 1500
+        settings["heartbeat.interval.ms"] = 500
     return settings

@@ -12,10 +12,10 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
+from aiokafka.admin import AIOKafkaAdminClient  # type: ignore[import-untyped]
+from aiokafka.errors import KafkaError, for_code  # type: ignore[import-untyped]
+from aiokafka.protocol.api import Request, RequestStruct, Response  # type: ignore[import-untyped]
+from aiokafka.protocol.types import Array, Int16, Int32, Schema, String  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
@@ -27,7 +27,7 @@ _UNNAMED = ""
 """The member id of a request that names its member by instance id alone."""
 
 
-class _LeaveGroupResponse(Response):
+class _LeaveGroupResponse(Response):  # type: ignore[misc]
     API_KEY = _LEAVE_GROUP
     API_VERSION = 3
     SCHEMA = Schema(
@@ -40,7 +40,7 @@ class _LeaveGroupResponse(Response):
     )
 
 
-class _LeaveGroupStruct(RequestStruct):
+class _LeaveGroupStruct(RequestStruct):  # type: ignore[misc]
     API_KEY = _LEAVE_GROUP
     API_VERSION = 3
     RESPONSE_TYPE = _LeaveGroupResponse
@@ -50,7 +50,7 @@ class _LeaveGroupStruct(RequestStruct):
     )
 
 
-class _LeaveGroup(Request[_LeaveGroupStruct]):
+class _LeaveGroup(Request[_LeaveGroupStruct]):  # type: ignore[misc]
     API_KEY = _LEAVE_GROUP
 
     def __init__(self, group: str, instance_id: str) -> None:

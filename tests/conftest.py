@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.engine_fixture import engine as engine
@@ -15,6 +16,11 @@ from tracegrad.compose.local_kafka import LocalKafka
 from tracegrad.compose.topic_admin import create_topics
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topics
+
+# No deadline: a busy machine is no failure. Few examples in the everyday run; HYPOTHESIS_PROFILE=long for more.
+hypothesis.settings.register_profile("fast", max_examples=30, deadline=None)
+hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 BOOTSTRAP_VARIABLE = "TRACEGRAD_TEST_BOOTSTRAP"
 """host:port of a running broker to use instead of starting one."""

@@ -1,0 +1,262 @@
+"""The bad days of the Kafka log: errors, limits, gaps, and a broker that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from aiokafka import AIOKafkaConsumer  # type: ignore[import-untyped]
+from confluent_kafka import KafkaError, KafkaException
+
+from tests.memory_log import partition_for
+from tracegrad.compose.kafka import KafkaLog
+from tracegrad.compose.kafka_admin import NewTopicSpec
+from tracegrad.compose.kafka_errors import CODES, boundary, translate
+from tracegrad.compose.kafka_settings import shared_settings
+from tracegrad.compose.local_kafka import LocalKafka
+from tracegrad.compose.static_members import remove_static_member
+from tracegrad.schemas.errors import (
+    ConfigurationError,
+    LogGapError,
+    OverloadedError,
+    RecordError,
+    TracegradError,
+    UnavailableError,
+)
+from tracegrad.schemas.log import LogReader, Position, Record, TopicPartition
+
+NOWHERE = "127.0.0.1:1"
+_NO_CODES = {"_BEGIN", "_END"}
+
+
+def code_names() -> list[str]:
+    """Every error code of the installed release."""
+    names = [name for name in dir(KafkaError) if name.isupper() and isinstance(getattr(KafkaError, name), int)]
+    return sorted(set(names) - _NO_CODES)
+
+
+def new_topic(log: KafkaLog, partitions: int = 1) -> str:
+    """A fresh topic on the real broker."""
+    name = f"topic-{uuid.uuid4().hex[:12]}"
+    log.admin.create_topics([NewTopicSpec(name, partitions, 1, {})])
+    log.admin.partition_counts([name])
+    return name
+
+
+def test_no_error_code_is_unmapped() -> None:
+    """Each code of the installed confluent-kafka has a reaction of its own choosing."""
+    assert len(code_names()) > 150
+    assert [name for name in code_names() if name not in CODES] == []
+
+
+@pytest.mark.parametrize("name", code_names())
+def test_error_leaves_as_ours(name: str) -> None:
+    """Translated once, by its code's own name, whatever it is; the original is its cause."""
+    error = KafkaError(getattr(KafkaError, name), "words")
+    assert error.name() == name
+    with pytest.raises(TracegradError) as caught, boundary("try it"):
+        raise KafkaException(error)
+    assert type(caught.value) is CODES[name]
+    assert "try it" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KafkaException)
+
+
+def test_unlisted_code_is_tried_again() -> None:
+    """A code of a later release must neither stop a process nor drop a record."""
+    assert type(translate(KafkaError(31_999, "new"), doing="x")) is UnavailableError
+
+
+def test_client_settings_outside_the_allow_list_are_refused() -> None:
+    """Settings could load code or weaken delivery."""
+    for name in ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "acks", "enable.auto.commit", "bootstrap.servers"):
+        with pytest.raises(ConfigurationError, match="allowed"):
+            KafkaLog(NOWHERE, {name: "x"})
+    with pytest.raises(ConfigurationError, match="bootstrap_servers"):
+        KafkaLog(" ")
+    assert shared_settings(NOWHERE, {"sasl.username": "me"})["sasl.username"] == "me"
+
+
+def test_wrong_client_setting_is_a_configuration_error() -> None:
+    """Said when the first client is made, not later."""
+    with pytest.raises(ConfigurationError):
+        KafkaLog(NOWHERE, {"security.protocol": "no such thing"}).writer()
+
+
+def test_full_queue_is_overloaded_at_once() -> None:
+    """Memory is bounded while the broker is away; what waits ends with an error when the writer closes."""
+    log = KafkaLog(NOWHERE, queue_records=10)
+    writer = log.writer()
+    futures: list[Future[Position]] = []
+    with pytest.raises(OverloadedError):
+        for _ in range(11):
+            futures.append(writer.append("t", key=None, value=b"v"))
+    assert len(futures) == 10
+    with pytest.raises(UnavailableError):
+        writer.close(timeout_s=0.0)
+    assert all(isinstance(future.exception(1.0), UnavailableError) for future in futures)
+
+
+@pytest.mark.kafka
+def test_committed_offset_below_the_log_is_a_gap(kafka_log: KafkaLog) -> None:
+    """Records that were promised are gone: fatal, for a reader at its start and for one that fell behind."""
+    topic, group = new_topic(kafka_log), f"group-{uuid.uuid4().hex[:8]}"
+    where = TopicPartition(topic, 0)
+    writer = kafka_log.writer()
+    for value in range(5):
+        writer.append(topic, key=None, value=str(value).encode())
+    writer.close()
+    kafka_log.admin.commit_group_offsets(group, {where: 2})
+    assert kafka_log.committed(group, topic) == {0: 2}
+    delete_records(kafka_log, where, below=3)
+    with pytest.raises(LogGapError, match="got \\[3, 5\\]"):
+        kafka_log.tail([topic], start={where: 2})
+    reader = kafka_log.join(group, [topic])
+    with pytest.raises(LogGapError, match="expected offset 2"):
+        read(reader, 1)
+    reader.close()
+
+
+def delete_records(log: KafkaLog, where: TopicPartition, *, below: int) -> None:
+    """What retention does, now."""
+    client = log.admin._client
+    target = confluent_kafka.TopicPartition(where.topic, where.partition, below)
+    for future in client.delete_records([target]).values():
+        future.result(10)
+
+
+def read(reader: LogReader, count: int, *, timeout_s: float = 30.0) -> list[Record]:
+    """Reads until so many records came."""
+    found: list[Record] = []
+    deadline = time.monotonic() + timeout_s
+    while len(found) < count and time.monotonic() < deadline:
+        found += reader.read(timeout_s=0.1)
+    return found
+
+
+@pytest.mark.kafka
+def test_offsets_of_a_group_with_members_are_not_overwritten(kafka_log: KafkaLog) -> None:
+    """The broker refuses while somebody reads; it may be tried again later."""
+    topic, group = new_topic(kafka_log), f"group-{uuid.uuid4().hex[:8]}"
+    reader = kafka_log.join(group, [topic])
+    deadline = time.monotonic() + 20
+    while not reader.positions() and time.monotonic() < deadline:
+        reader.read(timeout_s=0.1)
+    with pytest.raises(TracegradError):
+        kafka_log.admin.commit_group_offsets(group, {TopicPartition(topic, 0): 0})
+    reader.close()
+
+
+@pytest.mark.kafka
+def test_static_member_is_removed_at_once(kafka_log: KafkaLog) -> None:
+    """Its partitions are free before its session times out, and removing it twice says so."""
+    topic, group = new_topic(kafka_log), f"group-{uuid.uuid4().hex[:8]}"
+    asyncio.run(join_and_vanish(kafka_log.bootstrap_servers, topic, group))
+    started = time.monotonic()
+    assert remove_static_member(kafka_log.bootstrap_servers, group, "ordinal-0")
+    assert not remove_static_member(kafka_log.bootstrap_servers, group, "ordinal-0")
+    reader = kafka_log.join(group, [topic])
+    while not reader.positions():
+        assert time.monotonic() - started < 20
+        reader.read(timeout_s=0.1)
+    reader.close()
+
+
+async def join_and_vanish(bootstrap_servers: str, topic: str, group: str) -> None:
+    """A static member that stops in order: it does not leave the group."""
+    consumer = AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap_servers,
+        group_id=group,
+        group_instance_id="ordinal-0",
+        session_timeout_ms=60_000,
+        enable_auto_commit=False,
+    )
+    await consumer.start()
+    await consumer.getmany(timeout_ms=200)
+    await consumer.stop()
+
+
+@pytest.mark.kafka
+def test_reserved_partitioner_agrees_with_aiokafka(kafka_log: KafkaLog) -> None:
+    """Faust workers and our writers put a key into one partition."""
+    from aiokafka.partitioner import DefaultPartitioner  # type: ignore[import-untyped]
+
+    place = DefaultPartitioner()
+    keys = [uuid.uuid4().hex.encode() for _ in range(200)]
+    assert [place(key, list(range(7)), list(range(7))) for key in keys] == [partition_for(key, 7) for key in keys]
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[LocalKafka]:
+    """A broker that the test may kill."""
+    with LocalKafka(tmp_path / "kafka", build_class_cache=False) as kafka:
+        yield kafka
+
+
+@pytest.mark.kafka
+def test_acknowledged_records_survive_a_killed_broker(own_kafka: LocalKafka) -> None:
+    """Appends go on through SIGKILL and restart; each acknowledged record is there once, in its place."""
+    log = KafkaLog(own_kafka.bootstrap_servers)
+    topic, group = new_topic(log, 2), "survivors"
+    writer = log.writer()
+    reader = log.join(group, [topic])
+    futures = [writer.append(topic, key=str(i).encode(), value=str(i).encode() * 100) for i in range(2000)]
+    got = read(reader, 500)
+    where = TopicPartition(got[0].topic, got[0].partition)
+    own_kafka.kill()
+    futures += [writer.append(topic, key=str(i).encode(), value=str(i).encode() * 100) for i in range(2000, 4000)]
+    check_calls_are_bounded_while_away(reader, where)
+    own_kafka.start()
+    positions = [future.result(60) for future in futures]
+    assert len(set(positions)) == 4000
+    values = {record.position: record.value for record in got}
+    deadline = time.monotonic() + 60
+    while len(values) < 4000 and time.monotonic() < deadline:
+        # The outage outlasted the member's session, so what it had not committed comes again.
+        values |= {record.position: record.value for record in reader.read(timeout_s=0.1)}
+    assert len(values) == 4000
+    assert all(values[position] == str(i).encode() * 100 for i, position in enumerate(positions))
+    reader.commit(reader.positions())
+    assert sum(log.committed(group, topic).values()) == 4000
+    reader.close()
+    writer.close()
+
+
+def check_calls_are_bounded_while_away(reader: LogReader, where: TopicPartition) -> None:
+    """Reads give nothing, a commit ends with UnavailableError, none hangs."""
+    started = time.monotonic()
+    for _ in range(20):
+        reader.read(timeout_s=0.05)
+    assert time.monotonic() - started < 5
+    started = time.monotonic()
+    with pytest.raises(UnavailableError):
+        reader.commit({where: 1})
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.kafka
+def test_readers_close_in_bounded_time_without_broker(own_kafka: LocalKafka) -> None:
+    """A process can stop while Kafka is away."""
+    log = KafkaLog(own_kafka.bootstrap_servers)
+    topic = new_topic(log)
+    member, tail = log.join("leavers", [topic]), log.tail([topic])
+    while not member.positions():
+        member.read(timeout_s=0.1)
+    own_kafka.kill()
+    started = time.monotonic()
+    tail.close()
+    member.close()
+    assert time.monotonic() - started < 15
+
+
+def test_too_large_record_is_named_so() -> None:
+    """Dead letters carry the reason."""
+    error = translate(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), doing="append")
+    assert isinstance(error, RecordError)
+    assert error.reason == "too_large"

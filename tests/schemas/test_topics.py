@@ -1,0 +1,81 @@
+"""The registry names every topic once, completely, and as users may rely on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tracegrad.compose.topic_admin import CO_PARTITIONED, NORMALIZE_INPUTS, plan_topics, topics_markdown
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
+
+ROOT = Path(__file__).parents[2]
+TOPICS = Topics(run=RunName("mine"), prefix="team.", renames={"otlp_spans": "collector_spans"})
+
+
+def test_every_topic_is_registered_once() -> None:
+    """In the enum and in the registry alike."""
+    assert [spec.topic for spec in REGISTRY] == list(dict.fromkeys(spec.topic for spec in REGISTRY))
+    assert {spec.topic for spec in REGISTRY} == set(Topic)
+
+
+def test_names_follow_the_scope() -> None:
+    """Raw topics bear the prefix, a run's topics prefix and run; a renamed one its own name."""
+    assert TOPICS.name(Topic.LLM_CALLS) == "team.llm_calls"
+    assert TOPICS.name(Topic.EPISODES) == "team.mine.episodes"
+    assert TOPICS.name(Topic.OTLP_SPANS) == "collector_spans"
+    assert TOPICS.group(Stage.CREDIT) == "team.mine.credit"
+    names = [TOPICS.name(topic) for topic in Topic]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) for name in names)
+
+
+@pytest.mark.parametrize("name", ["episodes", "otlp_span", ""])
+def test_only_raw_topics_are_renamed(name: str) -> None:
+    """Others belong to the run."""
+    with pytest.raises(ConfigurationError, match="renamed"):
+        Topics(run=RunName("mine"), renames={name: "x"})
+
+
+def test_topics_where_fencing_matters_are_not_compacted() -> None:
+    """After compaction a zombie's later record would replace the good one; only the markers are compacted."""
+    compacted = {spec.topic for spec in REGISTRY if "compact" in spec.settings.get("cleanup.policy", "")}
+    assert compacted == {Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS}
+
+
+def test_markers_outlive_what_they_mark() -> None:
+    """Else a late fact would open a closed episode again."""
+    kept = {spec.topic: int(spec.settings["retention.ms"]) for spec in REGISTRY}
+    assert kept[Topic.CLOSED_EPISODES] > kept[Topic.EPISODE_EVENTS] >= 24 * 3600 * 1000
+    assert all(kept[topic] == -1 for topic in set(Topic) - {Topic.EPISODE_EVENTS, *CO_PARTITIONED})
+
+
+def test_plan_has_equal_counts_where_markers_follow() -> None:
+    """A marker lies in the partition number of its input."""
+    plans = {plan.name: plan for plan in plan_topics(TOPICS, partitions=6, policies=["a", "b"], replication=3)}
+    assert {plans[TOPICS.name(topic)].partitions for topic in CO_PARTITIONED} == {6}
+    assert plans[TOPICS.name(Topic.TRANSITIONS)].partitions == 2
+    assert plans[TOPICS.name(Topic.WEIGHTS)].partitions == 1
+    assert all(plan.settings["max.message.bytes"] == str(MAX_MESSAGE_BYTES) for plan in plans.values())
+    assert all(plan.replication == 3 for plan in plans.values())
+
+
+@pytest.mark.parametrize("wrong", [{"partitions": 0}, {"policies": []}, {"replication": 0}], ids=str)
+def test_plan_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+    """Before any cluster is asked."""
+    with pytest.raises(ConfigurationError):
+        plan_topics(TOPICS, **{"partitions": 4, "policies": ["a"], "replication": 1} | wrong)  # type: ignore[arg-type]
+
+
+def test_normalize_reads_raw_topics_only() -> None:
+    """A run is a view of raw topics from chosen offsets, so a replay needs nothing else."""
+    raw = {spec.topic for spec in REGISTRY if spec.raw}
+    assert set(NORMALIZE_INPUTS) < raw
+
+
+def test_page_is_the_registry() -> None:
+    """docs/topics.md is generated: run `python -m tracegrad.compose.topic_admin > docs/topics.md`."""
+    assert (ROOT / "docs" / "topics.md").read_text() == topics_markdown()
