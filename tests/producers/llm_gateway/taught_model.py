@@ -14,6 +14,10 @@ from typing import Any
 __all__ = ["ANSWERS", "TOOLS", "make_taught_model", "tools_for"]
 
 DATA = Path(__file__).parents[2] / "data"
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""transformers gives every Qwen2 this split, whatever its tokenizer.json says."""
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOLS = [
     {
@@ -51,10 +55,16 @@ def tools_for(said: str) -> list[dict[str, Any]] | None:
 
 def make_tokenizer_file(path: Path) -> None:
     """Trains the tokenizer of tests/data on this repository's own text."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     corpus = [file.read_text() for file in sorted(DATA.parents[1].glob("schemas/*.py"))]
     trainer = trainers.BpeTrainer(
