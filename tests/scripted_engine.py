@@ -67,7 +67,7 @@ class ToyTokenizer:
             elif token >= _PAIRS:
                 pieces += b"%02d" % (token - _PAIRS)
             else:
-                pieces += bytes([token - _BYTES])
+                pieces += bytes([(token - _BYTES) % 256])
         return pieces.decode(errors="replace")
 
 
