@@ -5,33 +5,14 @@ In: a run's wiring. Out: consumers/audit.py's Report, and its lines. Failure: Un
 
 from __future__ import annotations
 
-import msgspec
-
 from tracegrad.consumers.audit import Report, Unit, audit
-from tracegrad.schemas.log import Log, TopicPartition
+from tracegrad.schemas.log import Log
 
-from .run_dir import RunDir
 from .wiring import Wiring
 
-__all__ = ["account", "read_starts", "report_lines", "write_starts"]
+__all__ = ["account", "report_lines"]
 
 _NAMED = 20
-
-
-def write_starts(run_dir: RunDir, starts: dict[TopicPartition, int]) -> None:
-    """Keeps where a new run began on the raw topics; once."""
-    if starts:
-        rows = [(where.topic, where.partition, offset) for where, offset in sorted(starts.items())]
-        (run_dir.path / "starts.json").write_bytes(msgspec.json.encode(rows))
-
-
-def read_starts(run_dir: RunDir) -> dict[TopicPartition, int]:
-    """Where the run began; empty when that is not known, which means everywhere at the beginning."""
-    try:
-        rows = msgspec.json.decode((run_dir.path / "starts.json").read_bytes(), type=list[tuple[str, int, int]])
-    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
-        return {}
-    return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
 
 
 def account(wiring: Wiring, log: Log, *, is_live: bool) -> Report:
@@ -41,7 +22,7 @@ def account(wiring: Wiring, log: Log, *, is_live: bool) -> Report:
         wiring.topics,
         wiring.record.hash,
         wiring.settings.policy.name,
-        starts=read_starts(wiring.run_dir),
+        starts=wiring.run_dir.starts,
         is_live=is_live,
     )
 

@@ -22,7 +22,7 @@ _SIGNALS = ("tool_succeeded", "tool_failed")
 
 def nearest(key: str, valid: Iterable[str]) -> str:
     """The hint that goes with a wrong name: the nearest valid one, else all of them."""
-    names = list(valid)
+    names = [str(name) for name in valid]
     found = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f"did you mean {found[0]!r}?" if found else f"valid are {', '.join(names)}"
 

@@ -22,7 +22,6 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import Stage
 
 from . import kafka_node
-from .accounting import write_starts
 from .process import ProcessSpec, Role
 from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
@@ -100,7 +99,7 @@ def prepare_topics(wiring: Wiring) -> None:
         partitions=settings.kafka.partitions,
         replication=settings.kafka.replication,
     )
-    write_starts(wiring.run_dir, start_run(log, wiring.topics))
+    wiring.run_dir.write_starts(start_run(log, wiring.topics))
 
 
 def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> list[ProcessSpec]:
@@ -168,7 +167,7 @@ def _serve(
     stage: Stage | None = None,
     ordinal: int = 0,
 ) -> ProcessSpec:
-    argv = [sys.executable, "-m", "tracegrad.compose.cli", "serve", name, "--run-dir", str(wiring.run_dir.path)]
+    argv = [sys.executable, "-m", "tracegrad.compose.serve", name, "--run-dir", str(wiring.run_dir.path)]
     if stage is not None:
         argv += ["--stage", stage.value, "--ordinal", str(ordinal)]
     threads = {"OMP_NUM_THREADS": str(wiring.settings.trainer.threads)} if name == "trainer" else {}

@@ -3,6 +3,7 @@
     run.json        name, created_at, hash, seed           written once
     config.json     the resolved settings                   at each start
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
+    starts.json     where the run began on the raw topics   written once
     status/         supervisor.json: the processes now
     logs/ kafka/ weights/ trainer/ results/ locks/
 
@@ -17,7 +18,7 @@ import datetime
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, RunName, run_hash
+from tracegrad.schemas.log import TopicPartition
 
 from .config import read_resolved, write_resolved
 from .settings import RunSettings
@@ -118,6 +120,21 @@ class RunDir:
     def settings(self) -> RunSettings:
         """Its resolved settings."""
         return read_resolved(self.config)
+
+    @property
+    def starts(self) -> dict[TopicPartition, int]:
+        """Where the run began on the raw topics; empty when that is not known: everywhere at the beginning."""
+        try:
+            rows = msgspec.json.decode((self.path / "starts.json").read_bytes(), type=list[tuple[str, int, int]])
+        except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+            return {}
+        return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
+
+    def write_starts(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Keeps where a new run began; nothing for a resumed one."""
+        if starts:
+            rows = [(where.topic, where.partition, offset) for where, offset in sorted(starts.items())]
+            (self.path / "starts.json").write_bytes(msgspec.json.encode(rows))
 
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""

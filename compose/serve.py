@@ -1,4 +1,5 @@
-"""One process of a run, in the foreground: `tracegrad serve NAME --run-dir DIR`.
+"""One process of a run, in the foreground: `tracegrad serve NAME --run-dir DIR`, or, without the command line's
+imports, `python -m tracegrad.compose.serve NAME --run-dir DIR`.
 
 In: a name, an ordinal, a run's folder. Out: the room's loop, until it is done or told to stop. This entry point
 owns what rooms must not: signal handlers, logging, the log's client, the exit status. Invariant: FatalError is
@@ -8,6 +9,7 @@ ordinal: the lock is the kernel's, so a dead holder never blocks its successor.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import signal
 import sys
@@ -54,7 +56,7 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
 
 def _set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for noisy in ("httpx", "httpcore", "aiokafka", "faust", "kafka"):
+    for noisy in ("abc", "aiokafka", "faust", "httpcore", "httpx", "kafka", "mode"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
@@ -128,3 +130,18 @@ _ROOMS: dict[str, Callable[[Wiring, threading.Event, str | None, int], None]] = 
     "weight-sync": _weight_sync,
 }
 NAMES = tuple(_ROOMS)
+
+
+def main() -> int:
+    """The process that the supervisor starts."""
+    parser = argparse.ArgumentParser(prog="python -m tracegrad.compose.serve", description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--stage")
+    parser.add_argument("--ordinal", type=int, default=0)
+    given = parser.parse_args()
+    return serve(given.name, given.run_dir, stage=given.stage, ordinal=given.ordinal)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

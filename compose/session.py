@@ -15,7 +15,6 @@ import msgspec
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
-from .engine_health import explain
 from .pipeline import BROKER, prepare_run, prepare_topics, specs
 from .process import ProcessStatus
 from .run_dir import RunDir
@@ -72,26 +71,27 @@ def run_session(
             if announce is not None:
                 announce(wiring, show)
 
+        def close_watchers() -> None:
+            for watcher in watchers:
+                watcher.close()
+
         supervisor = Supervisor(
             specs(wiring, for_training=for_training, only=only),
             logs=run_dir.logs,
             on_layer=on_layer,
             on_change=lambda statuses: write_status(run_dir, statuses),
             say=show.say,
+            before_stop=close_watchers,
         )
         show.say(f"run {wiring.record.name} in {run_dir.path}")
         try:
             outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=for_training)
-            for watcher in watchers:
-                watcher.close()
             status = _end(outcome, wiring, show, report)
             if keep and outcome.kind is OutcomeKind.DONE:
                 show.say("the pipeline goes on (--keep); Ctrl-C stops it")
                 supervisor.run(ends_with_jobs=False)
             return status
         finally:
-            for watcher in watchers:
-                watcher.close()
             supervisor.close()
             show.close()
 
@@ -99,11 +99,10 @@ def run_session(
 def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:
     if outcome.kind is OutcomeKind.FATAL:
         show.say(f"stopped: {outcome.why}")
-        if outcome.why.startswith("engine:") and (reason := explain(outcome.why)):
-            show.say(f"the engine: {reason}")
+        _explain(outcome.why, show)
         return FATAL_EXIT_STATUS if "exit status 78" in outcome.why else 1
     if outcome.kind is not OutcomeKind.DONE:
-        show.say(f"stopped; `tracegrad` with run {wiring.record.name} again resumes it")
+        show.say(f"stopped; start run {wiring.record.name} again to resume it")
         return INTERRUPTED
     if report is None:
         return 0
@@ -112,6 +111,14 @@ def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | Non
     except UnavailableError as error:
         show.say(f"no report: {error}")
         return 1
+
+
+def _explain(why: str, show: Show) -> None:
+    """The engine's known failures in one sentence."""
+    from .engine_health import explain
+
+    if why.startswith("engine:") and (reason := explain(why)):
+        show.say(f"the engine: {reason}")
 
 
 def watch_steps(wiring: Wiring, show: Show) -> Watcher:

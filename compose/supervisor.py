@@ -84,6 +84,7 @@ class Supervisor:
         backoff: Backoff | None = None,
         on_change: Callable[[Sequence[ProcessStatus]], None] | None = None,
         on_layer: Callable[[int], None] | None = None,
+        before_stop: Callable[[], object] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
@@ -95,6 +96,7 @@ class Supervisor:
             on_change: told whenever a process changed state; writes the status file.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
                 UnavailableError is tried again for a while, any other error stops all.
+            before_stop: called once, before the first process is stopped: who reads from the broker leaves here.
             say: a line for people.
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
@@ -102,6 +104,7 @@ class Supervisor:
         self._backoff = backoff or Backoff()
         self._on_change = on_change or (lambda _: None)
         self._on_layer = on_layer or (lambda _: None)
+        self._before_stop = before_stop
         self._say = say
         self._num_interrupts = 0
         self._layers = sorted({spec.layer for spec in specs})
@@ -221,6 +224,8 @@ class Supervisor:
 
     def _stop(self, children: Sequence[Child]) -> None:
         """By layer, the highest first; the layers above a stubborn one never wait for it twice."""
+        before_stop, self._before_stop = self._before_stop, lambda: None
+        before_stop()
         for layer in reversed(self._layers):
             running = [child for child in children if child.spec.layer == layer and child.state is ProcessState.RUNNING]
             if self._num_interrupts < 2:

@@ -207,7 +207,7 @@ class Watcher:
         self._thread.start()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Shows what is there already, then ends."""
+        """Shows what is there already, then ends; may be called again."""
         self._drain.set()
         self._thread.join(timeout_s)
         self._stop.set()

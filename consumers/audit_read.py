@@ -36,7 +36,7 @@ from tracegrad.schemas.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.transitions import GroupSummary, decode_group
-from tracegrad.schemas.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest
+from tracegrad.schemas.weights import WEIGHTS, Lineage, VersionManifest
 
 from .topic_reader import read_topic
 
@@ -74,7 +74,6 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Calls of other runs' rollouts."""
     outcomes: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """Episode id -> the call ids that its `calls_closed` names."""
-    versions_served: set[int] = msgspec.field(default_factory=set)
     dead: set[Position] = msgspec.field(default_factory=set)
     """Origins of dead letters."""
     undecodable_calls: set[Position] = msgspec.field(default_factory=set)
@@ -95,7 +94,6 @@ class Evidence(msgspec.Struct, kw_only=True):
     group_digests: dict[str, bytes] = msgspec.field(default_factory=dict)
     steps: list[TrainingStep] = msgspec.field(default_factory=list)
     manifests: dict[int, VersionManifest] = msgspec.field(default_factory=dict)
-    acked: set[int] = msgspec.field(default_factory=set)
     rollouts: set[str] = msgspec.field(default_factory=set)
     final_rollouts: set[str] = msgspec.field(default_factory=set)
     """Rollouts with a final event."""
@@ -158,11 +156,6 @@ def _decoded(decode: Callable[[bytes | None], T], record: Record) -> T | None:
 def _step(seen: Evidence, record: Record) -> None:
     if step := _decoded(TRAINING_STEPS.decode, record):
         seen.steps.append(step)
-
-
-def _ack(seen: Evidence, record: Record) -> None:
-    if ack := _decoded(WEIGHT_ACKS.decode, record):
-        seen.acked.add(ack.version)
 
 
 def _transition(seen: Evidence, record: Record) -> None:
@@ -256,7 +249,6 @@ def _call(seen: Evidence, record: Record) -> None:
             seen.foreign_calls.add(call.call_id)
     elif isinstance(call, CallRecord):
         seen.raw[f"call:{call.call_id}"] = record.position
-        seen.versions_served.update(span.version for span in call.versions)
     else:
         seen.raw[f"calls_closed:{call.rollout_id}/{call.attempt_id}"] = record.position
         seen.outcomes[call.rollout_id + call.attempt_id] = frozenset(call.outcomes)
@@ -311,7 +303,6 @@ def _fact_key(fact: Fact) -> str:
 
 
 _FOLDS: tuple[tuple[Topic, Callable[[Evidence, Record], None]], ...] = (
-    (Topic.WEIGHT_ACKS, _ack),
     (Topic.TRAINING_STEPS, _step),
     (Topic.CLOSED_GROUPS, _group_marker),
     (Topic.TRANSITIONS, _transition),

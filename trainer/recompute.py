@@ -34,7 +34,9 @@ def recompute_logprobs(
     """
     torch.set_num_threads(threads)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True, use_safetensors=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", local_files_only=True, use_safetensors=True
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"cannot open the version in {folder}: {error}") from error
     model.eval()

@@ -1,0 +1,80 @@
+"""The command line: help in groups, one clear message per mistake, exit statuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    """Everyday, objects, processes."""
+    from tracegrad.compose.cli import app
+
+    app(["--help"], standalone_mode=False)
+    shown = capsys.readouterr().out
+    places = [shown.index(name) for name in ("Everyday", "demo", "train", "up", "Objects", "audit", "topics", "serve")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "up", "env", "status", "tail", "audit", "serve"])
+def test_each_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In its help; run within this process, which is faster."""
+    from tracegrad.compose.cli import app
+
+    app([command, "--help"], standalone_mode=False)
+    assert "Example: " in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("train", "nowhere.toml"), 78, "no such file: nowhere.toml"),
+        (("train", "examples/calculator", "--set", "trainer.step=3"), 78, "did you mean 'steps'?"),
+        (("train", "examples/calculator", "--set", "steps"), 78, "expected section.key=value"),
+        (("serve", "trainr", "--run-dir", "."), 78, "did you mean 'trainer'?"),
+        (("serve", "streams", "--run-dir", "."), 78, "--stage must be one of normalize, assemble, credit"),
+        (("tail", "episode"), 78, "did you mean 'episodes'?"),
+        (("status", "--runs-dir", "nowhere"), 78, "no run under nowhere"),
+        (("topics", "create", "examples/calculator"), 78, "--bootstrap-servers"),
+        (("nonsense",), 2, "No such command"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_mistakes_are_one_clear_message(
+    arguments: tuple[str, ...],
+    status: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exit status 78 for settings that cannot work; never a traceback."""
+    from tracegrad.compose import cli
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["tracegrad", *arguments])
+    monkeypatch.setattr("tracegrad.compose.serve._set_up_logging", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    shown = capsys.readouterr()
+    assert left.value.code == status
+    if "serve" not in arguments:
+        assert message in " ".join(shown.err.replace("│", "").split())
+
+
+def test_topics_dry_run_prints_topics_and_acls(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asks no cluster."""
+    from tracegrad.compose import cli
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["tracegrad", "topics", "create", "examples/calculator", "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    shown = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "topic calculator.episodes partitions=4" in shown and "acl read" in shown
