@@ -1,13 +1,16 @@
-"""The house's walls: rooms meet only through schemas, and light rooms stay light."""
+"""The house's walls: rooms meet only through schemas, light rooms stay light, files stay small.
+
+Each test gathers every offence as `file:line: what`, so that one run shows them all.
+"""
 
 from __future__ import annotations
 
 import ast
-import importlib
-import pkgutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,84 +18,109 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("schemas", "producers", "streams", "trainer", "consumers", "compose")
 MAY_IMPORT = {room: {"schemas"} for room in ROOMS} | {"schemas": set(), "compose": set(ROOMS)}
-RUN_BY_PATH = {"producers/agent_host.py", "producers/grader_host.py", "compose/guard.py", "consumers/vllm_plugin.py"}
-"""Run or loaded without us installed beside them, so they import nothing of ours."""
-TORCH_FILES = {"consumers/vllm_plugin.py"}
+RUN_BY_PATH = ("producers/agent_host.py", "producers/grader_host.py", "compose/guard.py", "consumers/vllm_plugin.py")
+"""Run or loaded where we may not be installed, so they import nothing of ours."""
 LIGHT_ROOMS = ("schemas", "producers", "streams", "consumers")
-FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-MODULES = [
-    ".".join(("tracegrad", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__") for path in FILES
-]
+HEAVY = {"torch", "transformers", "peft", "vllm", "safetensors"}
+FILES = tuple(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")))
 
 
 def name_of(path: Path) -> str:
-    """Its path from the root, for messages."""
+    """Its path from the root."""
     return path.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """(absolute module, line) of every import statement of a file, at any depth."""
+def room_of(path: Path) -> str:
+    """The room that it lies in."""
+    return path.relative_to(ROOT).parts[0]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[str, bool, int], ...]:
+    """(absolute module, whether written relatively, line) of every import of a file, at any depth."""
     package = ("tracegrad", *path.relative_to(ROOT).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text())):
+    found = []
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, False, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
-            yield ".".join((*base, *([node.module] if node.module else []))), node.lineno
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            found.append((module, bool(node.level), node.lineno))
+    return tuple(found)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_rooms_import_schemas_only(path: Path) -> None:
-    """compose alone knows them all; within a room imports are relative, across rooms absolute."""
-    room = path.relative_to(ROOT).parts[0]
-    for module, line in imports(path):
-        parts = module.split(".")
-        assert parts[0] not in ROOMS, f"{name_of(path)}:{line}: bare `{module}`; users have their own"
-        if parts[0] == "tracegrad":
-            assert len(parts) > 1, f"{name_of(path)}:{line}: name the room"
-            assert parts[1] == room or parts[1] in MAY_IMPORT[room], f"{name_of(path)}:{line}: {room} imports {module}"
+def test_rooms_import_schemas_only() -> None:
+    """compose alone knows them all; bare `import schemas` is forbidden, users have their own."""
+    offences = []
+    for path in FILES:
+        room = room_of(path)
+        for module, _, line in imports(path):
+            parts = module.split(".")
+            is_wrong = parts[0] in ROOMS or (
+                parts[0] == "tracegrad" and (len(parts) < 2 or parts[1] not in {room, *MAY_IMPORT[room]})
+            )
+            if is_wrong:
+                offences.append(f"{name_of(path)}:{line}: {module}")
+    assert offences == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_within_a_room_are_relative(path: Path) -> None:
-    """`from .join import ...`; only a file that is run by its path cannot."""
-    room = path.relative_to(ROOT).parts[0]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            assert not (node.module or "").startswith(f"tracegrad.{room}"), f"{name_of(path)}:{node.lineno}"
+def test_imports_within_a_room_are_relative() -> None:
+    """`from .join import ...`, so that a room can be read, and moved, by itself."""
+    assert [
+        f"{name_of(path)}:{line}: {module}"
+        for path in FILES
+        for module, is_relative, line in imports(path)
+        if not is_relative and module.startswith(f"tracegrad.{room_of(path)}")
+    ] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_confluent_kafka_has_one_door(path: Path) -> None:
+def test_confluent_kafka_has_one_door() -> None:
     """compose/kafka*.py; everybody else is handed a Log."""
-    if path.parent.name == "compose" and path.name.startswith("kafka"):
-        return
-    assert not [line for module, line in imports(path) if module.split(".")[0] == "confluent_kafka"]
+    assert [
+        f"{name_of(path)}:{line}"
+        for path in FILES
+        for module, _, line in imports(path)
+        if module.split(".")[0] == "confluent_kafka" and not name_of(path).startswith("compose/kafka")
+    ] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_torch_stays_in_the_trainer(path: Path) -> None:
+def test_heavy_packages_stay_in_the_trainer() -> None:
     """And in the small plug-in that the engine loads."""
-    if name_of(path).startswith("trainer/") or name_of(path) in TORCH_FILES:
-        return
-    heavy = {"torch", "transformers", "peft", "vllm", "safetensors"}
-    assert not [line for module, line in imports(path) if module.split(".")[0] in heavy]
+    assert [
+        f"{name_of(path)}:{line}: {module}"
+        for path in FILES
+        for module, _, line in imports(path)
+        if module.split(".")[0] in HEAVY and room_of(path) != "trainer" and name_of(path) != "consumers/vllm_plugin.py"
+    ] == []
 
 
-@pytest.mark.parametrize("name", sorted(RUN_BY_PATH))
+@pytest.mark.parametrize("name", RUN_BY_PATH)
 def test_files_run_by_path_import_nothing_of_ours(name: str) -> None:
-    """They run under the user's Python."""
-    assert not [module for module, _ in imports(ROOT / name) if module.split(".")[0] == "tracegrad"]
+    """They run under the user's Python or in the engine."""
+    assert [module for module, _, _ in imports(ROOT / name) if module.split(".")[0] == "tracegrad"] == []
 
 
-def test_light_rooms_load_neither_torch_nor_vllm() -> None:
+def light_modules() -> Iterator[str]:
+    """What a gateway, worker or tap process may load."""
+    for path in FILES:
+        if room_of(path) in LIGHT_ROOMS and name_of(path) not in RUN_BY_PATH:
+            parts = ("tracegrad", *path.relative_to(ROOT).with_suffix("").parts)
+            yield ".".join(parts).removesuffix(".__init__")
+
+
+def test_light_rooms_load_nothing_heavy() -> None:
     """A gateway process must not pay seconds and gigabytes for what it does not use."""
-    names = [module for module in MODULES if module.split(".")[1] in LIGHT_ROOMS and "vllm_plugin" not in module]
-    names = [name for name in names if not name.endswith("_host")]
     code = (
         "import importlib, sys\n"
-        f"for name in {names!r}: importlib.import_module(name)\n"
-        "heavy = sorted({'torch', 'vllm', 'transformers', 'confluent_kafka'} & set(sys.modules))\n"
+        f"for name in {list(light_modules())!r}: importlib.import_module(name)\n"
+        f"heavy = sorted({HEAVY | {'confluent_kafka'}!r} & set(sys.modules))\n"
         "sys.exit(f'loaded: {heavy}' if heavy else 0)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
@@ -104,12 +132,10 @@ def sort_key(name: str) -> tuple[int, str]:
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_exports_are_sorted_and_true(path: Path) -> None:
-    """`__all__` names public things that the file defines or imports on purpose, in order."""
-    tree = ast.parse(path.read_text())
-    exported: list[str] | None = None
+def names_defined(tree: ast.Module) -> tuple[set[str], list[str] | None]:
+    """Names that a module binds at its top, and its `__all__`."""
     defined: set[str] = set()
+    exported: list[str] | None = None
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined.add(node.name)
@@ -121,37 +147,46 @@ def test_exports_are_sorted_and_true(path: Path) -> None:
             defined |= names
             if "__all__" in names and node.value is not None:
                 exported = ast.literal_eval(node.value)
-    if exported is None:
-        assert path.name in ("__init__.py", "__main__.py"), f"{name_of(path)} has no __all__"
-        return
-    assert exported == sorted(exported, key=sort_key), f"{name_of(path)}: __all__ is not sorted"
-    assert set(exported) <= defined, f"{name_of(path)}: {set(exported) - defined} is not there"
-    missing = {name for name in exported if name.startswith("_")}
-    assert not missing, f"{name_of(path)} exports private {missing}"
+    return defined, exported
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_and_functions_are_small_ascii_and_say_what_they_are(path: Path) -> None:
+def test_exports_are_sorted_and_true() -> None:
+    """Every module has an `__all__`, in order, of public names that are there; a bare package needs none."""
+    offences = []
+    for path in FILES:
+        defined, exported = names_defined(tree_of(path))
+        if exported is None:
+            if path.name not in ("__init__.py", "__main__.py"):
+                offences.append(f"{name_of(path)}: no __all__")
+            continue
+        if exported != sorted(exported, key=sort_key):
+            offences.append(f"{name_of(path)}: __all__ is not sorted")
+        offences += [f"{name_of(path)}: no {name}" for name in exported if name not in defined]
+        offences += [f"{name_of(path)}: private {name}" for name in exported if name.startswith("_")]
+    assert offences == []
+
+
+def test_files_and_functions_are_small_ascii_and_say_what_they_are() -> None:
     """At most 400 lines, 60 a function; a docstring on top; ASCII."""
-    text = path.read_text()
-    assert text.isascii(), name_of(path)
-    assert len(text.splitlines()) <= 400, name_of(path)
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree), f"{name_of(path)} has no docstring"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= 60, f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines"
+    offences = []
+    for path in FILES:
+        text = path.read_text()
+        if not text.isascii():
+            offences.append(f"{name_of(path)}: not ASCII")
+        if len(text.splitlines()) > 400:
+            offences.append(f"{name_of(path)}: {len(text.splitlines())} lines")
+        if not ast.get_docstring(tree_of(path)):
+            offences.append(f"{name_of(path)}: no docstring")
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 60:
+                    offences.append(f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines")
+    assert offences == []
 
 
 def test_every_package_is_installed() -> None:
-    """A folder that setuptools does not know is missing from the wheel."""
-    import tomllib
-
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    found = {
-        ".".join(("tracegrad", *path.parent.relative_to(ROOT).parts)) for path in FILES if path.name == "__init__.py"
-    }
-    assert found == listed
-    schemas = importlib.import_module("tracegrad.schemas")
-    assert {info.name for info in pkgutil.iter_modules(schemas.__path__)} >= {"topics", "log", "ids"}
+    """A folder that setuptools does not know would be missing from the wheel."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = {path.parent.relative_to(ROOT).parts for path in FILES if path.name == "__init__.py"}
+    assert set(listed) == {".".join(("tracegrad", *parts)) for parts in packages}
