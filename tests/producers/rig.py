@@ -65,7 +65,7 @@ def rollout_of(index: int, member: int = 0) -> RolloutId:
     return rollout_id(group_id(RUN_HASH, "train", index), member)
 
 
-def until(condition: Callable[[], T | None], timeout_s: float = 30.0) -> T:
+def until(condition: Callable[[], T | None], timeout_s: float = 60.0) -> T:
     """The first true value of the condition."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -209,7 +209,7 @@ class Rig:
         events = [ROLLOUT_EVENTS.decode(value) for value in self.values(Topic.ROLLOUT_EVENTS)]
         return [event for event in events if event.rollout_id == rollout]
 
-    def final(self, rollout: str, timeout_s: float = 30.0) -> RolloutEvent:
+    def final(self, rollout: str, timeout_s: float = 90.0) -> RolloutEvent:
         """The final event of a rollout, waited for."""
 
         def found() -> RolloutEvent | None:
