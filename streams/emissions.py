@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 MAX_BYTES_IN_FLIGHT = 64 * 1024 * 1024
 """Of outputs not yet acknowledged; large episodes reach it before the bound on their number."""
 _OVERLOADED_PAUSE_S = 0.05
+_LOOK_S = 0.002
+"""Acknowledgements are looked for this often: waking the event loop from the writer's thread for each costs more."""
 _REASON = HEADER_PREFIX + "reason"
 
 
@@ -104,8 +106,7 @@ class Emissions:
         self._num_bytes = 0
         self._num_in_flight = 0
         self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        self._is_waking = False
+        self._has_work = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
 
@@ -138,8 +139,7 @@ class Emissions:
         self._num_bytes += item.num_bytes
         self._num_in_flight += 1
         self._outputs.append(item)
-        if not item.futures:
-            self._on_acknowledged()
+        self._has_work.set()
         if self.num_in_flight >= self._max_in_flight or self._num_bytes >= self._max_bytes:
             self._has_room.clear()
 
@@ -151,7 +151,7 @@ class Emissions:
             self._count_dead_letter(output)
         while True:
             try:
-                future = self._writer.append(
+                return self._writer.append(
                     self._names[topic],
                     key=output.key,
                     value=output.value,
@@ -160,17 +160,15 @@ class Emissions:
                 )
             except OverloadedError as error:
                 await asyncio.sleep(min(error.retry_after_s, _OVERLOADED_PAUSE_S))
-                continue
-            future.add_done_callback(self._on_acknowledged)
-            return future
 
     async def run(self) -> None:
         """Follows the acknowledgements until cancelled. Raises what an append failed with."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            self._is_waking = False
-            await self._advance()
+            await self._has_work.wait()
+            self._has_work.clear()
+            while self._num_in_flight:
+                await asyncio.sleep(_LOOK_S)
+                await self._advance()
 
     async def drain(self, timeout_s: float) -> bool:
         """Waits until nothing is in flight. False: time ran out, and the rest will come again."""
@@ -180,12 +178,6 @@ class Emissions:
                 return False
             await asyncio.sleep(0.01)
         return True
-
-    def _on_acknowledged(self, _: Future[Position] | None = None) -> None:
-        # Called from the writer's thread, often for hundreds of records in a row: one wake-up serves them all.
-        if not self._is_waking:
-            self._is_waking = True
-            self._loop.call_soon_threadsafe(self._wake.set)
 
     async def _advance(self) -> None:
         outputs, markers = self._outputs, self._markers

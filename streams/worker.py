@@ -124,6 +124,7 @@ class _Worker:
         self._is_ready = False
         self._is_closing = False
         self._folding: Position | None = None
+        self._started = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, stop: threading.Event) -> None:
@@ -161,6 +162,7 @@ class _Worker:
 
     async def _run_app(self) -> None:
         await self._seam.app.start()
+        self._started.set()
         await self._failure
 
     async def _close(self, is_clean: bool, tasks: list[asyncio.Task[None]]) -> None:
@@ -171,6 +173,10 @@ class _Worker:
         if is_clean:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._commit(), _COMMIT_S)
+        if is_clean:
+            # An app that is stopped in the midst of its start leaves threads behind.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._started.wait(), _STOP_S)
         if not await self._seam.stop(leave=is_clean, timeout_s=_STOP_S):
             logger.warning("streams %s: the Faust app did not stop within %s s", self._stage, _STOP_S)
         for task in tasks:

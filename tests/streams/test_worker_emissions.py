@@ -50,8 +50,9 @@ class _Shell:
         return self.ledger.committable().get(TopicPartition(EVENTS, 2))
 
     async def settle(self) -> None:
-        for _ in range(20):
-            await asyncio.sleep(0)
+        """Long enough for every step that need not wait: a marker's, and a dead letter's."""
+        for _ in range(4):
+            await asyncio.sleep(0.003)
 
 
 @contextlib.asynccontextmanager

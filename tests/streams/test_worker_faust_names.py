@@ -55,6 +55,7 @@ def test_name_exists(owner: type, name: str) -> None:
         (GroupCoordinator._maybe_leave_group, ["self._group_instance_id is None", "LeaveGroupRequest("]),
         (driver.AIOKafkaConsumerThread.on_start, ["self._consumer = self._create_consumer("]),
         (driver.ConsumerRebalanceListener.on_partitions_assigned, ["app.consumer_generation_id = generation"]),
+        (Consumer._drain_messages, ["self.wait_first(", "callback(message), self.suspend_flow.wait()"]),
         (Consumer.perform_seek, ["await self.seek_to_committed()", "read_offset.update("]),
         (App._on_partitions_revoked, ["self.flow_control.clear", "self.on_partitions_revoked.send"]),
         (

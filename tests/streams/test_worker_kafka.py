@@ -19,7 +19,7 @@ from tracegrad.compose.topic_admin import create_topics
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topic, Topics
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
@@ -93,6 +93,7 @@ def test_a_worker_that_leaves_and_one_that_joins_change_no_content(assemble: Ben
     third = assemble.start("c", is_static=False, counting={})
     assemble.feed(*parts[half:])
     assemble.writer.flush(10)
+    assemble.wait(lambda: "epoch" in third.output, "the third worker's assignment")
     assemble.wait(lambda: len(assemble.bodies()) == len(values) and not assemble.uncommitted, "all inputs committed")
     _assert_contents(assemble, values)
     assert (second.terminate(), third.terminate()) == (0, 0)
@@ -112,6 +113,14 @@ def test_a_clean_stop_commits_everything_and_a_static_member_gives_its_partition
     assemble.wait(lambda: "last" in assemble.bodies(), "the last id, before the session's 30 s", timeout_s=20.0)
     assert second.terminate() == 0
     assert len(assemble.records(Topic.EPISODES)) == 201
+
+
+def test_a_worker_told_to_stop_while_it_starts_ends_cleanly(assemble: Bench) -> None:
+    """Before it has joined, nothing of it may stay behind."""
+    worker = assemble.start("0", counting={})
+    assemble.wait(lambda: "Starting..." in worker.output, "the start")
+    assert worker.terminate() == 0
+    assert "Traceback" not in worker.output
 
 
 def test_a_killed_worker_between_output_and_marker_emits_the_same_bytes_again(assemble: Bench) -> None:

@@ -48,12 +48,12 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL, and waits for the end."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(20)
+        self.process.wait(30)
 
     def terminate(self) -> int:
         """SIGTERM; returns the exit status."""
         self.process.terminate()
-        return self.process.wait(40)
+        return self.process.wait(60)
 
     @property
     def output(self) -> str:
@@ -126,10 +126,10 @@ class Bench:
         reader = patiently(lambda: self.log.tail([name]))
         records: list[Record] = []
         with contextlib.closing(reader):
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while any(offset < ends[where.partition] for where, offset in reader.positions().items()):
                 records.extend(reader.read(max_records=5000, timeout_s=0.2))
-                assert time.monotonic() < deadline, "the topic was not read to its end in 30 s"
+                assert time.monotonic() < deadline, "the topic was not read to its end in 60 s"
         return records
 
     def bodies(self) -> dict[str, set[bytes]]:
@@ -158,7 +158,7 @@ class Bench:
                 total += kept.end - committed.get(partition, kept.begin)
         return total
 
-    def wait(self, until: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    def wait(self, until: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         """Waits for a condition; fails with the workers' last words."""
         deadline = time.monotonic() + timeout_s
         while not until():
