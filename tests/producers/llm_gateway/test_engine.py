@@ -201,7 +201,11 @@ async def test_the_answer_equals_the_engines_own(engine: tuple[str, Path], case:
             own = await response.json()
         for r in (remote, local):
             await r.begin(purpose="validation")
-            assert _essence(await r.chat(**body)) == _essence(own)
+            ours, theirs = _essence(await r.chat(**body)), _essence(own)
+            if "parallel_tool_calls" in case:
+                # The engine stops after the first call by a grammar, which would bend the logprobs.
+                ours, theirs = ours[:3], theirs[:3]
+            assert ours == theirs
     if case.keys() == {"said"}:
         content, calls, _, _ = _essence(own)
         assert (content or "") == ANSWERS[said].split("<tool_call>")[0] or said == "break it"
