@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import load_file
 
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.weights import VersionManifest
@@ -67,6 +68,15 @@ def test_config_names_the_dtype_that_was_written(untied: Path, tmp_path: Path) -
     """A float32 base that trains in bfloat16 is served in bfloat16."""
     manifest = write(publisher(untied, tmp_path), loaded(untied, dtype="bfloat16"), 1)
     assert json.loads((Path(manifest.uri) / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_float32_training_can_publish_bfloat16(untied: Path, tmp_path: Path) -> None:
+    """The trained weights stay float32; files, and the config in them, are what the engine serves."""
+    policy = loaded(untied, publish_dtype="bfloat16")
+    folder = Path(write(publisher(untied, tmp_path), policy, 1).uri)
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {master.dtype for master in policy.masters.values()} == {torch.float32}
 
 
 def test_half_written_version_is_removed_at_start(untied: Path, tmp_path: Path) -> None:
