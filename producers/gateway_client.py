@@ -10,7 +10,7 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
+import aiohttp
 
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.rollouts import RolloutRequest
@@ -23,17 +23,15 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 class GatewayClient:
-    """One per runner; many requests at once on one event loop."""
+    """One per runner; many requests at once. Make it on the event loop that uses it."""
 
     def __init__(self, url: str, *, begin_timeout_s: float, end_timeout_s: float) -> None:
         self._url = url.rstrip("/")
         self._begin_timeout_s = begin_timeout_s
         self._end_timeout_s = end_timeout_s
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(end_timeout_s, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=256, max_keepalive_connections=32),
-            trust_env=False,
-        )
+        # Shorter than the gateway's keep-alive, so that it does not close a connection under a request.
+        connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=4.0)
+        self._session = aiohttp.ClientSession(connector=connector)
 
     async def begin(self, request: RolloutRequest, attempt: str) -> None:
         """Tells the gateway what the attempt is for. Raises UnavailableError."""
@@ -59,19 +57,20 @@ class GatewayClient:
         deadline = asyncio.get_running_loop().time() + timeout_s
         num_tries = 0
         while True:
-            failure = "no answer"
+            left_s = max(deadline - asyncio.get_running_loop().time(), 0.001)
+            timeout = aiohttp.ClientTimeout(total=left_s, sock_connect=_CONNECT_TIMEOUT_S)
             try:
-                async with asyncio.timeout_at(deadline):
-                    response = await self._client.post(url, json=body)
-                if response.status_code == _FORGOTTEN:
+                async with self._session.post(url, json=body, timeout=timeout) as response:
+                    data = await response.read()
+                if response.status == _FORGOTTEN:
                     return None
-                if response.is_success:
-                    answer: dict[str, Any] = response.json()
+                if response.status < 300:
+                    answer: dict[str, Any] = json.loads(data)
                     return answer
-                failure = f"status {response.status_code}"
-                if response.status_code < 500 and response.status_code != 429:
+                failure = f"status {response.status}"
+                if response.status < 500 and response.status != 429:
                     raise UnavailableError(f"the LLM gateway refused {url.rpartition('/')[2]}: {failure}")
-            except (httpx.HTTPError, TimeoutError, json.JSONDecodeError) as error:
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 failure = type(error).__name__
             wait_s = _RETRY_S[min(num_tries, len(_RETRY_S) - 1)]
             num_tries += 1
@@ -81,4 +80,4 @@ class GatewayClient:
 
     async def close(self) -> None:
         """Releases the connections."""
-        await self._client.aclose()
+        await self._session.close()

@@ -162,7 +162,7 @@ class HostPool:
         self._names = [f"{name}-{index}" for index in range(count)]
         self._hosts: list[_Host] = []
         self._keepers: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Condition()
         self._failure: ConfigurationError | None = None
 
     @contextlib.asynccontextmanager
@@ -175,20 +175,23 @@ class HostPool:
             yield slot
         finally:
             slot.host.num_reserved -= 1
-            self._changed.set()
+            async with self._changed:
+                self._changed.notify()  # one place, one waiter: waking all of them costs a square
 
     async def reserve(self, *, even_if_full: bool = False) -> _Host:
         """Takes a place in the usable host with the most room."""
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            usable = [host for host in self._hosts if not host.retired.is_set()]
-            best = min(usable, key=lambda host: host.num_reserved, default=None)
-            if best is not None and (even_if_full or best.num_reserved < self._per_host):
-                best.num_reserved += 1
-                return best
-            self._changed.clear()
-            await self._changed.wait()
+        async with self._changed:
+            while (host := self._free(even_if_full)) is None:
+                await self._changed.wait()
+            host.num_reserved += 1
+            return host
+
+    def _free(self, even_if_full: bool) -> _Host | None:
+        if self._failure is not None:
+            raise self._failure
+        usable = [host for host in self._hosts if not host.retired.is_set()]
+        best = min(usable, key=lambda host: host.num_reserved, default=None)
+        return best if best is not None and (even_if_full or best.num_reserved < self._per_host) else None
 
     async def _keep(self, name: str) -> None:
         """Keeps one host running for ever."""
@@ -201,16 +204,16 @@ class HostPool:
                 num_failures += 1
                 logger.warning("%s (failure %d in a row)", error, num_failures)
                 if num_failures >= _MAX_START_FAILURES:
-                    self._fail(ConfigurationError(f"[agent] callable {self._config.callable}: {error}"))
+                    await self._fail(ConfigurationError(f"[agent] callable {self._config.callable}: {error}"))
                     return
                 await asyncio.sleep(2.0**num_failures)
                 continue
             except ConfigurationError as error:
-                self._fail(error)
+                await self._fail(error)
                 return
             num_failures = 0
             self._hosts.append(host)
-            self._changed.set()
+            await self._tell_all()
             try:
                 await host.retired.wait()
             except asyncio.CancelledError:
@@ -218,9 +221,13 @@ class HostPool:
                 raise
             self._hosts.remove(host)
 
-    def _fail(self, error: ConfigurationError) -> None:
+    async def _fail(self, error: ConfigurationError) -> None:
         self._failure = error
-        self._changed.set()
+        await self._tell_all()
+
+    async def _tell_all(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     async def close(self) -> None:
         """Kills all hosts, bounded in time."""

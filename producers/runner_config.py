@@ -64,7 +64,7 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(config: RunnerConfig) -> None:
-    """Raises ConfigurationError when the agent or the grader cannot be started at all."""
+    """Makes the log folder. Raises ConfigurationError when the agent or the grader cannot be started at all."""
     if (config.callable is None) == (config.command is None):
         raise ConfigurationError("[agent] expected exactly one of `callable` and `command`")
     if config.hosts < 1 or config.concurrency < 1 or config.graders < 1:
@@ -77,6 +77,11 @@ def check(config: RunnerConfig) -> None:
             raise ConfigurationError(f"{key}: expected FILE.py:NAME, got {reference!r}")
         if not Path(config.cwd or ".", file).is_file():
             raise ConfigurationError(f"{key}: no such file: {Path(config.cwd or '.', file)}")
+    if config.log_dir is not None:
+        try:
+            Path(config.log_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"log_dir {config.log_dir}: cannot be made: {error.strerror}") from error
     path = config.env.get("PATH", os.environ.get("PATH"))
     if config.command is not None:
         program = config.command[0] if config.command else ""
