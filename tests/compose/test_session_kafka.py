@@ -1,0 +1,107 @@
+"""`tracegrad up` on a real broker: it starts, says so, is looked into, is killed and started again, and stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder that nobody opens, since no engine is started."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts `up`; whatever is left at the end of a test is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def up() -> subprocess.Popen[bytes]:
+        arguments = ("up", "--model", "model", "--only", "streams", "--run", "mine", "--json")
+        out = (folder / "out.jsonl").open("ab")
+        err = (folder / "err.txt").open("ab")
+        with out, err:
+            started.append(subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=out, stderr=err))
+        return started[-1]
+
+    yield up
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+def tracegrad(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Another command on the same run."""
+    return subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def wait_until_running(folder: Path) -> dict[str, object]:
+    """Every process of the run lives."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        status = tracegrad(folder, "status", "--json")
+        if status.returncode == 0:
+            fields: dict[str, object] = json.loads(status.stdout)
+            processes = fields["processes"]
+            assert isinstance(processes, list)
+            if len(processes) == 4 and all(process["state"] == "running" for process in processes):
+                return fields
+        time.sleep(0.5)
+    raise AssertionError((folder / "err.txt").read_text())
+
+
+def pids(fields: dict[str, object]) -> list[int]:
+    """Of its processes."""
+    processes = fields["processes"]
+    assert isinstance(processes, list)
+    return [process["pid"] for process in processes]
+
+
+def all_gone(found: list[int]) -> bool:
+    """Within some seconds."""
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in found if psutil.pid_exists(pid)], timeout=20)
+    return not alive
+
+
+def test_up_starts_shows_resumes_after_sigkill_and_stops(
+    folder: Path, start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    """One story, because each start of a broker costs seconds."""
+    first = start()
+    running = wait_until_running(folder)
+    assert "OPENAI_BASE_URL" in (folder / "out.jsonl").read_text()
+    assert "export OPENAI_BASE_URL=http://127.0.0.1:" in tracegrad(folder, "env", "--shell").stdout
+    assert "mine.episodes" in tracegrad(folder, "topics", "list").stdout
+    second = tracegrad(folder, "up", "--model", "model", "--run", "mine")
+    assert second.returncode == 78 and "already is the supervisor" in second.stderr
+
+    first.send_signal(signal.SIGKILL)
+    first.wait(10)
+    assert all_gone(pids(running)), "orphans"
+
+    again = start()
+    resumed = wait_until_running(folder)
+    assert resumed["endpoints"] == running["endpoints"]
+    audit = tracegrad(folder, "audit", "mine", "--json")
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+
+    again.send_signal(signal.SIGINT)
+    assert again.wait(60) == 130
+    assert all_gone(pids(resumed))
+    assert os.path.exists(folder / "runs" / "mine" / "run.json")
+    assert "Traceback" not in (folder / "err.txt").read_text()
