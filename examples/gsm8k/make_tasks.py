@@ -1,6 +1,6 @@
 """Turns a GSM8K file ({question, answer} a line, gzip or not) into tasks ({id, input, expected}).
 
-    python make_tasks.py train.jsonl.gz tasks.jsonl [--limit 512]
+python make_tasks.py train.jsonl.gz tasks.jsonl [--limit 512]
 """
 
 from __future__ import annotations
