@@ -15,8 +15,9 @@ import msgspec
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
+from .hub import with_local_model
 from .pipeline import BROKER, prepare_run, prepare_topics, specs
-from .process import ProcessStatus
+from .process import ProcessSpec, ProcessStatus
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show
@@ -57,43 +58,70 @@ def run_session(
         report: makes the report; returns whether its checks passed.
         announce: called once the topics are there.
     """
-    run_dir = RunDir(path.resolve())
-    with run_dir.lock():
-        wiring = Wiring(prepare_run(settings, path))
-        watchers: list[Watcher] = []
+    try:
+        settings = with_local_model(settings, show.say)
+        run_dir = RunDir(path.resolve())
+        with run_dir.lock():
+            wiring = Wiring(prepare_run(settings, path))
+            return _supervise(
+                wiring,
+                show,
+                processes=specs(wiring, for_training=for_training, only=only),
+                ends_with_jobs=for_training,
+                keep=keep,
+                watch=watch or watch_steps,
+                report=report,
+                announce=announce,
+            )
+    finally:
+        # Whatever was raised, the terminal gets its cursor back.
+        show.close()
 
-        def on_layer(layer: int) -> None:
-            if layer == 0 or watchers:
-                return
-            prepare_topics(wiring)
-            watchers.append((watch or watch_steps)(wiring, show))
-            watchers[0].start()
-            if announce is not None:
-                announce(wiring, show)
 
-        def close_watchers() -> None:
-            for watcher in watchers:
-                watcher.close()
+def _supervise(
+    wiring: Wiring,
+    show: Show,
+    *,
+    processes: Sequence[ProcessSpec],
+    ends_with_jobs: bool,
+    keep: bool,
+    watch: WatchFactory,
+    report: ReportMaker | None,
+    announce: Callable[[Wiring, Show], None] | None,
+) -> int:
+    watchers: list[Watcher] = []
 
-        supervisor = Supervisor(
-            specs(wiring, for_training=for_training, only=only),
-            logs=run_dir.logs,
-            on_layer=on_layer,
-            on_change=lambda statuses: write_status(run_dir, statuses),
-            say=show.say,
-            before_stop=close_watchers,
-        )
-        show.say(f"run {wiring.record.name} in {run_dir.path}")
-        try:
-            outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=for_training)
-            status = _end(outcome, wiring, show, report)
-            if keep and outcome.kind is OutcomeKind.DONE:
-                show.say("the pipeline goes on (--keep); Ctrl-C stops it")
-                supervisor.run(ends_with_jobs=False)
-            return status
-        finally:
-            supervisor.close()
-            show.close()
+    def on_layer(layer: int) -> None:
+        if layer == 0 or watchers:
+            return
+        prepare_topics(wiring)
+        watchers.append(watch(wiring, show))
+        watchers[0].start()
+        if announce is not None:
+            announce(wiring, show)
+
+    def close_watchers() -> None:
+        for watcher in watchers:
+            watcher.close()
+
+    supervisor = Supervisor(
+        processes,
+        logs=wiring.run_dir.logs,
+        on_layer=on_layer,
+        on_change=lambda statuses: write_status(wiring.run_dir, statuses),
+        say=show.say,
+        before_stop=close_watchers,
+    )
+    show.say(f"run {wiring.record.name} in {wiring.run_dir.path}")
+    try:
+        outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=ends_with_jobs)
+        status = _end(outcome, wiring, show, report)
+        if keep and outcome.kind is OutcomeKind.DONE:
+            show.say("the pipeline goes on (--keep); Ctrl-C stops it")
+            supervisor.run(ends_with_jobs=False)
+        return status
+    finally:
+        supervisor.close()
 
 
 def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:
