@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -56,3 +57,21 @@ def fresh_topics(kafka_log: KafkaLog) -> Topics:
     topics = Topics(run=RunName(f"run-{name}"), prefix=f"t{name}.")
     create_topics(kafka_log, topics, policies=["policy"])
     return topics
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Importing torch takes seconds: files that need it are not even opened when their tests are deselected."""
+    if "not torch" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return True if 'importorskip("torch")' in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skip or an expected failure is a failure: what was not run was not seen to work."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter is not None:
+        unseen = [word for word in ("skipped", "xfailed", "xpassed") if reporter.stats.get(word)]
+        if unseen and session.exitstatus == pytest.ExitCode.OK:
+            reporter.write_line(f"CI: {', '.join(unseen)} tests count as failures")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
