@@ -86,8 +86,7 @@ class RunView:
         self._last_ended_ms: int | None = None
         self.newest_version = -1
         self.num_episodes = 0
-        self.num_validation = 0
-        self.validation_reward = 0.0
+        self._validation: dict[str, list[float]] = {"before": [], "after": []}
 
     @property
     def num_open(self) -> int:
@@ -150,12 +149,17 @@ class RunView:
             self._ended.popitem(last=False)
         self.num_episodes += 1
         if episode.purpose is Purpose.VALIDATION and episode.is_final and episode.reward is not None:
-            self.num_validation += 1
-            self.validation_reward += episode.reward
-            if self.num_validation % 32 == 0:
-                mean = self.validation_reward / self.num_validation
-                return [Event(kind="validation", text=f"{self.num_validation} held-out episodes, mean {mean:.3f}")]
+            return self._held_out(episode.reward)
         return []
+
+    def _held_out(self, reward: float) -> list[Event]:
+        which = "after" if self._newest_step else "before"
+        rewards = self._validation[which]
+        rewards.append(reward)
+        if len(rewards) % 32:
+            return []
+        mean = sum(rewards) / len(rewards)
+        return [Event(kind="validation", text=f"held-out {which}: {len(rewards)} episodes, mean {mean:.3f}")]
 
 
 def stream_lag(log: Log, topics: Topics) -> int:
