@@ -72,6 +72,11 @@ def test_unlisted_code_is_tried_again() -> None:
     assert type(translate(KafkaError(31_999, "new"), doing="x")) is UnavailableError
 
 
+def test_a_partition_without_a_leader_is_waited_for() -> None:
+    """What librdkafka says while a broker restarts is no reason to give a run up."""
+    assert type(translate(KafkaError(KafkaError._NOENT, "No leaders found"), doing="x")) is UnavailableError
+
+
 def test_client_settings_outside_the_allow_list_are_refused() -> None:
     """Settings could load code or weaken delivery."""
     for name in ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "acks", "enable.auto.commit", "bootstrap.servers"):
