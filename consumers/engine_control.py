@@ -7,6 +7,7 @@ refused the version (its weights may then be a mixture: it must stay paused unti
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -99,10 +100,12 @@ class EngineControl:
         raise RecordError(refusal, reason="load_failed")
 
     def _is_alive(self) -> bool:
-        try:
-            return self._client.get("/health", timeout=httpx.Timeout(self._timeout_s, connect=5.0)).status_code == 200
-        except httpx.HTTPError:
-            return False
+        """Asked after a 500, when uvicorn closes the connection: a first try may be made on the closed one."""
+        for _ in range(2):
+            with contextlib.suppress(httpx.HTTPError):
+                response = self._client.get("/health", timeout=httpx.Timeout(self._timeout_s, connect=5.0))
+                return response.status_code == 200
+        return False
 
 
 def _reason(response: httpx.Response) -> str:

@@ -40,6 +40,7 @@ BACKEND = "tracegrad_files"
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SPIN_SLEEP_S = 50e-6
 """vLLM polls its message queue with sched_yield; on few cores that starves the other processes for seconds."""
+_PARENT_POLL_S = 0.5
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -51,7 +52,9 @@ def register() -> None:
     """Called by vLLM in each of its processes, perhaps more than once."""
     if os.environ.get(ACTIVATION) != "1":
         return
-    _end_with_parent()
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        _end_with_parent(parent.pid)
     _calm_message_queue()
     factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
     registry = factory.WeightTransferEngineFactory
@@ -59,17 +62,21 @@ def register() -> None:
         registry.register_engine(BACKEND, _make_transfer_engine())
 
 
-def _end_with_parent() -> None:
-    """An engine core whose API server was SIGKILLed would wait for it for ever, holding the memory of a model."""
-    parent = multiprocessing.parent_process()
-    if parent is None or any(thread.name == "tracegrad-parent" for thread in threading.enumerate()):
+def _end_with_parent(parent_pid: int) -> None:
+    """An engine core whose API server was SIGKILLed would hold a model's memory, for minutes or for ever.
+
+    The parent's number is polled, because the kernel's death signal looks at the thread that forked, not the process.
+    """
+    name = f"tracegrad-parent-{parent_pid}"
+    if any(thread.name == name for thread in threading.enumerate()):
         return
 
     def watch() -> None:
-        parent.join()
+        while os.getppid() == parent_pid:
+            time.sleep(_PARENT_POLL_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="tracegrad-parent", daemon=True).start()
+    threading.Thread(target=watch, name=name, daemon=True).start()
 
 
 def _calm_message_queue() -> None:
@@ -240,8 +247,9 @@ def _load_folder(model: Any, model_config: Any, path: str, files: Sequence[Mappi
     logger.info("loaded %d tensors of %s in %.3f s", len(index), folder.name, time.monotonic() - started)
 
 
-if __name__ in ("__main__", "__mp_main__"):
-    _end_with_parent()
+if __name__ == "__mp_main__":
+    # Long before vLLM calls `register`; multiprocessing does not yet tell the parent here.
+    _end_with_parent(os.getppid())
 if __name__ == "__main__":
     # sys.modules["__main__"] stays this module: it is what a spawned process imports before anything else.
     runpy.run_module(_SERVER, run_name="__main__")

@@ -58,7 +58,7 @@ def manifest_of(folder: Path, *, version: int, epoch: int = 1, policy: str = "po
 class RunningEngine:
     """An engine process and what a test wants of it."""
 
-    def __init__(self, folder: Path, kind: Kind) -> None:
+    def __init__(self, folder: Path, kind: Kind, *, python: str | None = None) -> None:
         self.model = make_model(folder / "model", kind)
         self.weight_root = folder / "weights"
         self.weight_root.mkdir()
@@ -71,6 +71,7 @@ class RunningEngine:
             weight_root=str(self.weight_root),
             work_dir=str(folder),
             port=port,
+            python=python,
             max_model_len=512,
             max_num_seqs=32,
             kv_cache_bytes=64 << 20,
@@ -148,9 +149,9 @@ def generate_body(token_ids: list[int], **sampling: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def start_engine(folder: Path, kind: Kind) -> Iterator[RunningEngine]:
+def start_engine(folder: Path, kind: Kind, *, python: str | None = None) -> Iterator[RunningEngine]:
     """An engine of its own, ended at the end."""
-    running = RunningEngine(folder, kind)
+    running = RunningEngine(folder, kind, python=python)
     try:
         running.start()
         yield running

@@ -75,7 +75,7 @@ def test_files_must_be_inside_and_whole(tmp_path: Path) -> None:
 
 
 def test_tensors_must_be_those_of_the_engines_model(tmp_path: Path) -> None:
-    """A name too many, too few or of another shape is refused before anything is touched; a tied head may come or not."""
+    """A name too many, too few or of another shape is refused; a tied head may come or not."""
     file = tmp_path / "f"
     base = {"model.embed_tokens.weight": (file, (8, 4)), "model.norm.weight": (file, (4,))}
     head = {"lm_head.weight": (file, (8, 4))}
