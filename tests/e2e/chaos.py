@@ -1,0 +1,100 @@
+"""Kills processes while the test sees work in flight in them.
+
+A process is looked at until there is work, frozen (SIGSTOP), looked at again, and only then SIGKILLed; without work
+it goes on (SIGCONT). When no look catches any, it is held for a while: what is asked of it meanwhile is in flight
+in it when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from tests.e2e.evidence import Look
+from tests.e2e.live_run import LiveRun, children_of, command_of, is_alive, wait_for
+
+__all__ = ["Killed", "Killer"]
+
+HELD_S = 5.0
+"""How long a process is held at most: below every session time-out, so that the broker does not miss it."""
+FREE_S = 3.0
+"""How long all run between two holds."""
+_HOLDABLE = ("otlp", "llm", "engine", "weight-sync", "streams-normalize", "streams-assemble", "streams-credit")
+"""Their work comes from others, so it also comes while they are held."""
+_HELPERS = {"agent-host": ("runner", "agent_host.py"), "kafka": ("kafka", "kafka.Kafka")}
+"""Processes that a supervised one keeps: under which name, and a word of their command."""
+
+
+class Killed(msgspec.Struct, frozen=True, kw_only=True):
+    """One SIGKILL, and what the test saw in flight."""
+
+    name: str
+    at_s: float
+    in_flight: str
+
+
+class Killer:
+    """Kills by name, keeps the record."""
+
+    def __init__(self, run: LiveRun, looks: dict[str, Look], say: Callable[[str], None]) -> None:
+        self.killed: list[Killed] = []
+        self._run = run
+        self._looks = looks
+        self._say = say
+        self._began = time.monotonic()
+
+    def strike(self, *names: str, timeout_s: float = 240.0) -> None:
+        """SIGKILLs each of the processes once work is in flight in it, whichever is seen first.
+
+        AssertionError when none was seen in one of them in time, or the run ended before.
+        """
+        left = list(names)
+        until = time.monotonic() + timeout_s
+        held_at = time.monotonic()
+        while left:
+            status = self._run.poll()
+            assert status is None, f"the run ended with {status} before {left} were killed:\n{self._run.tail()}"
+            assert time.monotonic() < until, f"no work in flight was seen in {left} within {timeout_s:g} s"
+            struck = [name for name in left if self._looks[name]() and self._try(name, 0.0)]
+            if not struck and time.monotonic() - held_at > FREE_S:
+                holdable = [name for name in left if name.startswith(_HOLDABLE)]
+                struck = [name for name in holdable[:1] if self._try(name, HELD_S)]
+                # The next one's turn, should this one have had nothing to do.
+                left = left if struck or not holdable else [n for n in left if n != holdable[0]] + [holdable[0]]
+                held_at = time.monotonic()
+            left = [name for name in left if name not in struck]
+            if not struck:
+                time.sleep(0.002 if left[0] == "trainer:half-written" else 0.03)
+
+    def _try(self, name: str, hold_s: float) -> bool:
+        """Whether the process is dead now, with work in flight."""
+        pid = self._pid(name.partition(":")[0])
+        if pid is None:
+            return False
+        look = self._looks[name]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            until = time.monotonic() + hold_s
+            while not (what := look()) and time.monotonic() < until:
+                time.sleep(0.05)
+            if what and is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+                wait_for(f"the end of process {pid}", lambda: not is_alive(pid), timeout_s=10)
+                killed = Killed(name=name, at_s=time.monotonic() - self._began, in_flight=what)
+                self.killed.append(killed)
+                self._say(f"{killed.at_s:6.1f} s  SIGKILL {name}: {what}")
+                return True
+            os.kill(pid, signal.SIGCONT)
+        return False
+
+    def _pid(self, name: str) -> int | None:
+        if name not in _HELPERS:
+            return self._run.pid_of(name)
+        keeper, word = _HELPERS[name]
+        pid = self._run.pid_of(keeper)
+        return next((child for child in children_of(pid) if word in command_of(child)), None) if pid else None

@@ -1,0 +1,130 @@
+"""A run of the calculator in which every process is killed while work is in flight in it; a worker joins and leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.chaos import Killed, Killer
+from tests.e2e.evidence import looks
+from tests.e2e.live_run import TRACEGRAD, LiveRun, Observer, extra_worker, is_alive, wait_for
+from tracegrad.compose.local_kafka import LocalKafka
+from tracegrad.schemas.topics import Stage
+
+__all__ = ["ROOT", "STEPS", "ChaosRun", "drive_to_the_end", "make_run"]
+
+ROOT = Path(__file__).parents[2]
+CALCULATOR = ROOT / "examples" / "calculator"
+STEPS = 40
+"""Enough that the run outlives the kills; an undisturbed step takes a second or two on two cores."""
+SETTINGS = {
+    "trainer.groups_per_step": 4,
+    "tasks.group_size": 4,
+    "streams.workers": 2,
+    "kafka.partitions": 4,
+    "agent.concurrency": 16,
+    # Whatever is killed, an attempt that it aborts gets another one.
+    "tasks.max_attempts": 6,
+}
+
+
+def make_run(folder: Path, *, steps: int = STEPS, flags: Sequence[str] = (), failpoint: str = "") -> LiveRun:
+    """A small run of the calculator; `start` starts it or goes on with it."""
+    for name, count_ in (("tasks", 64), ("eval", 4)):
+        lines = (CALCULATOR / f"{name}.jsonl").read_text().splitlines()
+        (folder / f"{name}.jsonl").write_text("\n".join(lines[:count_]) + "\n")
+    command = [TRACEGRAD, "train", str(CALCULATOR / "tracegrad.toml"), "--run", "chaos", "--runs-dir", str(folder)]
+    command += ["--steps", str(steps), "--tasks", str(folder / "tasks.jsonl"), "--json"]
+    command += ["--eval-tasks", str(folder / "eval.jsonl")]
+    for key, value in SETTINGS.items():
+        command += ["--set", f"{key}={value}"]
+    env = {**os.environ, "TRACEGRAD_FAILPOINT": failpoint}
+    return LiveRun([*command, *flags], folder / "chaos", folder / "train.out", env)
+
+
+def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: bool = True) -> Killer:
+    """Starts the run and kills every process in it; returns when the last kill is done."""
+    run.start()
+    wait_for("the run's addresses", lambda: run.poll() is not None or run.statuses().get("runner"), timeout_s=120)
+    with Observer(run) as seen:
+        wait_for("the first step", lambda: run.poll() is not None or seen.step >= 1, timeout_s=400)
+        assert run.poll() is None, run.tail()
+        killer = Killer(run, looks(run, seen), say)
+        with extra_worker(run, Stage.ASSEMBLE, 2, folder / "extra.log") as extra:
+            killer.strike("trainer", "streams-normalize-0", "runner", "streams-credit-0", "weight-sync", "otlp")
+            wait_for("partitions of the worker that joined", lambda: _assigned(run, 2), timeout_s=60)
+            say(f"{'':9} worker assemble-2 joined and has {_assigned(run, 2)}")
+            killer.strike("streams-assemble-0", "tasks", "llm")
+            _progress(run, seen)
+            killer.strike("agent-host")
+        assert extra.returncode == 0, (folder / "extra.log").read_text()[-3000:]
+        say(f"{'':9} worker assemble-2 left")
+        if engine:
+            killer.strike("engine")
+            _progress(run, seen)
+        killer.strike("kafka")
+        _progress(run, seen)
+        killer.strike("streams-normalize-1")
+        wait_for("open attempts", lambda: seen.open_attempts, timeout_s=60)
+        say(f"{'':9} SIGKILL of the supervisor: {len(seen.open_attempts)} attempts open, step {seen.step}")
+        family = run.kill()
+        wait_for("the end of all that it started", lambda: not any(map(is_alive, family)), timeout_s=20)
+        run.start()
+        killer.strike("streams-assemble-1", "streams-credit-1", "runner", "tasks", "weight-sync")
+        killer.strike("trainer:half-written")
+        say(f"{'':9} step {seen.step} of {STEPS}: no more kills")
+    return killer
+
+
+def _progress(run: LiveRun, seen: Observer) -> None:
+    """Until another step is done: what was killed works again."""
+    step = seen.step
+    wait_for("another step", lambda: run.poll() is not None or seen.step > step, timeout_s=240)
+
+
+def _assigned(run: LiveRun, ordinal: int) -> list[int]:
+    status = run.worker(Stage.ASSEMBLE, ordinal)
+    return [partition for partitions in status["assigned"].values() for partition in partitions] if status else []
+
+
+@dataclass(frozen=True)
+class ChaosRun:
+    """A finished run and what was killed in it."""
+
+    run: LiveRun
+    killed: tuple[Killed, ...]
+
+    @contextlib.contextmanager
+    def broker(self) -> Iterator[str]:
+        """The run's broker, started again on its data: bootstrap servers."""
+        port = int(self.run.wiring.endpoints.bootstrap_servers.rpartition(":")[2])
+        with LocalKafka(self.run.path / "kafka", port=port, build_class_cache=False) as kafka:
+            yield kafka.bootstrap_servers
+
+
+def drive_to_the_end(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: bool = True) -> ChaosRun:
+    """`drive`, then the rest of the run undisturbed."""
+    try:
+        killer = drive(run, folder, say, engine=engine)
+        began = time.monotonic()
+        status = wait_for("the end of the run", lambda: [run.poll()] if run.poll() is not None else [], timeout_s=400)
+        say(f"{'':9} ended with {status[0]} after {time.monotonic() - began:.0f} s more")
+        if engine:
+            assert status == [0], run.tail()
+    except BaseException:
+        _keep_logs(run)
+        raise
+    finally:
+        run.stop()
+    return ChaosRun(run, tuple(killer.killed))
+
+
+def _keep_logs(run: LiveRun) -> None:
+    """Beside what TRACEGRAD_TEST_KEEP names, for whoever looks into a failure."""
+    if keep := os.environ.get("TRACEGRAD_TEST_KEEP"):
+        shutil.copytree(run.path.parent, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("kafka"))

@@ -1,0 +1,259 @@
+"""The test's own count of a finished run: from `rollouts`, `rollout_events`, `episodes`, `transitions`,
+`training_steps`, `weights` and the newest checkpoint, with the project's codecs and nothing else of it.
+
+In: a Snapshot, which is an in-memory copy of topics. Out: sentences, each naming an id; none when all is accounted
+for. The trainer's own accounting is not read: a group is consumed when its record's offset lies in the interval of
+a surviving step and that step names it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.e2e.evidence import newest_checkpoint
+from tracegrad.schemas.calls import Purpose
+from tracegrad.schemas.episodes import EPISODES, Episode
+from tracegrad.schemas.facts import EPISODE_EVENTS, Facts
+from tracegrad.schemas.ids import GroupId, rollout_id
+from tracegrad.schemas.log import Log, Record
+from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutRequest
+from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.transitions import GroupSummary, decode_group
+from tracegrad.schemas.weights import WEIGHTS, EpochClaim, VersionManifest
+
+__all__ = ["Snapshot", "count", "take"]
+
+COPIED = (
+    Topic.ROLLOUTS,
+    Topic.ROLLOUT_EVENTS,
+    Topic.EPISODE_EVENTS,
+    Topic.EPISODES,
+    Topic.TRANSITIONS,
+    Topic.TRAINING_STEPS,
+    Topic.WEIGHTS,
+)
+
+
+@dataclass
+class Snapshot:
+    """Copies of topics, where the stages had committed, and the newest checkpoint."""
+
+    records: dict[Topic, list[Record]]
+    committed: dict[Topic, dict[int, int]]
+    consumed: list[str]
+    """Group ids of the newest checkpoint's `consumed.txt`."""
+    next_offset: int
+    """Of the newest checkpoint."""
+    step: int
+    version: int
+
+    def without(self, topic: Topic, record: Record) -> Snapshot:
+        """A copy that lacks one record."""
+        left = [kept for kept in self.records[topic] if kept is not record]
+        return Snapshot(
+            {**self.records, topic: left}, self.committed, self.consumed, self.next_offset, self.step, self.version
+        )
+
+    def is_pending(self, topic: Topic, record: Record) -> bool:
+        """Whether the stage that reads the topic had not committed the record when the run stopped."""
+        return record.offset >= self.committed[topic].get(record.partition, 0)
+
+
+def take(log: Log, topics: Topics, trainer: Path) -> Snapshot:
+    """Reads everything up to the topics' present ends."""
+    records = {topic: _read(log, topics.name(topic)) for topic in COPIED}
+    readers = {
+        Topic.ROLLOUT_EVENTS: Stage.NORMALIZE,
+        Topic.EPISODE_EVENTS: Stage.ASSEMBLE,
+        Topic.EPISODES: Stage.CREDIT,
+    }
+    committed = {
+        topic: dict(log.committed(topics.group(stage), topics.name(topic))) for topic, stage in readers.items()
+    }
+    state = newest_checkpoint(trainer)
+    assert state is not None, "expected a checkpoint, got none"
+    consumed = (trainer / "checkpoints" / state.folder / "consumed.txt").read_text().split()
+    return Snapshot(records, committed, consumed, state.next_offset, state.step, state.version)
+
+
+def _read(log: Log, name: str) -> list[Record]:
+    ends = {partition: offsets.end for partition, offsets in log.offsets(name).items()}
+    reader = log.tail([name])
+    found: list[Record] = []
+    try:
+        while any(reader.positions().get((name, p), 0) < end for p, end in ends.items()):  # type: ignore[call-overload]
+            found += reader.read(timeout_s=0.5)
+    finally:
+        reader.close()
+    return found
+
+
+@dataclass
+class _Count:
+    """What the copy says, by id."""
+
+    requests: dict[str, RolloutRequest] = field(default_factory=dict)
+    final_events: dict[str, Record] = field(default_factory=dict)
+    episodes: dict[str, tuple[Record, Episode]] = field(default_factory=dict)
+    groups: dict[str, tuple[Record, GroupSummary]] = field(default_factory=dict)
+    steps: dict[int, tuple[Record, TrainingStep]] = field(default_factory=dict)
+    facts: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    """Episode id -> its records on `episode_events`."""
+    problems: list[str] = field(default_factory=list)
+
+    def keep(
+        self,
+        known: dict[str, tuple[Record, Episode]] | dict[str, tuple[Record, GroupSummary]],
+        id_: str,
+        record: Record,
+        decoded: object,
+    ) -> None:
+        """The first record of an id; a later one must be its equal, byte for byte."""
+        if id_ not in known:
+            known[id_] = (record, decoded)  # type: ignore[assignment]
+        elif known[id_][0].value != record.value:
+            self.problems.append(f"{record.topic}: {id_} was emitted again with other bytes")
+
+
+def _gather(snapshot: Snapshot) -> _Count:
+    found = _Count()
+    for record in snapshot.records[Topic.ROLLOUTS]:
+        request = ROLLOUTS.decode(record.value)
+        found.requests.setdefault(request.rollout_id, request)
+    for record in snapshot.records[Topic.ROLLOUT_EVENTS]:
+        event = ROLLOUT_EVENTS.decode(record.value)
+        if event.is_final:
+            found.final_events.setdefault(event.rollout_id, record)
+    for record in snapshot.records[Topic.EPISODE_EVENTS]:
+        facts = EPISODE_EVENTS.decode(record.value)
+        if isinstance(facts, Facts):
+            found.facts[facts.episode_id].append(record)
+    for record in snapshot.records[Topic.EPISODES]:
+        episode = EPISODES.decode(record.value)
+        found.keep(found.episodes, episode.episode_id, record, episode)
+    for record in snapshot.records[Topic.TRANSITIONS]:
+        summary, _ = decode_group(record.value)
+        found.keep(found.groups, summary.group_id, record, summary)
+    for record in snapshot.records[Topic.TRAINING_STEPS]:
+        step = TRAINING_STEPS.decode(record.value)
+        known = found.steps.setdefault(step.step, (record, step))
+        if known[0].value != record.value:
+            found.problems.append(f"training_steps: step {step.step} was emitted again with other bytes")
+    return found
+
+
+def count(snapshot: Snapshot) -> list[str]:
+    """What is not accounted for."""
+    found = _gather(snapshot)
+    finals = _count_rollouts(snapshot, found)
+    _count_groups(snapshot, found, finals)
+    _count_batches(snapshot, found)
+    _count_lineage(snapshot, found)
+    return found.problems
+
+
+def _count_rollouts(snapshot: Snapshot, found: _Count) -> dict[str, Episode]:
+    """Each rollout has one final episode, or is still on its way: no final event, or it was not read yet."""
+    finals: dict[str, Episode] = {}
+    for id_, (_, episode) in found.episodes.items():
+        rollout = episode.rollout_id
+        if rollout is None:
+            continue
+        if rollout not in found.requests:
+            found.problems.append(f"episode {id_}: nobody asked for its rollout {rollout}")
+        if episode.is_final:
+            if rollout in finals:
+                found.problems.append(f"rollout {rollout} has two final episodes: {finals[rollout].episode_id}, {id_}")
+            finals[rollout] = episode
+    for rollout, request in found.requests.items():
+        if rollout != rollout_id(GroupId(request.group.id), request.group.member):
+            found.problems.append(f"rollout {rollout} bears an id that is not its group's")
+        if rollout in finals or rollout not in found.final_events:
+            continue
+        record = found.final_events[rollout]
+        event = ROLLOUT_EVENTS.decode(record.value)
+        facts = found.facts.get(rollout + event.attempt_id, [])
+        is_on_its_way = snapshot.is_pending(Topic.ROLLOUT_EVENTS, record) or any(
+            snapshot.is_pending(Topic.EPISODE_EVENTS, fact) for fact in facts
+        )
+        if not is_on_its_way:
+            found.problems.append(f"rollout {rollout} ended and has no final episode")
+    return finals
+
+
+def _count_groups(snapshot: Snapshot, found: _Count, finals: dict[str, Episode]) -> None:
+    """Each group whose members are final is on `transitions`, made of exactly those episodes."""
+    members: dict[str, dict[int, Episode]] = defaultdict(dict)
+    for episode in finals.values():
+        if episode.group is not None and episode.purpose is Purpose.TRAIN:
+            members[episode.group.id][episode.group.member] = episode
+    for id_, episodes in members.items():
+        size = next(iter(episodes.values())).group.size  # type: ignore[union-attr]
+        if id_ in found.groups or len(episodes) < size:
+            continue
+        records = [found.episodes[episode.episode_id][0] for episode in episodes.values()]
+        if not any(snapshot.is_pending(Topic.EPISODES, record) for record in records):
+            found.problems.append(f"group {id_} is complete and not on transitions")
+    for id_, (_, summary) in found.groups.items():
+        named = {member.episode_id for member in summary.members}
+        known = {episode.episode_id for episode in members.get(id_, {}).values()}
+        for episode_id in sorted(named ^ known):
+            found.problems.append(f"group {id_}: episode {episode_id} is in only one of transitions and episodes")
+
+
+def _count_batches(snapshot: Snapshot, found: _Count) -> None:
+    """Surviving steps are intervals without gap or overlap; every group in them is in exactly one batch."""
+    surviving = [found.steps[number][1] for number in sorted(found.steps) if number <= snapshot.step]
+    consumed: dict[str, int] = {}
+    offset = 0
+    for number, step in enumerate(surviving, start=1):
+        if step.step != number or step.begin_offset != offset:
+            found.problems.append(f"step {step.step} begins at {step.begin_offset}, expected step {number} at {offset}")
+        named = [*step.group_ids, *step.excluded_ids]
+        inside = {
+            id_ for id_, (record, _) in found.groups.items() if step.begin_offset <= record.offset < step.next_offset
+        }
+        for id_ in named:
+            if id_ in consumed:
+                found.problems.append(f"group {id_} is in the batches of steps {consumed[id_]} and {step.step}")
+            consumed[id_] = step.step
+        for id_ in sorted(inside ^ set(named)):
+            found.problems.append(f"group {id_} is in only one of step {step.step}'s interval and its batch")
+        found.problems += [
+            f"group {id_} is excluded without a reason" for id_, why in step.excluded_ids.items() if not why
+        ]
+        offset = step.next_offset
+    if offset != snapshot.next_offset or len(surviving) != snapshot.step:
+        found.problems.append(
+            f"the checkpoint is of step {snapshot.step}, offset {snapshot.next_offset}; steps end at "
+            f"{len(surviving)}, {offset}"
+        )
+    for id_, (record, _) in found.groups.items():
+        if record.offset < snapshot.next_offset and id_ not in consumed:
+            found.problems.append(f"group {id_} was passed by and is in no batch")
+    for id_ in sorted(set(snapshot.consumed) ^ set(consumed)):
+        found.problems.append(f"group {id_} is in only one of the checkpoint and the batches")
+    if len(snapshot.consumed) != len(set(snapshot.consumed)):
+        found.problems.append("the checkpoint names a group twice")
+
+
+def _count_lineage(snapshot: Snapshot, found: _Count) -> None:
+    """Every updating step's version was published by a trainer that owned the policy then."""
+    epoch, published = 0, {0}
+    for record in snapshot.records[Topic.WEIGHTS]:
+        weights = WEIGHTS.decode(record.value)
+        if isinstance(weights, EpochClaim):
+            epoch = max(epoch, weights.epoch)
+        elif isinstance(weights, VersionManifest) and weights.epoch == epoch:
+            published.add(weights.version)
+            step = found.steps.get(weights.step)
+            if step is not None and step[1].next_offset != weights.next_offset:
+                found.problems.append(f"version {weights.version} and step {weights.step} end at different offsets")
+    for _, step_record in found.steps.values():
+        if step_record.is_updated and step_record.version not in published:
+            found.problems.append(f"version {step_record.version} of step {step_record.step} was never published")
+    if snapshot.version not in published:
+        found.problems.append(f"version {snapshot.version} of the checkpoint was never published")

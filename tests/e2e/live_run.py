@@ -1,0 +1,276 @@
+"""A `tracegrad train` under test: its process, its children by name, and what its topics say while it runs.
+
+In: a command. Out: pids, status files, an Observer of the topics. Processes are stopped, continued and killed by the
+pid that the run's own status file names; nothing is ever killed by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tracegrad.compose.guard import guarded
+from tracegrad.compose.kafka import KafkaLog
+from tracegrad.compose.process import ProcessStatus
+from tracegrad.compose.run_dir import RunDir
+from tracegrad.compose.wiring import Wiring
+from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.log import LogReader, Record
+from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
+from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.training import TRAINING_STEPS
+from tracegrad.schemas.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
+
+__all__ = ["TRACEGRAD", "LiveRun", "Observer", "children_of", "command_of", "extra_worker", "is_alive", "wait_for"]
+
+TRACEGRAD = str(Path(sys.executable).with_name("tracegrad"))
+"""The command as installed beside this interpreter."""
+
+
+def wait_for(what: str, look: Any, *, timeout_s: float, pause_s: float = 0.05) -> Any:
+    """What `look` gives once it is true; AssertionError past the time."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        found = look()
+        if found:
+            return found
+        time.sleep(pause_s)
+    raise AssertionError(f"expected {what} within {timeout_s:g} s")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    return _stat(pid)[:1] not in ([], ["Z"])
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, ... of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def children_of(pid: int) -> list[int]:
+    """Every living descendant."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and len(stat := _stat(int(entry.name))) > 1:
+            parents.setdefault(int(stat[1]), []).append(int(entry.name))
+    found = list(parents.get(pid, []))
+    for child in found:
+        found += parents.get(child, [])
+    return found
+
+
+class LiveRun:
+    """One run, which may be started more than once."""
+
+    def __init__(self, command: Sequence[str], path: Path, output: Path, env: dict[str, str]) -> None:
+        self.path = path
+        self.output = output
+        self._command = list(command)
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the command; the same one resumes the run. It dies with the test."""
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(
+                guarded(self._command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._env
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        assert self._process is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The supervisor's exit status, when it has ended."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def kill(self) -> list[int]:
+        """SIGKILLs the supervisor; the pids of all that it had started."""
+        assert self._process is not None
+        family = children_of(self.pid)
+        self._process.kill()
+        self._process.wait(10)
+        return family
+
+    def stop(self) -> None:
+        """Twice Ctrl-C, for the end of a failed test."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            time.sleep(1)
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(20)
+            self._process.kill()
+
+    def statuses(self) -> dict[str, ProcessStatus]:
+        """By name, as the supervisor tells them."""
+        try:
+            raw = (self.path / "status" / "supervisor.json").read_bytes()
+        except FileNotFoundError:
+            return {}
+        return {status.name: status for status in msgspec.json.decode(raw, type=list[ProcessStatus])}
+
+    def pid_of(self, name: str) -> int | None:
+        """Of a living child of this supervisor."""
+        status = self.statuses().get(name)
+        pid = status.pid if status is not None else None
+        return pid if pid is not None and is_alive(pid) and _stat(pid)[1] == str(self.pid) else None
+
+    def worker(self, stage: Stage, ordinal: int) -> dict[str, Any] | None:
+        """The heartbeat of a streams worker."""
+        path = self.path / "streams" / "status" / f"streams-{stage.value}-{stage.value}-{ordinal}.json"
+        try:
+            status: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        return status if is_alive(status["pid"]) else None
+
+    @property
+    def wiring(self) -> Wiring:
+        """Addresses and topic names as of the last start."""
+        return Wiring(RunDir.open(self.path))
+
+    def tail(self, num_bytes: int = 6_000) -> str:
+        """The end of what the command printed."""
+        return self.output.read_bytes()[-num_bytes:].decode("utf-8", "replace")
+
+
+class Observer:
+    """What the run's topics say so far; a thread of its own, which outlives the broker's restarts."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self._run = run
+        self._wiring = run.wiring
+        self.topics = self._wiring.topics
+        self.log = KafkaLog(self._wiring.endpoints.bootstrap_servers)
+        self.open_attempts: dict[str, float] = {}
+        """`rollout/attempt` started and not ended -> since when (monotonic)."""
+        self.open_rollouts: set[str] = set()
+        """Asked for, without a final event."""
+        self.step = 0
+        self.manifest = ""
+        self.acked = ""
+        self._seen: set[tuple[str, int, int]] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Observer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join(15)
+
+    def _follow(self) -> None:
+        names = [self.topics.name(topic) for topic in _FOLLOWED]
+        reader: LogReader | None = None
+        while not self._stop.is_set():
+            try:
+                if reader is None:
+                    reader = self.log.tail(names)
+                for record in reader.read(timeout_s=0.05):
+                    self._fold(record)
+            except TracegradError:
+                # The broker is away; a new reader begins at the beginning, and folding is idempotent.
+                with contextlib.suppress(TracegradError):
+                    if reader is not None:
+                        reader.close()
+                reader = None
+                self._stop.wait(0.3)
+        if reader is not None:
+            with contextlib.suppress(TracegradError):
+                reader.close()
+
+    def _fold(self, record: Record) -> None:
+        if record.position in self._seen:
+            return
+        self._seen.add(record.position)
+        topic = next(topic for topic in _FOLLOWED if self.topics.name(topic) == record.topic)
+        if topic is Topic.ROLLOUTS:
+            self.open_rollouts.add(ROLLOUTS.decode(record.value).rollout_id)
+        elif topic is Topic.ROLLOUT_EVENTS:
+            event = ROLLOUT_EVENTS.decode(record.value)
+            if event.state is RolloutState.STARTED:
+                self.open_attempts[f"{event.rollout_id}/{event.attempt_id}"] = time.monotonic()
+            else:
+                self.open_attempts.pop(f"{event.rollout_id}/{event.attempt_id}", None)
+            if event.is_final:
+                self.open_rollouts.discard(event.rollout_id)
+        elif topic is Topic.TRAINING_STEPS:
+            self.step = max(self.step, TRAINING_STEPS.decode(record.value).step)
+        elif topic is Topic.WEIGHTS:
+            weights = WEIGHTS.decode(record.value)
+            if isinstance(weights, VersionManifest):
+                self.manifest = weights.label
+        elif topic is Topic.WEIGHT_ACKS:
+            ack = WEIGHT_ACKS.decode(record.value)
+            self.acked = f"{ack.version}-e{ack.epoch}"
+
+    def uncommitted(self, stage: Stage, topics: Sequence[Topic], partitions: dict[str, list[int]]) -> int:
+        """Records of the partitions at or above the stage's committed offset; 0 also while the broker is away."""
+        count = 0
+        try:
+            for topic in topics:
+                name = self.topics.name(topic)
+                mine = partitions.get(name, [])
+                if not mine:
+                    continue
+                committed = self.log.committed(self.topics.group(stage), name)
+                ends = self.log.offsets(name)
+                count += sum(max(0, ends[p].end - committed.get(p, ends[p].begin)) for p in mine)
+        except TracegradError:
+            return 0
+        return count
+
+    def end_of(self, topic: Topic, partition: int = 0) -> int:
+        """The partition's next offset; 0 while the broker is away."""
+        try:
+            return self.log.offsets(self.topics.name(topic))[partition].end
+        except TracegradError:
+            return 0
+
+
+_FOLLOWED = (Topic.ROLLOUTS, Topic.ROLLOUT_EVENTS, Topic.TRAINING_STEPS, Topic.WEIGHTS, Topic.WEIGHT_ACKS)
+
+
+@contextlib.contextmanager
+def extra_worker(run: LiveRun, stage: Stage, ordinal: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A streams worker that nobody supervises, as a person would add one by hand; stopped in order at the end."""
+    command = [TRACEGRAD, "serve", "streams", "--stage", stage.value, "--ordinal", str(ordinal)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            guarded([*command, "--run-dir", str(run.path)]), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(5)

@@ -1,0 +1,109 @@
+"""A replay of a finished run's raw topics, as a new run, gives the same transitions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.e2e.chaos_run import ROOT, ChaosRun
+from tests.streams.worker_process import Plan
+from tracegrad.compose.guard import guarded
+from tracegrad.compose.kafka import KafkaLog
+from tracegrad.compose.topic_admin import create_topics, start_run
+from tracegrad.compose.wiring import Wiring
+from tracegrad.schemas.ids import RunName, run_hash
+from tracegrad.schemas.log import Log
+from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.transitions import decode_group
+from tracegrad.streams.config import Select, StreamsConfig
+
+REPLAY = RunName("replay")
+
+
+def group_values(log: Log, topics: Topics) -> dict[str, bytes]:
+    """Group id -> the body of its transitions record."""
+    name = topics.name(Topic.TRANSITIONS)
+    end = log.offsets(name)[0].end
+    reader = log.tail([name])
+    found: dict[str, bytes] = {}
+    try:
+        while max(reader.positions().values(), default=0) < end:
+            for record in reader.read(timeout_s=0.5):
+                assert record.value is not None
+                found.setdefault(decode_group(record.value)[0].group_id, record.value)
+    finally:
+        reader.close()
+    return found
+
+
+@contextlib.contextmanager
+def worker(config: StreamsConfig, stage: Stage, topics: Topics, folder: Path) -> Iterator[None]:
+    """One streams worker of the replay, stopped in order."""
+    plan = msgspec.json.encode(Plan(config=config, stage=stage, topics=topics)).decode()
+    command = guarded([sys.executable, "-m", "tests.streams.worker_process", plan])
+    with (folder / f"replay-{stage.value}.log").open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(5)
+
+
+def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, wanted: set[str]) -> dict[str, bytes]:
+    """Runs the three stages over all raw records of the run; the bodies by group id."""
+    topics = msgspec.structs.replace(wiring.topics, run=REPLAY)
+    create_topics(log, topics, policies=(wiring.settings.policy.name,), partitions=wiring.settings.kafka.partitions)
+    start_run(log, topics, start="beginning")
+    own = wiring.streams(Stage.ASSEMBLE, 0)
+    config = msgspec.structs.replace(
+        own,
+        bootstrap_servers=bootstrap_servers,
+        data_dir=str(folder),
+        run_hash=run_hash(REPLAY, "2026-01-01T00:00:00.000+00:00"),
+        instance_id=None,
+        select=Select(runs=(wiring.record.hash,)),
+    )
+    with contextlib.ExitStack() as stack:
+        for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
+            stack.enter_context(worker(config, stage, topics, folder))
+        until = time.monotonic() + 150
+        while not wanted <= (found := group_values(log, topics)).keys():
+            assert time.monotonic() < until, f"the replay lacks groups {sorted(wanted - found.keys())[:5]}"
+            time.sleep(1)
+    return found
+
+
+@pytest.mark.e2e
+@pytest.mark.engine
+@pytest.mark.kafka
+@pytest.mark.torch
+@pytest.mark.timeout(1500)
+def test_a_replay_of_the_raw_topics_gives_equal_transitions(chaos_run: ChaosRun, tmp_path: Path) -> None:
+    """Other worker, other partition order, no kills; the same bytes."""
+    wiring = chaos_run.run.wiring
+    with chaos_run.broker() as bootstrap_servers:
+        log = KafkaLog(bootstrap_servers)
+        recorded = group_values(log, wiring.topics)
+        replayed = replay(wiring, log, bootstrap_servers, tmp_path, set(recorded))
+    assert recorded, "expected transitions, got none"
+    assert [id_ for id_, value in recorded.items() if replayed[id_] != value] == []
