@@ -26,15 +26,18 @@ _INPUTS = {
 }
 
 
-def looks(run: LiveRun, seen: Observer) -> dict[str, Look]:
-    """Process -> how to see work in flight in it; after a colon, one kind of work."""
+def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
+    """Process -> how to see work in flight in it; after a colon, one kind of work.
+
+    `per_host`: attempts that one of the two agent hosts can run; when more are open, each of the two runs some.
+    """
     endpoints = run.wiring.endpoints
     found: dict[str, Look] = {
         "otlp": lambda: _open_request(endpoints.otlp_endpoint),
         "llm": lambda: _open_request(endpoints.llm_url),
         "engine": lambda: _open_request(endpoints.engine_url),
         "runner": lambda: _attempts(seen),
-        "agent-host": lambda: _attempts(seen),
+        "agent-host": lambda: _attempts(seen, more_than=per_host),
         "tasks": lambda: f"{len(seen.open_rollouts)} rollouts without a final event" if seen.open_rollouts else "",
         "trainer": lambda: _half_written(run) or _untrained(run, seen),
         "trainer:half-written": lambda: _half_written(run),
@@ -58,9 +61,9 @@ def _stage_look(run: LiveRun, seen: Observer, stage: Stage, ordinal: int) -> Loo
     return look
 
 
-def _attempts(seen: Observer) -> str:
+def _attempts(seen: Observer, more_than: int = 0) -> str:
     count = len(seen.open_attempts)
-    return f"{count} attempts started and not ended" if count else ""
+    return f"{count} attempts started and not ended" if count > more_than else ""
 
 
 def _unacknowledged(seen: Observer) -> str:

@@ -90,11 +90,11 @@ class LiveRun:
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *flags: str) -> None:
         """Starts the command; the same one resumes the run. It dies with the test."""
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                guarded(self._command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._env
+                guarded([*self._command, *flags]), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._env
             )
 
     @property
@@ -115,6 +115,12 @@ class LiveRun:
         self._process.kill()
         self._process.wait(10)
         return family
+
+    def interrupt(self, timeout_s: float = 90.0) -> int:
+        """One Ctrl-C; the exit status of a stop in order."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(timeout_s)
 
     def stop(self) -> None:
         """Twice Ctrl-C, for the end of a failed test."""

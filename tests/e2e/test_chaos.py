@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.chaos_run import STEPS, ChaosRun
+from tests.e2e.chaos_run import MIN_STEPS, ChaosRun
 from tests.e2e.counting import Snapshot, count, take
 from tests.e2e.live_run import TRACEGRAD
 from tracegrad.compose.kafka import KafkaLog
@@ -55,7 +55,7 @@ def check_end(chaos: ChaosRun) -> None:
         )
     problems = count(snapshot)
     assert problems == [], "\n".join(problems[:20])
-    assert snapshot.step == STEPS
+    assert snapshot.step >= MIN_STEPS
     assert len(snapshot.records[Topic.EPISODES]) > len({record.value for record in snapshot.records[Topic.EPISODES]})
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert "every id is accounted for" in audit.stdout
