@@ -149,7 +149,8 @@ class Bench:
 
     @property
     def uncommitted(self) -> int:
-        """Input records at or behind the committed offsets."""
+        """Input records at or behind the committed offsets, those in the writer's hands included."""
+        self.writer.flush(30)
         total = 0
         for topic in INPUTS[self.stage]:
             name = self.topics.name(topic)
