@@ -301,8 +301,13 @@ class _Worker:
             return
         futures = [await self._emissions.append(output) for output in self._fold.propose(time.time())]
         self._counts["proposals"] += len(futures)
-        for future in futures:
-            await asyncio.wait_for(asyncio.wrap_future(future), self._config.ack_timeout_s)
+        timeout_s = self._config.ack_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                for future in futures:
+                    await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise UnavailableError(f"expected proposals acknowledged within {timeout_s} s, got no answer") from error
 
     async def _check_liveness(self) -> None:
         age_s = self._emissions.oldest_age_s
