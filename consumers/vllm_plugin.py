@@ -40,6 +40,8 @@ BACKEND = "tracegrad_files"
 _SERVER = "vllm.entrypoints.openai.api_server"
 _SPIN_SLEEP_S = 50e-6
 """vLLM polls its message queue with sched_yield; on few cores that starves the other processes for seconds."""
+_PARENT = "TRACEGRAD_ENGINE_PARENT"
+"""Each process of the engine tells its children by this who their parent is."""
 _PARENT_POLL_S = 0.5
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
@@ -248,8 +250,10 @@ def _load_folder(model: Any, model_config: Any, path: str, files: Sequence[Mappi
 
 
 if __name__ == "__mp_main__":
-    # Long before vLLM calls `register`; multiprocessing does not yet tell the parent here.
-    _end_with_parent(os.getppid())
+    # Long before vLLM calls `register`. The parent's number comes from itself: it may be dead by now.
+    _end_with_parent(int(os.environ.get(_PARENT, os.getppid())))
+if __name__ in ("__main__", "__mp_main__"):
+    os.environ[_PARENT] = str(os.getpid())
 if __name__ == "__main__":
     # sys.modules["__main__"] stays this module: it is what a spawned process imports before anything else.
     runpy.run_module(_SERVER, run_name="__main__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,17 @@ def test_register_is_inert_without_our_variable() -> None:
         [sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=30, check=True, env={}
     )
     assert done.stdout.split("\n")[:2] == ["[]", "1"]
+
+
+def test_process_spawned_by_a_server_that_died_meanwhile_ends() -> None:
+    """A spawned Python needs a second to come up; its parent may be gone by then, and init its parent."""
+    script = f"import runpy, time; runpy.run_path({str(SOURCE)!r}, run_name='__mp_main__'); time.sleep(30)"
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait(30)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], env={"TRACEGRAD_ENGINE_PARENT": str(dead.pid)}, timeout=25, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_plugin_imports_only_the_standard_library_at_its_top() -> None:
