@@ -29,6 +29,7 @@ __all__ = ["NAMES", "serve"]
 _STAGES = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 _LOCK_WAIT_S = 5.0
 """A predecessor that was told to die may still be leaving."""
+_SAY_EVERY_S = 10.0
 _logger = logging.getLogger(__name__)
 
 
@@ -56,8 +57,23 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
 
 def _set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_quieten())
     for noisy in ("abc", "aiokafka", "faust", "httpcore", "httpx", "kafka", "mode"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _quieten() -> Callable[[logging.LogRecord], bool]:
+    """Lets aiokafka say each kind of thing once in a while: of an away broker it writes hundreds of lines a second."""
+    said_at: dict[str, float] = {}
+
+    def passes(record: logging.LogRecord) -> bool:
+        if not record.name.startswith("aiokafka") or record.created - said_at.get(str(record.msg), 0.0) > _SAY_EVERY_S:
+            said_at[str(record.msg)] = record.created
+            return True
+        return False
+
+    return passes
 
 
 def _check_name(name: str, stage: str | None) -> None:
