@@ -89,7 +89,7 @@ def consumer_settings(base: Settings, *, group: str | None) -> Settings:
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "allow.auto.create.topics": False,
-        "fetch.wait.max.ms": 50,
+        "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
         "queued.max.messages.kbytes": 32 * 1024,
         "fetch.message.max.bytes": MAX_MESSAGE_BYTES,

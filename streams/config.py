@@ -110,6 +110,8 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Kafka session: how long a killed worker's partitions stand still at most."""
     fetch_max_wait_ms: int = 50
     """Faust's hard-coded 1500 stalls busy partitions behind idle ones."""
+    fetch_min_bytes: int = 64 * 1024
+    """Gathered by the broker, for at most `fetch_max_wait_ms`: a fetch for each record costs more than the record."""
     stall_s: float = 60.0
     """A delivered position that stands still this long under lag ends the worker."""
 

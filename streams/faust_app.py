@@ -56,10 +56,12 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     """Waits `fetch_max_wait_ms` for data instead of 1500 ms, so that an idle partition does not stall busy ones."""
 
     fetch_max_wait_ms = 50
+    fetch_min_bytes = 1
 
     def _create_worker_consumer(self, transport: driver.Transport) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._fetch_max_wait_ms = self.fetch_max_wait_ms
+        consumer._fetch_min_bytes = self.fetch_min_bytes
         return consumer
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
@@ -107,6 +109,7 @@ class _Begun:
 
 class _Consumer(driver.Consumer):
     fetch_max_wait_ms = 50
+    fetch_min_bytes = 1
 
     async def wait_first(self, *coros: Any, timeout: Any = None) -> Any:
         """Faust waits for the hand-over of each message beside three other events, in four tasks, which is nearly half
@@ -126,6 +129,7 @@ class _Consumer(driver.Consumer):
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
         thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon, Worker=_DaemonThread)
         thread.fetch_max_wait_ms = self.fetch_max_wait_ms
+        thread.fetch_min_bytes = self.fetch_min_bytes
         return thread
 
 
@@ -177,7 +181,8 @@ class FaustSeam:
             consumer_group_instance_id=config.instance_id,
         )
         transport = driver.Transport(self.app.conf.broker_consumer, self.app)
-        transport.Consumer = type("Consumer", (_Consumer,), {"fetch_max_wait_ms": config.fetch_max_wait_ms})  # type: ignore[misc]
+        fetch = {"fetch_max_wait_ms": config.fetch_max_wait_ms, "fetch_min_bytes": config.fetch_min_bytes}
+        transport.Consumer = type("Consumer", (_Consumer,), fetch)  # type: ignore[misc]
         self.app.transport = transport
 
     def consume(self, handle: EventHandler, on_end: Callable[[BaseException | None], None]) -> None:
