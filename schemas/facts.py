@@ -34,6 +34,13 @@ class SpanKind(StrEnum):
     TOOL = "tool"
     LLM = "llm"
     OTHER = "other"
+    """Read, and none of these."""
+    UNKNOWN = "unknown"
+    """A value of a later release; keeps its place in the tree."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> SpanKind:
+        return cls.UNKNOWN
 
 
 class ToolStatus(StrEnum):
@@ -42,6 +49,11 @@ class ToolStatus(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     UNKNOWN = "unknown"
+    """Nothing tells, or a value of a later release."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> ToolStatus:
+        return cls.UNKNOWN
 
 
 class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):

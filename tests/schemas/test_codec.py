@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schemas.released import CALL, GOLDEN, RELEASED, REWARD, Released
-from tracegrad.schemas import calls, errors, rollouts, tokens
+from tracegrad.schemas import calls, episodes, errors, facts, rollouts, tokens
 from tracegrad.schemas.errors import RecordError
 
 STRUCTS = [released for released in RELEASED if not released.file_name.endswith(".arrow")]
@@ -62,6 +62,14 @@ def test_later_fields_and_enum_values_are_read() -> None:
     decoded = calls.CALLS.decode(msgspec.msgpack.encode(call))
     assert isinstance(decoded, calls.CallRecord)
     assert decoded.purpose is calls.Purpose.UNKNOWN
+
+
+def test_every_enum_on_a_topic_reads_a_later_value_as_unknown() -> None:
+    """Public records hold each of them; an old reader keeps reading."""
+    for kind in (calls.Purpose, calls.CallOutcome, rollouts.RolloutState, facts.SpanKind, facts.ToolStatus):
+        assert msgspec.convert("added_later", kind) is kind("unknown")
+    execution = {"span_id": "a", "name": "calc", "status": "skipped", "status_from": "attribute"}
+    assert msgspec.convert(execution, episodes.ToolExecution).status is facts.ToolStatus.UNKNOWN
 
 
 def test_repr_shows_no_payload() -> None:
