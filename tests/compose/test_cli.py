@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tracegrad.compose.settings import RunSettings
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -78,3 +80,25 @@ def test_topics_dry_run_prints_topics_and_acls(
     shown = capsys.readouterr().out
     assert left.value.code == 0
     assert "topic calculator.episodes partitions=4" in shown and "acl read" in shown
+
+
+def test_real_problems_need_a_tasks_file_and_a_model_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tracegrad train examples/gsm8k/tracegrad.toml --tasks FILE --model DIR`, from any folder."""
+    from tracegrad.compose.cli import app, everyday
+
+    (tmp_path / "problems.jsonl").write_text('{"id": "a", "input": "1+1", "expected": "2"}\n')
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text("{}")
+    started: list[RunSettings] = []
+    monkeypatch.setattr(everyday, "run_session", lambda settings, *_, **__: started.append(settings) or 0)
+    monkeypatch.chdir(tmp_path)
+    file = str(ROOT / "examples" / "gsm8k" / "tracegrad.toml")
+    app(["train", file, "--tasks", "problems.jsonl", "--model", "small"], standalone_mode=False)
+    (settings,) = started
+    assert settings.tasks is not None and settings.tasks.file == str(tmp_path / "problems.jsonl")
+    assert settings.tasks.eval_file is None
+    assert settings.policy.model == str(tmp_path / "small")
+    # What the machine can: float32 on a CPU, bfloat16 on a GPU.
+    assert (settings.engine.dtype, settings.trainer.dtype) == (None, "auto")

@@ -139,8 +139,7 @@ def test_resolved_settings_come_back_equal(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*/tracegrad.toml")), ids=lambda path: path.parent.name)
 def test_every_file_of_the_repository_loads(path: Path, folder: Path) -> None:
-    """With the flags that its README names, where it needs some."""
-    tasks = str(folder / "tasks.jsonl")
-    flags = {"policy.model": str(folder / "policy"), "tasks.file": tasks, "tasks.eval_file": tasks}
+    """With `--tasks` and `--model`, where it needs some."""
+    flags = {"policy.model": str(folder / "policy"), "tasks.file": str(folder / "tasks.jsonl")}
     settings = load(path, environ={}, flags=flags, for_training=True)
     assert settings.run
