@@ -43,6 +43,8 @@ def variables(wiring: Wiring) -> dict[str, str]:
         "OTEL_METRICS_EXPORTER": "none",
         "OTEL_LOGS_EXPORTER": "none",
         "OTEL_PROPAGATORS": "tracecontext,baggage",
+        "OTEL_BSP_MAX_QUEUE_SIZE": "32768",
+        "OTEL_BSP_SCHEDULE_DELAY": "500",
         "OTEL_SERVICE_NAME": wiring.settings.agent.service if wiring.settings.agent else "agent",
     }
     if wiring.settings.otlp.token:
@@ -110,7 +112,7 @@ class Arrivals:
             "spans": (
                 self.num_calls and not self.num_spans,
                 "calls arrive but no spans: is the agent run under `opentelemetry-instrument`, with an OTLP exporter "
-                "for http/protobuf? Calls train all the same, without agent names or tool rewards",
+                "for http/protobuf? Episodes are recorded all the same, without agent names and tools",
             ),
             "episodes": (
                 self.num_calls and self.num_spans and not self.num_episodes,

@@ -159,6 +159,7 @@ class Wiring:
             grade_timeout_s=reward.time_limit_s if reward else 30.0,
             llm_url=self.endpoints.llm_url,
             otlp_endpoint=self.endpoints.otlp_endpoint,
+            otlp_timeout_s=agent.flush_timeout_s,
             service_name=agent.service,
             log_dir=str(self.run_dir.logs),
         )
@@ -180,6 +181,8 @@ class Wiring:
                 clip_low=trainer.clip_low,
                 clip_high=trainer.clip_high,
                 aggregation=trainer.aggregation,
+                constant_tokens=trainer.constant_tokens,
+                max_staleness=trainer.max_staleness,
                 scale_advantages=trainer.scale_advantages,
             ),
             optimiser=OptimiserConfig(
@@ -192,6 +195,7 @@ class Wiring:
             lora=LoraConfig(rank=trainer.lora_rank or LoraConfig().rank, alpha=trainer.lora_alpha),
             device=trainer.device,
             dtype=trainer.dtype,
+            publish_dtype=trainer.publish_dtype,
             threads=trainer.threads,
             micro_batch_tokens=trainer.micro_batch_tokens,
             keep_versions=trainer.keep_versions,

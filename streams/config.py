@@ -90,7 +90,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     deadline_s: float = 5.0
     """After an attempt's end, how long lost or uncounted spans and calls are waited for."""
-    incomplete_s: float = 120.0
+    incomplete_s: float = 60.0
     """After an attempt's end, how long counted ones are waited for; a safety net, since they were acknowledged."""
     idle_s: float = 10.0
     """Silence after which an episode without rollout closes."""

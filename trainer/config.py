@@ -109,10 +109,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ConfigurationError(f"[trainer] {name}: expected at least 1, got {getattr(self, name)}")
         if not 0.0 <= self.loss.clip_low < 1.0 or self.loss.clip_high < 0.0:
             raise ConfigurationError(
-                f"[trainer] loss: expected 0 <= clip_low < 1 and clip_high >= 0, got {self.loss.clip_low}, "
-                f"{self.loss.clip_high}"
+                f"[trainer] clip_low, clip_high: expected 0 <= clip_low < 1 and clip_high >= 0, got "
+                f"{self.loss.clip_low}, {self.loss.clip_high}"
             )
         if self.optimiser.lr < 0.0 or self.optimiser.clip_norm <= 0.0:
-            raise ConfigurationError("[trainer] optimiser: expected lr >= 0 and clip_norm > 0, got less")
+            raise ConfigurationError("[trainer] lr, clip_norm: expected lr >= 0 and clip_norm > 0, got less")
         if self.loss.aggregation == "constant" and self.loss.constant_tokens < 1:
-            raise ConfigurationError("[trainer] loss.constant_tokens: expected at least 1 with `constant`, got less")
+            raise ConfigurationError("[trainer] constant_tokens: expected at least 1 with `constant`, got less")
