@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 from tests.serving import serve
 
-__all__ = ["EOT", "Reply", "ScriptedEngine", "ToyTokenizer", "chain_policy", "serve", "tool_call_text"]
+__all__ = ["EOT", "EngineFault", "Reply", "ScriptedEngine", "ToyTokenizer", "chain_policy", "serve", "tool_call_text"]
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 EOT = 2
@@ -38,6 +38,10 @@ _BYTES = 10
 _PAIRS = 300
 _SPLIT = re.compile("(" + "|".join(re.escape(special) for special in SPECIALS) + ")")
 _ATOMS = re.compile(rb"\d\d|.", re.DOTALL)
+
+
+class EngineFault(Exception):
+    """Raised by a policy: the engine answers this generation with 500."""
 
 
 class ToyTokenizer:
@@ -235,7 +239,10 @@ class ScriptedEngine:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
             await self.running.wait()
-        ids, finish, stop, label = self.sample(body["token_ids"], body["sampling_params"])
+        try:
+            ids, finish, stop, label = self.sample(body["token_ids"], body["sampling_params"])
+        except EngineFault:
+            return _error(500, "scripted fault")
         spans = [{"version": label, "start": 0, "end": len(ids)}]
         if before != self.label and label == self.label and len(ids) > 1:
             half = len(ids) // 2

@@ -117,7 +117,7 @@ class World:
             policy="policy", step=self.step, epoch=1, version=self.step, is_updated=True, begin_offset=0,
             next_offset=0, batch_hash="", group_ids=(), accounting=Accounting(consumed=self.num_consumed), loss=0.0,
             grad_norm=0.0, learning_rate=0.0, reward=None, num_rollouts=0, num_tokens=0,
-            excluded_ids={"g": "zero_variance"},
+            excluded_ids={"g": "all_members_excluded"},
         )  # fmt: skip
         self.append(Topic.TRAINING_STEPS, "policy", TRAINING_STEPS.encode(step))
 
@@ -162,7 +162,7 @@ def test_a_run_validates_trains_and_validates_again(world: World, caplog: pytest
     assert len(world.requests(Purpose.TRAIN)) == 3 * 2 * 2
     assert "validation before training: mean reward 1.0000 over 2 tasks" in caplog.text
     assert "validation after training: mean reward 0.5000 over 2 tasks" in caplog.text
-    assert "step 1: 1 groups excluded: zero_variance 1" in caplog.text
+    assert "step 1: 1 groups excluded: all_members_excluded 1" in caplog.text
 
 
 def test_admission_stops_at_the_bound_of_staleness(world: World) -> None:
