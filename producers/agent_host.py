@@ -2,10 +2,11 @@
 
 Started by path with the user's Python; imports only the standard library and, when installed, OpenTelemetry.
 In: JSON lines on stdin: `{"op": "run", "rollout", "attempt", "task": {id, input}, "time_s"}`. End of file ends it.
-Out: JSON lines on stdout: `ready`, `unusable` (the callable cannot be imported), `result`. What the agent prints
-goes to stderr. Invariant: each rollout runs in a root context whose trace id is its episode id, and its result
-comes after its spans were flushed, with the number exported and lost. Failure: an agent that does not end in
-time is reported `truncated`; `hung` says that its thread or task still runs, `blocked` that nobody else can run.
+Out: JSON lines on stdout: `ready`, `unusable` (the callable cannot be imported), `result` (its output is JSON text: one
+that the runner cannot decode costs no other rollout). What the agent prints goes to stderr. Invariant: each rollout
+runs in a root context whose trace id is its episode id, and its result comes after its spans were flushed, with the
+number exported and lost. Failure: an agent that does not end in time is reported `truncated`; `hung` says that its
+thread or task still runs, `blocked` that nobody else can run.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def http_errors(error: BaseException) -> list[dict[str, Any]]:
             status = getattr(current, "status_code", getattr(current, "status", None))
             status = status or getattr(response, "status_code", None)
             if url:
-                found.append({"status": status if isinstance(status, int) else None, "url": str(url)})
+                found.append({"status": status if isinstance(status, int) else None, "url": str(url)[:2000]})
         current = current.__cause__ or current.__context__
     return found
 
@@ -124,7 +125,7 @@ class SpanLedger:
     def is_ours(self, exporter: Any) -> bool:
         """Whether an OTLP exporter sends to our gateway, rather than to one of the agent's choice."""
         endpoint = getattr(exporter, "_endpoint", None)
-        return endpoint is None or str(endpoint).startswith(self._endpoint)
+        return endpoint is None or f"{endpoint}/".startswith(f"{self._endpoint}/")
 
     def flush(self) -> None:
         """Exports what every tracer provider of this process holds."""
@@ -302,7 +303,7 @@ class Host:
         text = json.dumps(output, allow_nan=False)  # a TypeError here is the agent's failure
         if len(text) > MAX_OUTPUT_BYTES:
             raise ValueError(f"expected an output of at most {MAX_OUTPUT_BYTES} bytes of JSON, got {len(text)}")
-        self._finish(run, "succeeded", output=output)
+        self._finish(run, "succeeded", output=text)
 
     def _fail(self, run: Run, error: BaseException) -> None:
         reason = "time limit" if run.is_expired else describe(error)

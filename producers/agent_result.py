@@ -9,6 +9,8 @@ import msgspec
 
 from tracegrad.schemas.rollouts import RolloutState
 
+from .clean_text import decode_json
+
 __all__ = ["AgentResult", "from_host", "gateway_fault"]
 
 _GATEWAY_FAULTS = frozenset({408, 409, 410, 425, 429})
@@ -31,7 +33,7 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
 def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None:
     """Why the gateway is to blame for the error that ended the agent; None when it is not."""
     for error in http_errors:
-        if urlsplit(error["url"])[:2] != urlsplit(llm_url)[:2]:
+        if _server(error["url"]) != _server(llm_url):
             continue
         status = error["status"]
         if status is None:
@@ -41,15 +43,28 @@ def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None
     return None
 
 
+def _server(url: str) -> tuple[str, str] | None:
+    """Scheme and address; None when the URL is malformed: agents put anything into their exceptions."""
+    try:
+        scheme, address = urlsplit(url)[:2]
+    except ValueError:
+        return None
+    return scheme, address
+
+
 def from_host(message: dict[str, Any], llm_url: str) -> AgentResult:
     """The result that an agent host reported."""
-    state, error = RolloutState(message["state"]), message.get("error")
+    state, error, output = RolloutState(message["state"]), message.get("error"), None
+    try:
+        output = decode_json(message.get("output") or "null")
+    except (ValueError, RecursionError) as failure:
+        state, error = RolloutState.FAILED, f"its output cannot be decoded: {type(failure).__name__}"
     fault = gateway_fault(message.get("http_errors", []), llm_url)
     if state is RolloutState.FAILED and fault is not None:
         state, error = RolloutState.ABORTED, fault
     return AgentResult(
         state=state,
-        output=message.get("output"),
+        output=output,
         error=error,
         duration_s=message["duration_s"],
         spans_exported=message["spans_exported"],

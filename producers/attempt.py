@@ -16,10 +16,11 @@ from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.rollouts import Reward, RolloutRequest, RolloutState
 
 from .agent_result import AgentResult
+from .clean_text import clean
 from .gateway_client import GatewayClient
 from .grading import Graders, rewards_of
 
-__all__ = ["Attempts", "Outcome", "Slot"]
+__all__ = ["Attempts", "Outcome", "Slot", "unrecordable"]
 
 
 class Slot(Protocol):
@@ -40,6 +41,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def reward_names(self) -> tuple[str, ...]:
         """The names that were written, scored or not."""
         return tuple(reward.name for reward in self.rewards)
+
+
+def unrecordable(outcome: Outcome, why: str) -> Outcome:
+    """The outcome without what no record can hold: a failed attempt without a score, unless it was aborted."""
+    result, error = outcome.result, f"its outcome cannot be recorded: {why}"
+    state = RolloutState.ABORTED if result.state is RolloutState.ABORTED else RolloutState.FAILED
+    plain = AgentResult(state=state, error=error, duration_s=0.0, spans_lost=1)
+    rewards = [reward for reward in outcome.rewards if clean(reward.name) == reward.name]
+    unscored = tuple(msgspec.structs.replace(reward, value=None, reason=error) for reward in rewards)
+    return Outcome(result=plain, calls_closed=outcome.calls_closed, rewards=unscored)
 
 
 class Attempts:

@@ -1,8 +1,8 @@
 """Child processes that speak JSON lines, and the reaper that ends them when their parent is killed.
 
-In: a command line. Out: decoded messages from its stdout. Invariant: every child leads a process group of its
-own, known to the reaper from its start to its end, so none outlives the runner. What it writes to stderr goes to
-a log file, and its last lines are kept for the message that says why it died. Failure: `receive` returns None
+In: a command line. Out: decoded messages from its stdout, their text clean. Invariant: every child leads a process
+group of its own, known to the reaper from its start to its end, so none outlives the runner. What it writes to stderr
+goes to a log file, and its last lines are kept for the message that says why it died. Failure: `receive` returns None
 when the child's output ended.
 """
 
@@ -20,6 +20,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from .clean_text import decode_json
 
 __all__ = ["Child", "Reaper"]
 
@@ -123,8 +125,8 @@ class Child:
         assert self._process.stdout is not None
         try:
             line = await self._process.stdout.readline()
-            message = json.loads(line) if line else None
-        except ValueError as error:
+            message = decode_json(line) if line else None
+        except (ValueError, RecursionError) as error:
             logger.warning("child %d wrote what is no message: %s", self.pid, type(error).__name__)
             return None
         return message if isinstance(message, dict) else None

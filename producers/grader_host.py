@@ -22,7 +22,7 @@ from typing import Any
 
 __all__ = ["judge", "load_grader", "main"]
 
-MAX_NAMES = 100
+MAX_NAMES, MAX_NAME_CHARS = 100, 200
 
 
 def load_grader(reference: str) -> Callable[..., Any]:
@@ -52,6 +52,10 @@ def _number(value: Any) -> float | None:
     return number
 
 
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS
+
+
 def judge(grade: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
     """What the grader says of one attempt, with every way to say nothing told apart."""
     try:
@@ -65,8 +69,8 @@ def judge(grade: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
     try:
         if not isinstance(result, dict):
             return {"rewards": {"reward": _number(result)}}
-        if not result or len(result) > MAX_NAMES or not all(isinstance(name, str) for name in result):
-            return {"unscored": f"expected 1 to {MAX_NAMES} named rewards, got {len(result)}"}
+        if not result or len(result) > MAX_NAMES or not all(map(_is_name, result)):
+            return {"unscored": f"expected 1 to {MAX_NAMES} rewards with short names, got {len(result)}"}
         return {"rewards": {name: _number(value) for name, value in result.items()}}
     except (TypeError, ValueError, OverflowError) as error:
         return {"unscored": f"grader returned no number: {error}"[:300]}

@@ -115,6 +115,8 @@ class Graders:
             return Grade(unscored=f"grader took more than {self._config.grade_timeout_s:g} s")
         except ConnectionError:
             return Grade(unscored="grader process died")
+        except RecursionError:
+            return Grade(unscored="the output is nested too deep for the grader")
         except (ConfigurationError, OSError) as error:  # it worked at the start of this runner
             return Grade(unscored=f"grader cannot be restarted: {error}"[:300])
         finally:

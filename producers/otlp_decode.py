@@ -7,7 +7,6 @@ decompressed, so a small body cannot fill the memory. Failure: BodyTooLarge (413
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from typing import Any
 
@@ -16,6 +15,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import OverloadedError, RecordError
+
+from .clean_text import decode_json
 
 __all__ = ["JSON", "PROTOBUF", "BodyTooLarge", "decode_traces", "gunzip"]
 
@@ -72,7 +73,7 @@ def decode_traces(data: bytes, content_type: str) -> ExportTraceServiceRequest:
 
 def _from_json(data: bytes) -> ExportTraceServiceRequest:
     try:
-        body = json.loads(data)
+        body = decode_json(data)  # JavaScript cuts text between the halves of a pair, and a batch is not lost by it
         if not isinstance(body, dict):
             raise RecordError(f"expected a JSON object, got {type(body).__name__}")
         for span in _spans(body):

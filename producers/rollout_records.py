@@ -6,6 +6,8 @@ import time
 
 from tracegrad.schemas.rollouts import RolloutEvent, RolloutRequest, RolloutState
 
+from .clean_text import clean
+
 __all__ = ["event_of"]
 
 _MAX_ERROR_CHARS = 2000
@@ -27,7 +29,7 @@ def event_of(
         turn=turn,
         state=state,
         is_final=is_final,
-        error=error[:_MAX_ERROR_CHARS] if error else None,
+        error=clean(error[:_MAX_ERROR_CHARS]) if error else None,
         rewards_awaited=request.rewards_awaited,
         group=request.group,
         task_id=request.task_id,

@@ -27,7 +27,7 @@ from tracegrad.schemas.log import Log, LogReader, Position, Record, TopicPartiti
 from tracegrad.schemas.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from .attempt import Attempts, Outcome, Slot
+from .attempt import Attempts, Outcome, Slot, unrecordable
 from .children import Reaper
 from .commands import CommandPool
 from .gateway_client import GatewayClient
@@ -271,28 +271,24 @@ class Runner:
 
     async def _finish(self, active: _Active, turn: int, outcome: Outcome, *, is_final: bool) -> None:
         """Rewards first, then the end event, so that who reads the end finds them."""
-        request, result, attempt = active.request, outcome.result, active.attempt
+        request, attempt = active.request, active.attempt
         assert attempt is not None
-        for reward in outcome.rewards:
+        try:
+            event, rewards = _records(request, attempt, turn, outcome, is_final=is_final)
+        except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            outcome = unrecordable(outcome, type(error).__name__)
+            event, rewards = _records(request, attempt, turn, outcome, is_final=is_final)
+        result = outcome.result
+        for reward in rewards:
             await append_patiently(
                 self._writer,
                 self._topics.name(Topic.REWARDS),
                 key=request.rollout_id.encode(),
-                value=REWARDS.encode(reward),
+                value=reward,
                 stop=self._stop,
             )
-        event = event_of(request, attempt, turn, result.state, is_final=is_final, error=result.error)
         active.attempt = None
-        await self._tell(
-            msgspec.structs.replace(
-                event,
-                spans_exported=result.spans_exported,
-                spans_lost=result.spans_lost,
-                calls_closed=outcome.calls_closed,
-                rewards_awaited=outcome.reward_names or event.rewards_awaited,
-                duration_s=result.duration_s,
-            )
-        )
+        await self._tell(event)
         level = logging.WARNING if result.state is RolloutState.ABORTED else logging.DEBUG
         logger.log(
             level, "rollout %s attempt %s: %s: %s", request.rollout_id, attempt, result.state.value, result.error
@@ -309,6 +305,23 @@ class Runner:
         )
         while not self._tail.has_read(position):
             await self._tail_moved.wait()
+
+
+def _records(
+    request: RolloutRequest, attempt: str, turn: int, outcome: Outcome, *, is_final: bool
+) -> tuple[RolloutEvent, list[bytes]]:
+    """The end event and the bytes of the rewards. Raises what encoding raises, before anything is on the log."""
+    result = outcome.result
+    event = msgspec.structs.replace(
+        event_of(request, attempt, turn, result.state, is_final=is_final, error=result.error),
+        spans_exported=result.spans_exported,
+        spans_lost=result.spans_lost,
+        calls_closed=outcome.calls_closed,
+        rewards_awaited=outcome.reward_names or request.rewards_awaited,
+        duration_s=result.duration_s,
+    )
+    ROLLOUT_EVENTS.encode(event)
+    return event, [REWARDS.encode(reward) for reward in outcome.rewards]
 
 
 def _pools(config: RunnerConfig, reaper: Reaper) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:

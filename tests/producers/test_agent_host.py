@@ -144,7 +144,7 @@ def test_spans_exported_are_counted_per_episode(rig: Rig, host: HostProcess) -> 
     episodes = [host.run(number, "go") for number in range(4)]
     results = {result["episode"]: result for result in (host.read() for _ in episodes)}
     for episode in episodes:
-        assert (results[episode]["state"], results[episode]["output"]) == ("succeeded", "go")
+        assert (results[episode]["state"], results[episode]["output"]) == ("succeeded", '"go"')
         assert (results[episode]["spans_exported"], results[episode]["spans_lost"]) == (1, 0)
         assert received(rig, episode) == {"work"}
 
@@ -196,7 +196,7 @@ def test_without_the_sdk_agents_run_untraced(tmp_path: Path) -> None:
         assert host.ready["untraced"] == "the OpenTelemetry SDK is not installed (opentelemetry)"
         host.run(1, "go")
         result = host.read()
-        assert (result["output"], result["spans_exported"], result["spans_lost"]) == ("go", 0, 0)
+        assert (result["output"], result["spans_exported"], result["spans_lost"]) == ('"go"', 0, 0)
 
 
 @pytest.mark.e2e
@@ -248,3 +248,27 @@ def test_the_ledger_is_bounded() -> None:
         ledger.note([type("Span", (), {"attributes": None, "context": context})()], is_exported=True)
     assert ledger.take(format(1, "032x")) == (0, 0)
     assert ledger.take(format(ledger.MAX_EPISODES + 10, "032x")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_ours"),
+    [
+        ("http://127.0.0.1:4318/v1/traces", True),
+        ("http://127.0.0.1:4318", True),
+        ("http://127.0.0.1:43180/v1/traces", False),
+        ("http://127.0.0.1:4318.example/v1/traces", False),
+        (None, True),
+    ],
+)
+def test_an_exporter_is_ours_by_its_whole_endpoint(endpoint: str | None, is_ours: bool) -> None:
+    """Another port that begins alike is another's."""
+
+    class Exporter:
+        _endpoint = endpoint
+
+    assert SpanLedger("http://127.0.0.1:4318/").is_ours(Exporter()) is is_ours
+
+
+def test_a_url_that_is_none_blames_nobody() -> None:
+    """Agents put anything into their exceptions."""
+    assert gateway_fault([{"status": 500, "url": "http://[bad"}], "http://gw:1") is None

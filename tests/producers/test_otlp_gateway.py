@@ -92,6 +92,17 @@ async def test_json_has_hex_ids_and_unknown_fields(log: MemoryLog) -> None:
     assert found.links[0].trace_id == OTHER_TRACE
 
 
+async def test_half_a_surrogate_pair_in_json_costs_no_batch(log: MemoryLog) -> None:
+    """JavaScript cuts text between the halves of a pair and escapes what is left."""
+    span = {"traceId": TRACE.hex(), "spanId": "00000000000000ff", "name": "cut \ud83d"}
+    span["attributes"] = [{"key": "k\udcff", "value": {"stringValue": "\U0001f642"}}]  # type: ignore[assignment]
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
+    assert (await post(log, body, headers={"content-type": "application/json"})).status_code == 200
+    found = ExportTraceServiceRequest.FromString(values(log)[0]).resource_spans[0].scope_spans[0].spans[0]
+    assert found.name == "cut ?"
+    assert (found.attributes[0].key, found.attributes[0].value.string_value) == ("k?", "\U0001f642")
+
+
 async def test_gzip_members_are_decompressed(log: MemoryLog) -> None:
     """A body of two gzip members is one body."""
     body = request_of([(TRACE, 1)]).SerializeToString()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from tests.producers.rig import TOPICS, Rig, until
+from tracegrad.producers import children
 from tracegrad.producers.rollout_records import event_of
 from tracegrad.schemas.calls import CallRecord, CallsClosed
 from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
@@ -46,6 +48,19 @@ def solve(task):
         sys.exit("done")
     if what == "object":
         return object()
+    if what == "surrogate":
+        error = ValueError("\\udcff" + "x" * 5000)
+        error.url = "http://[\\ud83d" + "x" * 9_000_000
+        raise error
+    if what == "halves":
+        return {"\\ud83d": ["\\udcff", "\\U0001f642"]}
+    if what == "deep":
+        output = []
+        for _ in range(900):
+            output = [output]
+        return output
+    if what == "giant":
+        return "x" * 1_000_000
     if what == "slow":
         time.sleep(1.0)
     with trace.get_tracer("t").start_as_current_span("solve"):
@@ -66,6 +81,15 @@ def grade(task, output, attempt):
         return None
     if how == "nan":
         return float("nan")
+    if how == "halves":
+        raise ValueError("cannot read \\ud83d")
+    if how == "names":
+        return {"good": 1, "bad\\ud83d": 0.5}
+    if how == "long":
+        return {"x" * 201: 1}
+    if how == "seen":
+        assert output == {"?": ["?", "\\U0001f642"]}, output
+        return 1
     if how == "dict":
         return {"correct": 1, "format": 0.5}
     if how == "dies":
@@ -131,10 +155,12 @@ def test_many_rollouts_run_at_once_each_with_its_own_calls(rig: Rig) -> None:
         ("raise", RolloutState.FAILED, "KeyError"),
         ("leave", RolloutState.FAILED, "SystemExit"),
         ("object", RolloutState.FAILED, "TypeError"),
+        ("surrogate", RolloutState.FAILED, "ValueError: ?x"),
+        ("giant", RolloutState.FAILED, "at most 1000000 bytes"),
     ],
 )
 def test_the_agents_own_errors_are_failed_and_graded(rig: Rig, what: str, state: RolloutState, error: str) -> None:
-    """An exception, a sys.exit, an output that is no JSON."""
+    """An exception, a sys.exit, an output that is no JSON, half a surrogate pair, an output without measure."""
     rollout = rig.request(input=what)
     event = rig.final(rollout)
     assert event.state is state and error in (event.error or "")
@@ -147,6 +173,8 @@ def test_the_agents_own_errors_are_failed_and_graded(rig: Rig, what: str, state:
         ("raises", "grader raised ValueError: cannot judge"),
         ("none", "grader returned None"),
         ("nan", "finite"),
+        ("halves", "grader raised ValueError: cannot read ?"),
+        ("long", "short names"),
         ("dies", "grader process died"),
         ("hangs", "more than 0.5 s"),
     ],
@@ -165,6 +193,32 @@ def test_named_rewards_replace_the_default_one(rig: Rig) -> None:
     event = rig.final(rollout)
     assert {name: reward.value for name, reward in rig.rewards(rollout).items()} == {"correct": 1.0, "format": 0.5}
     assert event.rewards_awaited == ("correct", "format")
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark(rig: Rig) -> None:
+    """In outputs, keys and names of rewards: Python and JSON can say it, UTF-8 cannot."""
+    seen, named = rig.request(input="halves seen"), rig.request(input="go names")
+    rig.final(seen)
+    assert rig.rewards(seen)["reward"].value == 1.0
+    assert rig.final(named).rewards_awaited == ("bad?", "good")
+    assert rig.rewards(named)["bad?"].value == 0.5
+
+
+def test_an_output_nested_to_the_limit_harms_nobody(rig: Rig) -> None:
+    """Whoever cannot take it says so: this attempt has a final event, and the runner goes on."""
+    assert rig.final(rig.request(input="deep")).state in (RolloutState.SUCCEEDED, RolloutState.FAILED)
+    assert rig.final(rig.request(input="go")).state is RolloutState.SUCCEEDED
+
+
+def test_an_outcome_that_no_record_can_hold_fails_its_attempt_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should text slip through uncleaned: failed and unscored with the reason; the runner lives."""
+    monkeypatch.setattr(children, "decode_json", json.loads)
+    broken = rig.request(input="go names")
+    event = rig.final(broken)
+    assert event.state is RolloutState.FAILED
+    assert event.error == "its outcome cannot be recorded: UnicodeEncodeError"
+    assert {name: reward.value for name, reward in rig.rewards(broken).items()} == {"good": None}
+    assert rig.final(rig.request(input="go")).state is RolloutState.SUCCEEDED
 
 
 def test_a_hung_agent_is_truncated_and_its_neighbour_finishes(rig: Rig) -> None:
