@@ -98,6 +98,8 @@ class Child:
         self.not_before = 0.0
         self.started_at = 0.0
         self.why = ""
+        self.exit_status: int | None = None
+        """Of the last process that ended; negative: the signal that killed it."""
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -140,6 +142,7 @@ class Child:
         if status is None:
             return None
         self._signal(signal.SIGKILL)
+        self.exit_status = status
         self.why = f"{describe_exit(status)}; last lines of {self.log_path}:\n{self.last_lines()}"
         if status == 0 and self.spec.role is Role.JOB:
             self.state = ProcessState.DONE

@@ -128,7 +128,7 @@ def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | Non
     if outcome.kind is OutcomeKind.FATAL:
         show.say(f"stopped: {outcome.why}")
         _explain(outcome.why, show)
-        return FATAL_EXIT_STATUS if "exit status 78" in outcome.why else 1
+        return FATAL_EXIT_STATUS if outcome.exit_status == FATAL_EXIT_STATUS else 1
     if outcome.kind is not OutcomeKind.DONE:
         show.say(f"stopped; start run {wiring.record.name} again to resume it")
         return INTERRUPTED

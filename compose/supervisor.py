@@ -41,9 +41,7 @@ class OutcomeKind(StrEnum):
     DONE = "done"
     """Every job ended with 0."""
     STOPPED = "stopped"
-    """A person asked."""
-    KILLED = "killed"
-    """A person asked twice."""
+    """A person asked, once or twice."""
     FATAL = "fatal"
     """A process cannot go on; `why` says which and why."""
 
@@ -53,6 +51,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: OutcomeKind
     why: str = ""
+    exit_status: int | None = None
+    """Of the process that was fatal; None when it never ran."""
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +116,6 @@ class Supervisor:
         """All children, for people."""
         return [child.status() for child in self.children]
 
-    def request_stop(self) -> None:
-        """As one Ctrl-C; callable from any thread."""
-        self._num_interrupts += 1
-
     def run(self, *, keep: Callable[[ProcessSpec], bool] = lambda _: False, ends_with_jobs: bool = True) -> Outcome:
         """Starts all, watches, and stops all but those that `keep` names when every job is done.
 
@@ -157,7 +153,8 @@ class Supervisor:
                 self._look_after(child)
                 if child.state is ProcessState.FATAL:
                     self._changed()
-                    return Outcome(kind=OutcomeKind.FATAL, why=f"{child.spec.name}: {child.why}")
+                    why = f"{child.spec.name}: {child.why}"
+                    return Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=child.exit_status)
             jobs = [child for child in self.children if child.spec.role is Role.JOB]
             if ends_with_jobs and jobs and all(child.state is ProcessState.DONE for child in jobs):
                 return Outcome(kind=OutcomeKind.DONE)
@@ -249,11 +246,6 @@ class Supervisor:
 
     def _changed(self) -> None:
         self._on_change(self.statuses())
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether a second interrupt came."""
-        return self._num_interrupts >= 2
 
 
 def answers(url: str, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
