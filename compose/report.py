@@ -102,11 +102,17 @@ def _check_served(wiring: Wiring, show: Show) -> bool:
 def _verdict_line(verdict: Verdict) -> str:
     if not verdict.holds:
         return f"served weights: {verdict.why}"
-    told = (
-        f"{verdict.num_telling} of them tell it from version {verdict.previous_version}, all for {verdict.version}"
-        if verdict.num_telling
-        else f"version {verdict.previous_version} gives the same"
-    )
+    if verdict.num_telling:
+        told = (
+            f"{verdict.num_telling} of them tell it from version {verdict.previous_version}, all for {verdict.version}"
+        )
+    elif verdict.num_differing:
+        told = (
+            f"the {verdict.num_differing} that differ from version {verdict.previous_version} fit {verdict.version} "
+            f"better (squared error {verdict.squared_error:.2g} against {verdict.squared_error_previous:.2g})"
+        )
+    else:
+        told = f"version {verdict.previous_version} gives the same"
     return (
         f"served weights: version {verdict.version}, {verdict.num_tokens} tokens of {verdict.num_calls} calls "
         f"recomputed within {verdict.error_max:.1e} nats; {told}"

@@ -2,12 +2,15 @@
 
 In: `weights`, `weight_acks`, `llm_calls` of a run. Out: a Proof to be checked by `verify.py`, or a sentence that says
 what is missing. Invariant: a version counts only when it was trained in this run (> 0), survives in the lineage, was
-acknowledged, and whole calls bear its label; the newest such version with its predecessor's folder still there wins.
+acknowledged under its own epoch, and whole calls that began after that bear its label; the newest such version with
+its predecessor's folder still there wins. After and before are by the machines' clocks.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
+from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -24,7 +27,11 @@ from tracegrad.schemas.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionMani
 __all__ = ["Proof", "ServedCall", "find_proof"]
 
 _CALLS = 48
-"""Calls that are recomputed."""
+"""Calls that are recomputed, at most."""
+_TOKENS = 16_384
+"""And their tokens, prompts included: bounds the recomputation, minutes for half a billion weights on one CPU core."""
+_Label = tuple[int, int]
+"""Version and epoch: `<version>-e<epoch>` on the engine."""
 
 
 class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,28 +57,28 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | str:
     """The proof, or why there is none."""
     versions = _versions(log, topics, policy)
-    trained = {version for version in versions if version > 0}
+    trained = {(version, manifest.epoch) for version, manifest in versions.items() if version > 0}
     if not trained:
         return "no version was trained in this run"
-    acknowledged = trained & _acknowledged(log, topics, policy)
+    acknowledged = {label: at for label, at in _acknowledged(log, topics, policy).items() if label in trained}
     if not acknowledged:
         return "no version trained in this run was acknowledged by an engine"
-    chosen = _rollouts_by_version(log, topics, run, policy)
-    labelled = sorted(acknowledged & set(chosen), reverse=True)
-    if not labelled:
-        return "no call bears the label of a version trained in this run"
-    for version in labelled:
+    chosen = _rollouts_by_label(log, topics, run, policy, acknowledged)
+    if not chosen:
+        return "no call made after its acknowledgement bears the label of a version trained in this run"
+    for label in sorted(chosen, reverse=True):
+        version = label[0]
         previous = max((other for other in versions if other < version), default=None)
         if previous is None or not all(Path(versions[v].uri).is_dir() for v in (version, previous)):
             continue
-        calls = _whole_calls(log, topics, set(chosen[version]), version)
+        calls = _whole_calls(log, topics, set(chosen[label]), label, after_ms=acknowledged[label])
         if calls:
             return Proof(
                 version=version,
                 folder=versions[version].uri,
                 previous_version=previous,
                 previous_folder=versions[previous].uri,
-                calls=tuple(calls[:_CALLS]),
+                calls=tuple(_bounded(calls)),
             )
     return "the folders of the versions that served calls are gone; raise [trainer] keep_versions"
 
@@ -86,15 +93,17 @@ def _versions(log: Log, topics: Topics, policy: str) -> dict[int, VersionManifes
     return lineage.versions
 
 
-def _acknowledged(log: Log, topics: Topics, policy: str) -> set[int]:
-    found = set()
+def _acknowledged(log: Log, topics: Topics, policy: str) -> dict[_Label, int]:
+    """When each label was first acknowledged, in unix ms."""
+    found: dict[_Label, int] = {}
     for record in read_topic(log, topics.name(Topic.WEIGHT_ACKS)):
         try:
             ack = WEIGHT_ACKS.decode(record.value)
         except RecordError:
             continue
         if ack.policy == policy:
-            found.add(ack.version)
+            label = (ack.version, ack.epoch)
+            found[label] = min(ack.at_ms, found.get(label, ack.at_ms))
     return found
 
 
@@ -106,24 +115,37 @@ def _call(value: bytes | None) -> CallRecord | None:
     return decoded if isinstance(decoded, CallRecord) else None
 
 
-def _is_of_one_version(call: CallRecord) -> bool:
-    return len(call.versions) == 1 and call.versions[0].start == 0 and not call.is_constrained
+def _label(call: CallRecord) -> _Label | None:
+    """Of the version that sampled the whole call; None when there are several, or a grammar took part."""
+    if len(call.versions) != 1 or call.versions[0].start != 0 or call.is_constrained:
+        return None
+    return call.versions[0].version, call.versions[0].epoch
 
 
-def _rollouts_by_version(log: Log, topics: Topics, run: RunHash, policy: str) -> dict[int, deque[str]]:
-    """Per version the last rollouts with a call that it sampled whole; bounded."""
-    found: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_CALLS))
+def _is_after(call: CallRecord, at_ms: int) -> bool:
+    return call.started_at_ns >= at_ms * 1_000_000
+
+
+def _rollouts_by_label(
+    log: Log, topics: Topics, run: RunHash, policy: str, acknowledged: Mapping[_Label, int]
+) -> dict[_Label, deque[str]]:
+    """Per acknowledged label the last rollouts with a call that it sampled whole, later; bounded."""
+    found: dict[_Label, deque[str]] = {}
     for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
         call = _call(record.value)
         if call is None or call.policy != policy or call.rollout_id is None or not call.rollout_id.startswith(run):
             continue
-        if _is_of_one_version(call) and call.rollout_id not in found[call.versions[0].version]:
-            found[call.versions[0].version].append(call.rollout_id)
-    return {version: rollouts for version, rollouts in found.items() if rollouts}
+        label = _label(call)
+        if label is None or label not in acknowledged or not _is_after(call, acknowledged[label]):
+            continue
+        rollouts = found.setdefault(label, deque(maxlen=_CALLS))
+        if call.rollout_id not in rollouts:
+            rollouts.append(call.rollout_id)
+    return found
 
 
-def _whole_calls(log: Log, topics: Topics, rollouts: set[str], version: int) -> list[ServedCall]:
-    """The version's calls of those rollouts, prompts put together from their parents."""
+def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: _Label, *, after_ms: int) -> list[ServedCall]:
+    """The label's calls of those rollouts that began after its acknowledgement, prompts put together from parents."""
     prompts: dict[str, list[int]] = {}
     found = []
     for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
@@ -136,7 +158,7 @@ def _whole_calls(log: Log, topics: Topics, rollouts: set[str], version: int) -> 
         prompts[call.call_id] = [*prompt, *sampled]
         if len(parent) < call.shared_tokens or not prompt or not sampled:
             continue
-        if _is_of_one_version(call) and call.versions[0].version == version:
+        if _label(call) == label and _is_after(call, after_ms):
             found.append(
                 ServedCall(
                     call_id=call.call_id,
@@ -147,3 +169,10 @@ def _whole_calls(log: Log, topics: Topics, rollouts: set[str], version: int) -> 
                 )
             )
     return found
+
+
+def _bounded(calls: list[ServedCall]) -> list[ServedCall]:
+    """The first ones, as many as are cheap to recompute; one at least."""
+    totals = accumulate(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
+    num_cheap = sum(total <= _TOKENS for total in totals)
+    return calls[: max(1, min(num_cheap, _CALLS))]

@@ -2,11 +2,13 @@
 
 In: a Proof (`served.py`) in a file: `python -m tracegrad.compose.verify PROOF`. Out: a Verdict as JSON on stdout, and
 the exit status: 0 it did, 1 it did not. Invariant: the recorded logprobs must match the version's own weights within
-the tolerance of its precision and, wherever the previous version's would tell them apart, be nearer to its own.
+the tolerance of its precision; wherever one token tells it from the previous version, be nearer to its own; and fit
+its own better, in sum, over all tokens where the two differ. A coarse tolerance alone would let an older version pass.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -26,6 +28,8 @@ _TIMEOUT_S = 900.0
 _TOLERANCE = {"float32": 1e-3}
 _COARSE_TOLERANCE = 0.25
 """bfloat16: one call's logits are rounded at different places by two implementations."""
+_DIFFERS = 2 * _TOLERANCE["float32"]
+"""Nats between the two versions' own logprobs, both recomputed in one way, beyond which they differ at a token."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose logprob differs between the two versions by more than twice the tolerance."""
     num_nearer_previous: int
     """Of those, nearer to the previous version: must be 0."""
+    num_differing: int
+    """Tokens at which the two versions differ at all; 0 says that both give the same."""
+    squared_error: float
+    """Over those, the sum of the squared differences to the version's own logprobs."""
+    squared_error_previous: float
+    """And to the previous version's: must be greater."""
     tolerance: float
 
 
@@ -60,6 +70,9 @@ def compare(
     telling = [token for token in tokens if abs(token[1] - token[2]) > 2 * tolerance]
     nearer = sum(abs(recorded - other) <= abs(recorded - mine) for recorded, mine, other in telling)
     error_max = max(errors, default=0.0)
+    differing = [token for token in tokens if abs(token[1] - token[2]) > _DIFFERS]
+    squared_error = math.fsum((recorded - mine) ** 2 for recorded, mine, _ in differing)
+    squared_error_previous = math.fsum((recorded - other) ** 2 for recorded, _, other in differing)
     why = ""
     if not tokens:
         why = "no token to compare"
@@ -67,6 +80,13 @@ def compare(
         why = f"a recorded logprob is {error_max:.2g} nats from version {proof.version}'s own"
     elif nearer:
         why = f"{nearer} tokens are nearer to version {proof.previous_version}'s logprobs"
+    elif differing and squared_error >= squared_error_previous:
+        why = (
+            f"versions {proof.version} and {proof.previous_version} cannot be told apart at this tolerance "
+            f"({tolerance:g} nats): over the {len(differing)} tokens where they differ the recorded logprobs fit "
+            f"{proof.version} no better (squared error {squared_error:.2g}) than {proof.previous_version} "
+            f"({squared_error_previous:.2g})"
+        )
     return Verdict(
         holds=not why,
         why=why,
@@ -77,6 +97,9 @@ def compare(
         error_max=error_max,
         num_telling=len(telling),
         num_nearer_previous=nearer,
+        num_differing=len(differing),
+        squared_error=squared_error,
+        squared_error_previous=squared_error_previous,
         tolerance=tolerance,
     )
 

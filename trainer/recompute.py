@@ -1,7 +1,8 @@
 """Logprobs of sampled tokens, computed afresh by transformers from a version's folder: the independent witness.
 
 In: a folder that the trainer published, prompts with what was sampled. Out: one logprob per sampled token.
-Invariant: nothing of the training loop is used but the folder's bytes; one sequence at a time, no padding, no cache.
+Invariant: nothing of the training loop is used but the folder's bytes; one sequence at a time, no padding, no cache;
+float32 throughout, since bfloat16's rounding would hide what one optimiser step changes.
 Failure: ConfigurationError when the folder cannot be opened. Read-only.
 """
 
@@ -25,7 +26,7 @@ def recompute_logprobs(
     """Natural-log probabilities of each sequence's sampled tokens.
 
     Args:
-        folder: config and safetensors of one version; its weights are used in the precision they are stored in.
+        folder: config and safetensors of one version; weights stored in bfloat16 are widened, which changes none.
         sequences: (prompt ids, sampled ids, temperature); temperature 0 means greedy, whose logprobs are the
             undivided distribution's.
         threads: CPU threads.
@@ -35,7 +36,7 @@ def recompute_logprobs(
     torch.set_num_threads(threads)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", local_files_only=True, use_safetensors=True
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"cannot open the version in {folder}: {error}") from error

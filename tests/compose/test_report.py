@@ -13,7 +13,7 @@ from tests.consumers.small_run import memory_log, small_run
 from tests.streams.make import RUN_HASH, TOPICS, agent_span, call, otlp
 from tracegrad.compose.arrivals import Arrivals
 from tracegrad.compose.chart import Panel, Series, draw
-from tracegrad.compose.report import chart_of
+from tracegrad.compose.report import _verdict_line, chart_of
 from tracegrad.compose.results import collect, wilson
 from tracegrad.compose.served import Proof, ServedCall, find_proof
 from tracegrad.compose.show import JsonShow, PlainShow
@@ -86,7 +86,24 @@ def test_the_verdict_follows_the_nearer_version(recorded: list[float], holds: bo
 def test_equal_versions_tell_nothing_but_hold() -> None:
     """A learning rate of 0: no token can tell the versions apart."""
     verdict = compare(proof([-1.0, -2.0, -0.5]), [[-1.0, -2.0, -0.5]], [[-1.0, -2.0, -0.5]], tolerance=1e-3)
-    assert verdict.holds and verdict.num_telling == 0
+    assert verdict.holds and verdict.num_telling == 0 and verdict.num_differing == 0
+    assert "version 1 gives the same" in _verdict_line(verdict)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "holds", "words"),
+    [
+        ([-1.2, -2.2, -0.5], False, "cannot be told apart at this tolerance (0.25 nats)"),
+        ([-1.1, -2.1, -0.5], False, "fit 2 no better (squared error 0.02) than 1 (0.02)"),
+        ([-1.05, -2.02, -0.4], True, "the 2 that differ from version 1 fit 2 better"),
+    ],
+    ids=["previous", "between", "own"],
+)
+def test_a_coarse_tolerance_lets_no_previous_version_pass(recorded: list[float], holds: bool, words: str) -> None:
+    """At 0.25 nats no single token tells the two versions apart; the sum over those that differ does."""
+    verdict = compare(proof(recorded), [[-1.0, -2.0, -0.5]], [[-1.2, -2.2, -0.5]], tolerance=0.25)
+    assert verdict.num_telling == 0 and verdict.num_differing == 2
+    assert verdict.holds is holds and words in _verdict_line(verdict)
 
 
 def test_no_proof_says_what_is_missing() -> None:
