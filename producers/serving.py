@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,6 +22,7 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 __all__ = ["check_exposure", "serve"]
 
 _POLL_S = 0.1
+_BACKLOG = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +53,32 @@ def _bind(host: str, port: int) -> socket.socket:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
+            bound.listen(_BACKLOG)
         except OSError:
             bound.close()
             raise
         return bound
     except OSError as error:
-        raise UnavailableError(f"cannot listen on {host}:{port}: {error}; is another process there?") from error
+        raise UnavailableError(
+            f"expected a free port at {host}:{port}, got {error}; end what holds it or set another"
+        ) from error
 
 
-async def serve(app: ASGIApp, *, host: str, port: int, stop: threading.Event, name: str, grace_s: int = 5) -> None:
-    """Serves until `stop` is set; port 0 takes a free one, which the log line names."""
+async def serve(
+    app: ASGIApp,
+    *,
+    host: str,
+    port: int,
+    stop: threading.Event,
+    name: str,
+    grace_s: int = 5,
+    keep_alive_s: int = 5,
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serves until `stop` is set or `is_over`; port 0 takes a free one, which the log line names.
+
+    Raises UnavailableError when the address is taken, or the application cannot start.
+    """
     bound = _bind(host, port)
     config = uvicorn.Config(
         app,
@@ -69,15 +86,19 @@ async def serve(app: ASGIApp, *, host: str, port: int, stop: threading.Event, na
         access_log=False,
         server_header=False,
         ws="none",
+        lifespan="on",
+        timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=grace_s,
     )
     server = _Server(config)
     logger.info("%s: listening on http://%s:%d", name, host, bound.getsockname()[1])
     try:
         serving = asyncio.create_task(server.serve(sockets=[bound]))
-        while not stop.is_set() and not serving.done():
+        while not (stop.is_set() or is_over() or serving.done()):
             await asyncio.sleep(_POLL_S)
         server.should_exit = True
         await serving
+        if not server.started and not stop.is_set():
+            raise UnavailableError(f"{name}: the application did not start; the log above says why")
     finally:
         bound.close()

@@ -15,7 +15,6 @@ import contextlib
 import hmac
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections import Counter
@@ -23,7 +22,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,6 +34,7 @@ from tracegrad.schemas.ids import TraceId, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.log import Log, LogWriter, Record
 from tracegrad.schemas.topics import Topic, Topics
 
+from ..serving import serve
 from .attempts import Attempts, Session, SessionError
 from .calls import CallServer, Served
 from .config import LlmGatewayConfig, check
@@ -47,6 +46,7 @@ from .record import closed_record, record_key
 from .render import EngineRenderer, Renderer, waits_until
 from .responses import CallResponse, failure
 from .sampling import RequestError, parse_overrides
+from .splice import has_text
 from .tracing import CallTracer
 
 __all__ = ["Gateway", "run"]
@@ -69,7 +69,8 @@ class Gateway:
         self._log = log
         self._tracer = tracer or CallTracer.to(config.otlp_endpoint)
         self._num_inflight = 0
-        self.lineage: LineageTail
+        policies = tuple(policy.name for policy in config.policies)
+        self.lineage = LineageTail(Lineages(policies), topics=topics, log=log)
         self._writer: LogWriter
         self._calls: CallServer
         routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -89,8 +90,6 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
         self._writer = self._log.writer()
-        policies = tuple(policy.name for policy in self.config.policies)
-        self.lineage = LineageTail(Lineages(policies), topics=self._topics, log=self._log)
         client = EngineClient(self.config.engines, counters=self.counters)
         self.renderer: Renderer = EngineRenderer(client, timeout_s=self.config.render_timeout_s)
         self._calls = CallServer(
@@ -332,6 +331,8 @@ def _checked(body: dict[str, Any]) -> dict[str, Any]:
         raise RequestError("messages: expected a list with at least one message", param="messages")
     if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
         raise RequestError("messages: expected objects with a role", param="messages")
+    if not all(map(has_text, messages)):
+        raise RequestError("messages: expected tool arguments of whole characters, got half of one", param="messages")
     return body
 
 
@@ -344,53 +345,20 @@ def _drop_strict(body: dict[str, Any]) -> None:
             function.pop("strict", None)
 
 
-class _Server(uvicorn.Server):
-    """Signals belong to the process's composition root; `stop` ends the server within a tick."""
-
-    def __init__(self, config: uvicorn.Config, *, stop: threading.Event, gateway: Gateway) -> None:
-        super().__init__(config)
-        self._stop_event = stop
-        self._gateway = gateway
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def on_tick(self, counter: int) -> bool:
-        ended = self._stop_event.is_set() or self._gateway.lineage.fatal is not None
-        return await super().on_tick(counter) or ended
-
-
 def run(config: LlmGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
     """Serves until `stop` is set. Raises FatalError when a restart would not help."""
     gateway = Gateway(config, topics=topics, log=log)
-    server = _Server(
-        uvicorn.Config(
+    asyncio.run(
+        serve(
             gateway.application,
             host=config.host,
             port=config.port,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=10,
-        ),
-        stop=stop,
-        gateway=gateway,
+            stop=stop,
+            name="llm gateway",
+            grace_s=10,
+            keep_alive_s=75,
+            is_over=lambda: gateway.lineage.fatal is not None,
+        )
     )
-    with _listen(config) as listener:
-        _LOGGER.info("llm gateway on http://%s:%d", config.host, config.port)
-        server.run(sockets=[listener])
     if gateway.lineage.fatal is not None:
         raise gateway.lineage.fatal
-
-
-def _listen(config: LlmGatewayConfig) -> socket.socket:
-    """The bound socket; uvicorn would end the process where the port is taken."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family, backlog=1024)
-    except OSError as error:
-        raise UnavailableError(
-            f"expected a free port at {config.host}:{config.port}, got {error}; end what holds it or set another"
-        ) from error

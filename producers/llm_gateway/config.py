@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Literal
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
+
+from ..serving import check_exposure
 
 __all__ = ["EngineRef", "LlmGatewayConfig", "PolicyRef", "check"]
 
@@ -82,15 +83,4 @@ def check(config: LlmGatewayConfig) -> None:
         raise ConfigurationError("policies: expected at least one policy, got none; set [policy] name")
     if len({policy.name for policy in config.policies}) != len(config.policies):
         raise ConfigurationError("policies: expected distinct names, got a repeated one; rename it")
-    if not is_loopback(config.host) and not config.token:
-        raise ConfigurationError(f"host: {config.host} is reachable from outside; set a token or bind to 127.0.0.1")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host name or address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    check_exposure(config.host, config.token, key="llm gateway")

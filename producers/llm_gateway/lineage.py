@@ -68,11 +68,12 @@ class LineageTail:
         self._log = log
         self._stop = threading.Event()
         self._changed: asyncio.Event = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._follow, name="weights-tail", daemon=True)
 
     def start(self) -> None:
-        """Begins to read."""
+        """Begins to read; call it in the event loop that `changed` is awaited in."""
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ reason, and the prompt is the template's own. Ids are never guessed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from tracegrad.schemas.calls import SpliceOutcome
 from tracegrad.schemas.ids import CallId
 
-__all__ = ["History", "Match", "Prompt", "ServedTurn", "end_of_turn", "splice", "whole"]
+__all__ = ["History", "Match", "Prompt", "ServedTurn", "end_of_turn", "has_text", "splice", "whole"]
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
@@ -163,9 +164,24 @@ def _arguments(call: dict[str, Any]) -> Any:
     if not isinstance(arguments, str):
         return [arguments]
     try:
-        return [json.loads(arguments)]
-    except ValueError:
+        value = [json.loads(arguments)]
+        _ENCODER.encode(value)
+        return value
+    except (ValueError, OverflowError, RecursionError):
         return arguments
+
+
+def has_text(message: Any) -> bool:
+    """Whether no tool call's arguments hold half a surrogate pair: it is JSON, but no template can render it."""
+    for call in _calls(message):
+        arguments = _function(call).get("arguments")
+        if isinstance(arguments, str) and "\\ud" in arguments.lower():
+            with contextlib.suppress(json.JSONDecodeError, OverflowError, RecursionError):
+                try:
+                    _ENCODER.encode(json.loads(arguments))
+                except UnicodeEncodeError:
+                    return False
+    return True
 
 
 def splice(match: Match, up_to_turn: Sequence[int], in_full: Sequence[int], end_of_turn: int | None) -> Prompt:

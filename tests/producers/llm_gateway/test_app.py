@@ -312,3 +312,29 @@ async def test_a_streamed_failure_keeps_its_status_when_nothing_was_sent() -> No
         async with r.http.post(path, json={"messages": ASK, "stream": True}) as response:
             events = (await response.text()).strip().split("\n\n")
         assert response.status == 200 and json.loads(events[-1][6:])["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "cut \ud83d"},
+        {"role": "user", "content": "a", "\udcff": 1},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "calc", "arguments": '{"a": "\\ud83d"}'}}
+            ],
+        },
+    ],
+    ids=["content", "key", "tool arguments"],
+)
+async def test_half_a_surrogate_pair_is_refused(message: dict[str, Any]) -> None:
+    """No token means it: 400 with the reason before anything is asked of the engine; whole pairs pass."""
+    async with rig() as r:
+        r.engine.replies.append(Reply("42"))
+        await r.begin()
+        status, answer = await r.chat_raw([*ASK, message])
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        assert r.engine.requests == []
+        assert (await r.chat([*ASK, {"role": "user", "content": "\U0001f642"}]))["choices"]

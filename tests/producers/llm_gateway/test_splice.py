@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,3 +149,20 @@ def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
     ):
         prompt = splice(match, up_to, full, token)
         assert (prompt.ids.tolist(), prompt.outcome.reason, prompt.shared_tokens) == (full, reason, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a": "\\ud83d"}', '{"a": 1e999}', "[" * 5000, '{"a": ' + "9" * 5000 + "}"],
+    ids=["half a pair", "infinite", "nested", "long number"],
+)
+def test_odd_arguments_are_matched(arguments: str) -> None:
+    """Whatever a model writes there, its turn is remembered and found again."""
+    call = {"id": "c0", "function": {"name": "calc", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    asked = [{"role": "user", "content": "a"}]
+    ids = np.asarray([1], np.int32)
+    turn = ServedTurn(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
+    history = History()
+    history.remember({}, asked, message, turn)
+    assert history.match({}, [*asked, message]).turn is turn
