@@ -1,23 +1,62 @@
-"""Checks of a run's settings that no type can express: between fields, and against the file system.
+"""Checks of a run's settings that no type can express: between fields, against the rooms, and against the file system.
 
 In: converted settings. Out: nothing, or a ConfigurationError that names the key and the remedy. Invariant: what
-passes here does not fail later in a process for a reason that the file could have told.
+passes here does not fail later in a process for a reason that the file could have told; so the rooms' own records,
+which refuse what they cannot work with, are built here too, for a run that never starts.
 """
 
 from __future__ import annotations
 
 import difflib
+import ipaddress
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import parse_run_name
+from tracegrad.schemas.topics import Stage
 
 from .settings import RunSettings
 
 __all__ = ["check", "nearest"]
 
 _SIGNALS = ("tool_succeeded", "tool_failed")
+_AT_LEAST = {
+    "seed": 0,
+    "agent.concurrency": 1,
+    "agent.hosts": 1,
+    "tasks.max_running": 1,
+    "tasks.max_attempts": 1,
+    "policy.max_tokens": 1,
+    "policy.validation_temperature": 0,
+    "engine.max_model_len": 1,
+    "engine.max_num_seqs": 1,
+    "engine.kv_cache_bytes": 1,
+    "engine.threads": 1,
+    "kafka.partitions": 1,
+    "kafka.replication": 1,
+    "otlp.port": 1,
+    "llm.port": 1,
+    "trainer.steps": 1,
+    "trainer.groups_per_step": 1,
+    "trainer.lr": 0,
+    "trainer.warmup_steps": 0,
+    "trainer.weight_decay": 0,
+    "trainer.lora_alpha": 1,
+    "trainer.constant_tokens": 1,
+    "trainer.max_staleness": 0,
+    "trainer.threads": 1,
+    "trainer.micro_batch_tokens": 0,
+    "trainer.keep_versions": 0,
+    "streams.workers": 1,
+}
+"""Numbers below these cannot work; a key that is None is left to the room."""
+_MAX_PORT = 65_535
+_TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*")
 
 
 def nearest(key: str, valid: Iterable[str]) -> str:
@@ -42,12 +81,9 @@ def check(settings: RunSettings, *, for_training: bool) -> None:
     _check_agent(settings)
     _check_tasks(settings)
     _check_numbers(settings)
-    for rule in settings.air.rules:
-        if rule.signal not in _SIGNALS:
-            hint = nearest(rule.signal, _SIGNALS)
-            raise ConfigurationError(f"[[air.rules]] {rule.name}: signal = {rule.signal!r}; {hint}")
-    if len({rule.name for rule in settings.air.rules}) < len(settings.air.rules):
-        raise ConfigurationError("[[air.rules]]: two rules have one name; rename one")
+    _check_relations(settings)
+    _check_addresses(settings)
+    _check_rooms(settings)
     model = Path(settings.policy.model)
     if model.is_absolute() and not (model / "config.json").is_file():
         raise ConfigurationError(f"[policy] model: no config.json in {model}; name a Hugging Face folder")
@@ -86,22 +122,36 @@ def _check_tasks(settings: RunSettings) -> None:
 
 
 def _check_numbers(settings: RunSettings) -> None:
-    positive = {
-        "[trainer] steps": settings.trainer.steps,
-        "[trainer] groups_per_step": settings.trainer.groups_per_step,
-        "[kafka] partitions": settings.kafka.partitions,
-        "[streams] workers": settings.streams.workers,
-        "[engine] max_model_len": settings.engine.max_model_len,
-    }
-    if settings.agent is not None:
-        positive |= {"[agent] concurrency": settings.agent.concurrency, "[agent] hosts": settings.agent.hosts}
-    for key, value in positive.items():
-        if value < 1:
-            raise ConfigurationError(f"{key}: expected at least 1, got {value}")
+    for path, value in _values(settings):
+        section, _, key = path.rpartition(".")
+        where = f"[{section}] {key}" if section else key
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                raise ConfigurationError(f"{where}: expected a finite number, got {value}")
+            if key.endswith("_s") and value <= 0:
+                raise ConfigurationError(f"{where}: expected more than 0 seconds, got {value:g}")
+        if not isinstance(value, int | float):
+            continue
+        if path in _AT_LEAST and value < _AT_LEAST[path]:
+            raise ConfigurationError(f"{where}: expected at least {_AT_LEAST[path]}, got {value:g}")
+        if key == "port" and value > _MAX_PORT:
+            raise ConfigurationError(f"{where}: expected at most {_MAX_PORT}, got {value}")
+
+
+def _values(settings: RunSettings) -> Iterable[tuple[str, object]]:
+    """`section.key` and its value, for every key that has one value."""
+    for name in RunSettings.__struct_fields__:
+        section = getattr(settings, name)
+        if isinstance(section, msgspec.Struct):
+            for key in section.__struct_fields__:
+                yield f"{name}.{key}", getattr(section, key)
+        else:
+            yield name, section
+
+
+def _check_relations(settings: RunSettings) -> None:
     if settings.pace.staleness < 0:
         raise ConfigurationError("[pace] staleness: expected 0 (synchronous) or more; 2 is recommended")
-    if settings.trainer.lr < 0:
-        raise ConfigurationError("[trainer] lr: expected 0 or more")
     if settings.policy.temperature <= 0:
         raise ConfigurationError(
             "[policy] temperature: training needs a sampled policy, so more than 0; "
@@ -112,7 +162,45 @@ def _check_numbers(settings: RunSettings) -> None:
             f"[streams] workers = {settings.streams.workers}: only [kafka] partitions = "
             f"{settings.kafka.partitions} can work at once; raise partitions (of a new run) or lower workers"
         )
-    if settings.engine.url is not None and not settings.engine.url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"[engine] url: expected http://host:port, got {settings.engine.url!r}")
     if settings.trainer.lora_rank is not None and settings.trainer.lora_rank < 1:
         raise ConfigurationError("[trainer] lora_rank: expected at least 1; remove the key to train every weight")
+
+
+def _check_addresses(settings: RunSettings) -> None:
+    url = settings.engine.url
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"[engine] url: expected http://host:port, got {url!r}")
+    for section, gateway in (("llm", settings.llm), ("otlp", settings.otlp)):
+        if not gateway.token and not _is_loopback(gateway.host):
+            raise ConfigurationError(
+                f"[{section}] host: expected 127.0.0.1, since there is no token, got {gateway.host!r}; "
+                f"set [{section}] token to listen elsewhere"
+            )
+    for key, name in (("topic_prefix", settings.kafka.topic_prefix), *settings.kafka.topics.items()):
+        if not _TOPIC_CHARACTERS.fullmatch(name):
+            raise ConfigurationError(f"[kafka] {key}: expected letters, digits, '.', '_' and '-' only, got {name!r}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_rooms(settings: RunSettings) -> None:
+    """Builds what the processes would be given; each record raises for what it cannot work with."""
+    # Here, because wiring imports the run's folder, and that the loading of settings.
+    from .kafka_settings import shared_settings
+    from .wiring import Wiring
+
+    for rule in settings.air.rules:
+        if rule.signal not in _SIGNALS:
+            hint = nearest(rule.signal, _SIGNALS)
+            raise ConfigurationError(f"[[air.rules]] {rule.name}: signal = {rule.signal!r}; {hint}")
+    if len({rule.name for rule in settings.air.rules}) < len(settings.air.rules):
+        raise ConfigurationError("[[air.rules]]: two rules have one name; rename one")
+    wiring = Wiring.planned(settings)
+    wiring.streams(Stage.NORMALIZE, 0)
+    wiring.trainer()
+    shared_settings(wiring.endpoints.bootstrap_servers, settings.kafka.client)

@@ -234,4 +234,14 @@ def _readable(message: str) -> str:
         flag = {("tasks", "file"): "--tasks FILE", ("policy", "model"): "--model DIR"}.get((section, key))
         where = f"[{section}] {key}" if section else f"section or key {key!r}"
         return f"{where} is missing; add it{f', or pass {flag}' if flag else ''}"
+    other = re.match(r"Invalid enum value (.+) - at `\$\.(\w+)\.(\w+)`", message)
+    inner = _struct_of(_fields(RunSettings)[other[2]]) if other else None
+    if other and inner is not None:
+        valid = ", ".join(_choices(_fields(inner)[other[3]]))
+        return f"[{other[2]}] {other[3]}: expected one of {valid}, got {other[1]}"
     return re.sub(r" - at `\$\.?(.*)`", lambda found: f" (key {found[1]})", message)
+
+
+def _choices(kind: Any) -> list[str]:
+    """The texts that a `Literal`, or one in a union, allows."""
+    return [text for part in typing.get_args(kind) for text in ([part] if isinstance(part, str) else _choices(part))]

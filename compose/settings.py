@@ -110,11 +110,11 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
     """An engine that runs already, with our plug-in; None: start one."""
     python: str | None = None
     """The interpreter that has vLLM installed; None: the one that runs tracegrad."""
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """`cpu`, `cuda`, or `auto`: what that vLLM was built for."""
     max_model_len: int = 2048
     """Context window in tokens."""
-    dtype: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     """`float32`, `bfloat16`; None: float32 on CPU, bfloat16 on a GPU."""
     tool_call_parser: str | None = "hermes"
     """vLLM's parser of the model's tool calls; None: the model calls no tools."""

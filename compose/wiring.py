@@ -7,8 +7,10 @@ imported inside the methods: a process pays for its own room only, and torch is 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.topics import Stage, Topics
 
 from .kafka import KafkaLog
@@ -39,12 +41,29 @@ def topics_of(settings: RunSettings, record: RunRecord) -> Topics:
 class Wiring:
     """Builds what each process of a run is given."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, start: tuple[RunSettings, RunRecord, Endpoints] | None = None) -> None:
+        """
+        Args:
+            run_dir: the run's folder.
+            start: what else would be read from it.
+        """
         self.run_dir = run_dir
-        self.settings: RunSettings = run_dir.settings
-        self.record: RunRecord = run_dir.record
-        self.endpoints: Endpoints = run_dir.endpoints
+        self.settings, self.record, self.endpoints = start or (run_dir.settings, run_dir.record, run_dir.endpoints)
         self.topics = topics_of(self.settings, self.record)
+
+    @classmethod
+    def planned(cls, settings: RunSettings) -> Wiring:
+        """Of a run that has not begun, to check its settings: hash and free ports are made up, nothing is read."""
+        record = RunRecord(name=RunName(settings.run), created_at="", hash=RunHash("0" * 8), seed=settings.seed)
+        url = "http://127.0.0.1:1"
+        kafka = settings.kafka.bootstrap_servers
+        endpoints = Endpoints(
+            bootstrap_servers=kafka if kafka is not None else "127.0.0.1:1",
+            llm_url=url,
+            otlp_endpoint=url,
+            engine_url=settings.engine.url or url,
+        )
+        return cls(RunDir(Path("runs", settings.run)), (settings, record, endpoints))
 
     def log(self) -> KafkaLog:
         """The log of the run."""
@@ -73,6 +92,7 @@ class Wiring:
             engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url),),
             policies=(PolicyRef(name=policy.name, temperature=policy.temperature, max_tokens=policy.max_tokens),),
             otlp_endpoint=self.endpoints.otlp_endpoint,
+            otlp_token=self.settings.otlp.token,
             validation_temperature=policy.validation_temperature,
         )
 
@@ -159,6 +179,8 @@ class Wiring:
             grade_timeout_s=reward.time_limit_s if reward else 30.0,
             llm_url=self.endpoints.llm_url,
             otlp_endpoint=self.endpoints.otlp_endpoint,
+            llm_token=self.settings.llm.token,
+            otlp_token=self.settings.otlp.token,
             otlp_timeout_s=agent.flush_timeout_s,
             service_name=agent.service,
             log_dir=str(self.run_dir.logs),

@@ -70,6 +70,29 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ("[streams]\nworkers = 9\n", r"only \[kafka\] partitions = 4 can work at once"),
         ('[engine]\nurl = "localhost:1"\n', "expected http://host:port"),
         ("[pace]\nstaleness = -1\n", "expected 0 .synchronous. or more"),
+        ("[trainer]\nlr = nan\n", r"\[trainer\] lr: expected a finite number, got nan"),
+        ("[trainer]\nlr = -1e-5\n", r"\[trainer\] lr: expected at least 0, got -1e-05"),
+        ("[trainer]\nclip_low = 2.0\n", r"\[trainer\] clip_low, clip_high: expected 0 <= clip_low < 1.*got 2.0"),
+        ("[trainer]\nkeep_versions = -3\n", r"\[trainer\] keep_versions: expected at least 0, got -3"),
+        ("[trainer]\nthreads = 0\n", r"\[trainer\] threads: expected at least 1, got 0"),
+        ('[trainer]\ndtype = "fp8"\n', r"\[trainer\] dtype: expected one of auto, float32, bfloat16, got 'fp8'"),
+        ('[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = inf\n', "air.a.value: .*finite number, got inf"),
+        (
+            '[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncap = -1\n',
+            "air.a.cap: expected 0 or more, got -1",
+        ),
+        ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0 seconds, got 0"),
+        ('[engine]\ndtype = "fp8"\n', r"\[engine\] dtype: expected one of float32, bfloat16, got 'fp8'"),
+        ('[engine]\ndevice = "tpu"\n', r"\[engine\] device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ("[kafka]\nreplication = 0\n", r"\[kafka\] replication: expected at least 1, got 0"),
+        ('[kafka]\ntopic_prefix = "a b"\n', r"\[kafka\] topic_prefix: expected letters.*got 'a b'"),
+        ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
+        ('[kafka.client]\nfoo = "1"\n', r"\[kafka.client\] foo: not allowed; expected one of"),
+        ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
+        ('[select]\nruns = ["zz"]\n', "select.runs: expected run hashes of 8 hex characters, got 'zz'"),
+        ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set \[llm\] token"),
+        ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
+        ("[llm]\nport = 99999\n", r"\[llm\] port: expected at most 65535, got 99999"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text: str, message: str) -> None:
@@ -88,6 +111,9 @@ def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text:
         ('callable = "agent.py:solve"', "", "needs either callable"),
         ('callable = "agent.py:solve"', 'callable = "agent.py"', 'expected "file.py:function"'),
         ('grader = "grade.py:grade"', 'grader = "other.py:grade"', "no such file"),
+        ("[tasks]", "time_limit_s = -1\n[tasks]", r"\[agent\] time_limit_s: expected more than 0 seconds, got -1"),
+        ("[policy]", "time_limit_s = nan\n[policy]", r"\[reward\] time_limit_s: expected a finite number, got nan"),
+        ("[reward]", "max_attempts = 0\n[reward]", r"\[tasks\] max_attempts: expected at least 1, got 0"),
         ('[reward]\ngrader = "grade.py:grade"', "", r"needs a section \[reward\]"),
     ],
 )
@@ -135,6 +161,12 @@ def test_resolved_settings_come_back_equal(folder: Path) -> None:
     assert read_resolved(folder / "config.json") == settings
     with pytest.raises(ConfigurationError, match="--run-dir"):
         read_resolved(folder / "none.json")
+
+
+def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:
+    """As its message says."""
+    text = GOOD + '[llm]\nhost = "0.0.0.0"\ntoken = "secret"\n[otlp]\nhost = "::1"\n'
+    assert load(write(folder, text), environ={}, flags={}).llm.host == "0.0.0.0"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*/tracegrad.toml")), ids=lambda path: path.parent.name)
