@@ -249,12 +249,13 @@ class StreamsSettings(_Section, frozen=True, kw_only=True):
 class SelectSettings(_Section, frozen=True, kw_only=True):
     """`[select]`: whose episodes the run takes besides its own rollouts'."""
 
-    capture_all: bool = True
-    """Every episode without a rollout, whatever its service and agent."""
+    capture_all: bool | None = None
+    """Every episode without a rollout, whatever its service and agent; None: `up` does, when no other key of this
+    section names anything, for it is there to show what arrives; `train` does not."""
     runs: tuple[str, ...] = ()
     """Hashes of other runs whose rollouts are taken too: a replay names the run it replays."""
     services: tuple[str, ...] = ()
-    """Globs on `service.name`; they narrow when `capture_all` is false."""
+    """Globs on `service.name`: whose episodes without a rollout are taken, unless `capture_all` takes them all."""
     agents: tuple[str, ...] = ()
     """Globs on agent names; likewise."""
 

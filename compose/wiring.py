@@ -120,7 +120,7 @@ class Wiring:
                 runs=settings.select.runs,
                 services=settings.select.services,
                 agents=settings.select.agents,
-                capture_all=settings.select.capture_all,
+                capture_all=bool(settings.select.capture_all),
             ),
             deadline_s=settings.streams.deadline_s,
             incomplete_s=settings.streams.incomplete_s,

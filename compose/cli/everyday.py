@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..session import run_session
+from ..settings import RunSettings
 from ..show import choose_show
 from .common import JsonFlag, RunOption, RunsDirOption, load_settings
 
@@ -117,7 +119,7 @@ def up(
     flags |= _set_flags(set_ or [])
     if file is None and not Path("tracegrad.toml").is_file():
         flags["run"] = run or "up"
-    settings = load_settings(file, flags, for_training=False)
+    settings = _capturing(load_settings(file, flags, for_training=False))
     show = choose_show(as_json=as_json)
     raise typer.Exit(
         run_session(
@@ -140,6 +142,14 @@ def _train(file: Path, flags: dict[str, Any], runs_dir: Path, *, keep: bool, as_
     raise typer.Exit(
         run_session(settings, runs_dir / settings.run, show, for_training=True, keep=keep, report=make_report)
     )
+
+
+def _capturing(settings: RunSettings) -> RunSettings:
+    """With every episode selected, unless the settings say themselves what is."""
+    select = settings.select
+    if select.capture_all is not None or select.runs or select.services or select.agents:
+        return settings
+    return msgspec.structs.replace(settings, select=msgspec.structs.replace(select, capture_all=True))
 
 
 def _flags(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tracegrad.compose.settings import RunSettings
+from tracegrad.compose.wiring import Wiring
+from tracegrad.schemas.topics import Stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,23 +84,51 @@ def test_topics_dry_run_prints_topics_and_acls(
     assert "topic calculator.episodes partitions=4" in shown and "acl read" in shown
 
 
+def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunSettings:
+    """The settings with which a command would start a session."""
+    from tracegrad.compose.cli import app, everyday
+
+    started: list[RunSettings] = []
+    monkeypatch.setattr(everyday, "run_session", lambda settings, *_, **__: started.append(settings) or 0)
+    app(list(arguments), standalone_mode=False)
+    (settings,) = started
+    return settings
+
+
 def test_real_problems_need_a_tasks_file_and_a_model_folder_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`tracegrad train examples/gsm8k/tracegrad.toml --tasks FILE --model DIR`, from any folder."""
-    from tracegrad.compose.cli import app, everyday
-
     (tmp_path / "problems.jsonl").write_text('{"id": "a", "input": "1+1", "expected": "2"}\n')
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text("{}")
-    started: list[RunSettings] = []
-    monkeypatch.setattr(everyday, "run_session", lambda settings, *_, **__: started.append(settings) or 0)
     monkeypatch.chdir(tmp_path)
     file = str(ROOT / "examples" / "gsm8k" / "tracegrad.toml")
-    app(["train", file, "--tasks", "problems.jsonl", "--model", "small"], standalone_mode=False)
-    (settings,) = started
+    settings = started_with(monkeypatch, "train", file, "--tasks", "problems.jsonl", "--model", "small")
     assert settings.tasks is not None and settings.tasks.file == str(tmp_path / "problems.jsonl")
     assert settings.tasks.eval_file is None
     assert settings.policy.model == str(tmp_path / "small")
     # What the machine can: float32 on a CPU, bfloat16 on a GPU.
     assert (settings.engine.dtype, settings.trainer.dtype) == (None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "is_captured"),
+    [
+        ("train", "", None),
+        ("up", "", True),
+        ("up", "select.capture_all=false", False),
+        ("up", 'select.services=["shop"]', None),
+        ("up", 'select.runs=["0123abcd"]', None),
+        ("train", "select.capture_all=true", True),
+    ],
+)
+def test_up_takes_what_arrives_and_train_its_own_rollouts(
+    command: str, given: str, is_captured: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless `[select]` says otherwise."""
+    example = str(ROOT / "examples" / "calculator")
+    file = f"{example}/tracegrad.toml" if command == "up" else example
+    settings = started_with(monkeypatch, command, file, *(["--set", given] if given else []))
+    assert settings.select.capture_all is is_captured
+    assert Wiring.planned(settings).streams(Stage.ASSEMBLE, 0).select.capture_all is bool(is_captured)
