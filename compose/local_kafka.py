@@ -3,7 +3,7 @@
 In: a data folder, perhaps a port. Out: a broker that takes records (`bootstrap_servers`) until `stop`. Also a
 foreground process: `python -m tracegrad.compose.local_kafka --data DIR [--port P]`, which says `ready HOST:PORT`.
 
-Invariants: the broker dies with this process, however that dies (guard.py); the same folder keeps the same
+Invariants: the broker dies with this process, however that dies (die_with_parent.py); the same folder keeps the same
 records and, when it is free, the same port, also after SIGKILL. Failure: ConfigurationError or UnavailableError
 that quotes the broker's last log lines.
 """
@@ -30,7 +30,7 @@ import msgspec
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError, UnavailableError
 
 from . import kafka_node
-from .guard import guarded
+from .die_with_parent import guarded
 from .java import ClassCache, Java, find_java
 from .kafka_jars import cache_dir, class_path
 

@@ -2,7 +2,7 @@
 
 In: a ProcessSpec. Out: a Child with its state, its last log lines and why it ended. Invariant: each child leads
 a session of its own, so a Ctrl-C in the terminal reaches the supervisor alone, and whatever a dead child leaves
-behind in its session is killed with it. The kernel kills a child whose supervisor dies (`guard.py`), and it
+behind in its session is killed with it. The kernel kills a child whose supervisor dies (`die_with_parent.py`), and it
 watches the thread that started it: start children from the supervisor's main thread.
 """
 
@@ -22,7 +22,7 @@ import msgspec
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS
 
-from .guard import guarded
+from .die_with_parent import guarded
 
 __all__ = ["Child", "ProcessSpec", "ProcessState", "ProcessStatus", "Role"]
 

@@ -15,12 +15,12 @@ import msgspec
 from tracegrad.consumers.audit import Report
 from tracegrad.schemas.errors import UnavailableError
 
-from .accounting import account, report_lines
+from .audit_run import account, report_lines
 from .chart import Panel, Series, draw
+from .recheck_served import Verdict, verify_apart
 from .results import HeldOut, Results, collect
-from .served import find_proof
+from .served_proof import find_proof
 from .show import Show
-from .verify import Verdict, verify_apart
 from .wiring import Wiring
 
 __all__ = ["chart_of", "make_report"]

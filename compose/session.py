@@ -15,7 +15,7 @@ import msgspec
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
-from .hub import with_local_model
+from .fetch_model import with_local_model
 from .pipeline import BROKER, prepare_run, prepare_topics, specs
 from .process import ProcessSpec, ProcessStatus
 from .run_dir import RunDir

@@ -25,9 +25,9 @@ import httpx
 import pytest
 
 from tests.tiny_models import Kind, make_model, save_version
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.engine import EngineConfig, engine_argv, engine_environment, probe
 from tracegrad.compose.engine_health import wait_ready
-from tracegrad.compose.guard import guarded
 from tracegrad.consumers.engine_control import EngineControl
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.weights import VersionManifest, WeightFile

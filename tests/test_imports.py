@@ -18,7 +18,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("schemas", "producers", "streams", "trainer", "consumers", "compose")
 MAY_IMPORT = {room: {"schemas"} for room in ROOMS} | {"schemas": set(), "compose": set(ROOMS)}
-RUN_BY_PATH = ("producers/agent_host.py", "producers/grader_host.py", "compose/guard.py", "consumers/vllm_plugin.py")
+RUN_BY_PATH = (
+    "producers/agent_host.py",
+    "producers/grader_host.py",
+    "compose/die_with_parent.py",
+    "consumers/vllm_plugin.py",
+)
 """Run or loaded where we may not be installed, so they import nothing of ours."""
 LIGHT_ROOMS = ("schemas", "producers", "streams", "consumers")
 HEAVY = {"torch", "transformers", "peft", "vllm", "safetensors"}

@@ -106,7 +106,7 @@ def audit(
 
     Example: tracegrad audit mine
     """
-    from ..accounting import account, report_lines
+    from ..audit_run import account, report_lines
 
     folder = find_run(run, run_dir, runs_dir)
     wiring = Wiring(folder)

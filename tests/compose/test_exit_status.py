@@ -13,12 +13,12 @@ from tests.consumers.small_run import copy_without, memory_log, records, small_r
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams
 from tracegrad.compose import report, session
+from tracegrad.compose.recheck_served import compare
 from tracegrad.compose.run_dir import Endpoints, RunDir
-from tracegrad.compose.served import Proof, find_proof
+from tracegrad.compose.served_proof import Proof, find_proof
 from tracegrad.compose.settings import PolicySettings, RunSettings
 from tracegrad.compose.show import JsonShow
 from tracegrad.compose.supervisor import Outcome, OutcomeKind
-from tracegrad.compose.verify import compare
 from tracegrad.compose.wiring import Wiring
 from tracegrad.schemas.calls import CALLS, CallRecord
 from tracegrad.schemas.errors import RecordError
@@ -32,7 +32,7 @@ DONE = Outcome(kind=OutcomeKind.DONE)
 @pytest.fixture(autouse=True)
 def folders(monkeypatch: pytest.MonkeyPatch) -> None:
     """The version folders of the small run are there."""
-    monkeypatch.setattr("tracegrad.compose.served.Path.is_dir", lambda self: True)
+    monkeypatch.setattr("tracegrad.compose.served_proof.Path.is_dir", lambda self: True)
 
 
 @pytest.fixture

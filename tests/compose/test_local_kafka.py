@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tracegrad.compose import java, kafka_jars, kafka_node
-from tracegrad.compose.guard import guarded
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.compose.kafka_admin import NewTopicSpec
 from tracegrad.compose.kafka_jars import Jar, class_path, locked_jars
@@ -198,7 +198,7 @@ def test_guarded_child_dies_with_its_parent() -> None:
     """Also when the parent is SIGKILLed."""
     code = (
         "import subprocess, sys\n"
-        "from tracegrad.compose.guard import guarded\n"
+        "from tracegrad.compose.die_with_parent import guarded\n"
         "child = subprocess.Popen(guarded(['sleep', '60']))\n"
         "print(child.pid, flush=True)\n"
         "child.wait()\n"

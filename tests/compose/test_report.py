@@ -13,11 +13,11 @@ from tests.consumers.small_run import memory_log, small_run
 from tests.streams.make import RUN_HASH, TOPICS, agent_span, call, otlp
 from tracegrad.compose.arrivals import Arrivals
 from tracegrad.compose.chart import Panel, Series, draw
+from tracegrad.compose.recheck_served import compare
 from tracegrad.compose.report import _verdict_line, chart_of
 from tracegrad.compose.results import collect, wilson
-from tracegrad.compose.served import Proof, ServedCall, find_proof
+from tracegrad.compose.served_proof import Proof, ServedCall, find_proof
 from tracegrad.compose.show import JsonShow, PlainShow
-from tracegrad.compose.verify import compare
 from tracegrad.compose.watch import RunView
 from tracegrad.schemas.calls import CALLS
 from tracegrad.schemas.ids import RunHash
@@ -120,7 +120,7 @@ def test_no_proof_says_what_is_missing() -> None:
 def test_a_proof_puts_prompts_together(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The second call's prompt is its parent's prompt, what was sampled, and its own suffix."""
     streams = small_run()
-    monkeypatch.setattr("tracegrad.compose.served.Path.is_dir", lambda self: True)
+    monkeypatch.setattr("tracegrad.compose.served_proof.Path.is_dir", lambda self: True)
     found = find_proof(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy")
     assert isinstance(found, Proof)
     assert (found.version, found.previous_version) == (1, 0)

@@ -227,7 +227,7 @@ def test_load_that_fails_half_way_leaves_nothing_to_the_next(tmp_path: Path) -> 
 SUPERVISOR = """
 import os, subprocess, sys, time, msgspec
 from tracegrad.compose.engine import EngineConfig, engine_argv, engine_environment, probe
-from tracegrad.compose.guard import guarded
+from tracegrad.compose.die_with_parent import guarded
 config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
 build = probe(config)
 child = subprocess.Popen(guarded(engine_argv(config, build)), env=engine_environment(config, build, os.environ),

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.compose.guard import guarded
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.compose.process import ProcessStatus
 from tracegrad.compose.run_dir import RunDir

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.chaos_run import ROOT, ChaosRun
 from tests.streams.worker_process import Plan
-from tracegrad.compose.guard import guarded
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.compose.topic_admin import create_topics, start_run
 from tracegrad.compose.wiring import Wiring

@@ -1,9 +1,10 @@
 """Whether an engine really served the version whose label its calls bear: logprobs recomputed in another process.
 
-In: a Proof (`served.py`) in a file: `python -m tracegrad.compose.verify PROOF`. Out: a Verdict as JSON on stdout, and
-the exit status: 0 it did, 1 it did not. Invariant: the recorded logprobs must match the version's own weights within
-the tolerance of its precision; wherever one token tells it from the previous version, be nearer to its own; and fit
-its own better, in sum, over all tokens where the two differ. A coarse tolerance alone would let an older version pass.
+In: a Proof (`served_proof.py`) in a file: `python -m tracegrad.compose.recheck_served PROOF`. Out: a Verdict as JSON on
+stdout, and the exit status: 0 it did, 1 it did not. Invariant: the recorded logprobs must match the version's own
+weights within the tolerance of its precision; wherever one token tells it from the previous version, be nearer to its
+own; and fit its own better, in sum, over all tokens where the two differ. A coarse tolerance alone would let an older
+version pass.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import msgspec
 
 from tracegrad.schemas.errors import TracegradError, UnavailableError
 
-from .guard import guarded
-from .served import Proof
+from .die_with_parent import guarded
+from .served_proof import Proof
 
 __all__ = ["Verdict", "compare", "main", "verify_apart"]
 
@@ -112,7 +113,7 @@ def verify_apart(proof: Proof, scratch: Path, *, threads: int = 1) -> Verdict:
     """
     path = scratch / "proof.msgpack"
     path.write_bytes(msgspec.msgpack.encode(proof))
-    command = [sys.executable, "-m", "tracegrad.compose.verify", str(path)]
+    command = [sys.executable, "-m", "tracegrad.compose.recheck_served", str(path)]
     environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(
@@ -136,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     if len(given) != 1:
-        sys.stderr.write("usage: python -m tracegrad.compose.verify PROOF\n")
+        sys.stderr.write("usage: python -m tracegrad.compose.recheck_served PROOF\n")
         return 2
     try:
         proof = msgspec.msgpack.decode(Path(given[0]).read_bytes(), type=Proof)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracegrad.compose.hub import with_local_model
+from tracegrad.compose.fetch_model import with_local_model
 from tracegrad.compose.settings import PolicySettings, RunSettings
 from tracegrad.schemas.errors import ConfigurationError
 

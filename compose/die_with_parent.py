@@ -30,13 +30,13 @@ def _main(arguments: Sequence[str]) -> None:
     parent, death_signal, command = int(arguments[0]), int(arguments[1]), list(arguments[2:])
     if sys.platform == "linux":
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
-            sys.exit(f"guard: prctl failed with errno {ctypes.get_errno()}")
+            sys.exit(f"die_with_parent: prctl failed with errno {ctypes.get_errno()}")
         if os.getppid() != parent:
             sys.exit(_EXIT_STATUS)
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"guard: cannot run {command[0]}: {error.strerror}")
+        sys.exit(f"die_with_parent: cannot run {command[0]}: {error.strerror}")
 
 
 if __name__ == "__main__":

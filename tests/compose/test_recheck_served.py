@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tracegrad.compose.served import Proof, ServedCall
-from tracegrad.compose.verify import verify_apart
+from tracegrad.compose.recheck_served import verify_apart
+from tracegrad.compose.served_proof import Proof, ServedCall
 from tracegrad.schemas.errors import UnavailableError
 
 pytestmark = pytest.mark.torch
