@@ -20,7 +20,7 @@ from .clean_text import clean
 from .gateway_client import GatewayClient
 from .grading import Graders, rewards_of
 
-__all__ = ["Attempts", "Outcome", "Slot", "unrecordable"]
+__all__ = ["AttemptPerformer", "Outcome", "Slot", "unrecordable"]
 
 
 class Slot(Protocol):
@@ -53,7 +53,7 @@ def unrecordable(outcome: Outcome, why: str) -> Outcome:
     return Outcome(result=plain, calls_closed=outcome.calls_closed, rewards=unscored)
 
 
-class Attempts:
+class AttemptPerformer:
     """Performs attempts; one per runner, many at once."""
 
     def __init__(self, gateway: GatewayClient, graders: Graders | None) -> None:

@@ -32,9 +32,9 @@ from tracegrad.schemas.ids import parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.log import Log, LogWriter, Position, Record
 from tracegrad.schemas.topics import Topic, Topics
 
+from .asgi import check_exposure, serve
 from .otlp_decode import JSON, PROTOBUF, BodyTooLarge, decode_traces, gunzip
 from .otlp_split import Rejected, SplitRequest, add_identity, split
-from .serving import check_exposure, serve
 
 __all__ = ["OtlpGateway", "OtlpGatewayConfig", "run"]
 

@@ -27,9 +27,10 @@ from tracegrad.schemas.log import Log, LogReader, Position, Record, TopicPartiti
 from tracegrad.schemas.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from .attempt import Attempts, Outcome, Slot, unrecordable
+from .attempt import AttemptPerformer, Outcome, Slot, unrecordable
 from .children import Reaper
 from .commands import CommandPool
+from .follow import Tail, append_patiently
 from .gateway_client import GatewayClient
 from .grading import Graders
 from .histories import Histories
@@ -37,7 +38,6 @@ from .hosts import HostPool
 from .offset_ledger import OffsetLedger
 from .rollout_records import event_of
 from .runner_config import RunnerConfig, check
-from .tailing import Tail, append_patiently
 
 __all__ = ["Runner", "RunnerConfig", "run"]
 
@@ -89,7 +89,7 @@ class Runner:
         )
         graders = Graders(config, reaper) if config.grader else None
         self._pool, self._isolation = _pools(config, reaper)
-        self._attempts = Attempts(gateway, graders)
+        self._performer = AttemptPerformer(gateway, graders)
         loops: list[asyncio.Task[None]] = []
         try:
             if graders:
@@ -252,7 +252,7 @@ class Runner:
                 await self._abort(request, turn, attempt, "another runner was first in this turn", is_final=False)
                 return is_suspect
             active.attempt = attempt
-            outcome = await self._attempts.perform(slot, request, attempt, is_alone=is_suspect)
+            outcome = await self._performer.perform(slot, request, attempt, is_alone=is_suspect)
             is_final = outcome.result.state is not RolloutState.ABORTED or turn + 1 >= max_attempts
             await self._finish(active, turn, outcome, is_final=is_final)
         return outcome.result.is_crash
@@ -264,7 +264,7 @@ class Runner:
 
     async def _abort(self, request: RolloutRequest, turn: int, attempt: str, reason: str, *, is_final: bool) -> None:
         """Ends an attempt that nobody runs, so that its episode closes."""
-        calls_closed = await self._attempts.close_calls(request.rollout_id, attempt)
+        calls_closed = await self._performer.close_calls(request.rollout_id, attempt)
         logger.info("rollout %s attempt %s: aborted: %s", request.rollout_id, attempt, reason)
         event = event_of(request, attempt, turn, RolloutState.ABORTED, is_final=is_final, error=reason)
         await self._tell(msgspec.structs.replace(event, calls_closed=calls_closed))

@@ -39,9 +39,9 @@ from tracegrad.schemas.training import TRAINING_STEPS
 from tracegrad.schemas.weights import WEIGHT_ACKS
 
 from .dataset import read_tasks, task_of_group
+from .follow import Tail
 from .pace import Pace, capacity
 from .rollout_records import event_of
-from .tailing import Tail
 from .task_state import EPISODE_OUTCOMES, OpenRollout, RunState
 
 __all__ = ["TaskAdmission", "TasksConfig", "run"]

@@ -34,8 +34,7 @@ from tracegrad.schemas.ids import TraceId, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.log import Log, LogWriter, Record
 from tracegrad.schemas.topics import Topic, Topics
 
-from ..serving import serve
-from .attempts import Attempts, Session, SessionError
+from ..asgi import serve
 from .calls import CallServer, Served
 from .config import LlmGatewayConfig, check
 from .engine_client import EngineClient
@@ -44,8 +43,9 @@ from .lineage import Lineages, LineageTail
 from .local_render import prove
 from .record import closed_record, record_key
 from .render import EngineRenderer, Renderer, waits_until
-from .responses import CallResponse, failure
 from .sampling import RequestError, parse_overrides
+from .send_answer import CallResponse, failure
+from .sessions import Session, SessionError, Sessions
 from .splice import has_text
 from .tracing import CallTracer
 
@@ -64,7 +64,7 @@ class Gateway:
         check(config)
         self.config = config
         self.counters: Counter[str] = Counter()
-        self.attempts = Attempts(config, counters=self.counters)
+        self.sessions = Sessions(config, counters=self.counters)
         self._topics = topics
         self._log = log
         self._tracer = tracer or CallTracer.to(config.otlp_endpoint)
@@ -178,12 +178,12 @@ class Gateway:
         if purpose is Purpose.UNKNOWN:
             raise RequestError("purpose: expected train or validation, got another", param="purpose")
         overrides = parse_overrides(body.get("sampling"))
-        episode = self.attempts.begin(rollout, attempt, policy=str(policy), purpose=purpose, overrides=overrides)
+        episode = self.sessions.begin(rollout, attempt, policy=str(policy), purpose=purpose, overrides=overrides)
         return _json({"episode_id": episode})
 
     async def _end(self, request: Request) -> Response:
         rollout, attempt = _path_ids(request)
-        session = self.attempts.get(rollout, attempt)
+        session = self.sessions.get(rollout, attempt)
         async with session.end_lock:
             if session.end_answer is None:
                 await session.close(self.config.end_wait_s)
@@ -209,7 +209,7 @@ class Gateway:
         if self._num_inflight >= self.config.max_inflight:
             raise OverloadedError(f"{self._num_inflight} calls are in flight already; try again")
         with self._slot():
-            session = self.attempts.find(caller)
+            session = self.sessions.find(caller)
             body = _checked(await self._json(request))
         if session is None:
             caller, session = self._captured(caller, body)
@@ -265,7 +265,7 @@ class Gateway:
         names = [policy.name for policy in self.config.policies]
         policy = body.get("model") if body.get("model") in names else names[0]
         key = caller.rollout_id or caller.trace_id or ""
-        return caller, self.attempts.captured(key, policy=str(policy))
+        return caller, self.sessions.captured(key, policy=str(policy))
 
     async def _json(self, request: Request) -> dict[str, Any]:
         """The body, an object of bounded size."""
@@ -302,7 +302,7 @@ class Gateway:
             {
                 "status": "ok",
                 "inflight": self._num_inflight,
-                "open_attempts": self.attempts.num_open(),
+                "open_attempts": self.sessions.num_open(),
                 "counters": self.counters | self.lineage.lineages.counters,
             }
         )

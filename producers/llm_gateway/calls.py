@@ -26,7 +26,6 @@ from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableEr
 from tracegrad.schemas.log import LogWriter
 
 from .answer import Answer, ParsedMessage, finish, message_of, mint_call_id
-from .attempts import Session
 from .config import EngineRef, LlmGatewayConfig, PolicyRef
 from .engine_client import GENERATE, EngineClient
 from .identity import Caller
@@ -34,6 +33,7 @@ from .lineage import LineageTail
 from .record import CallSummary, Generation, call_record, record_key
 from .render import EndOfTurn, Renderer, Waits, build_prompt, chat_fields, splice_context, waits_until
 from .sampling import RequestError, Sampling, decide, engine_parameters
+from .sessions import Session
 from .splice import Prompt, ServedTurn
 
 __all__ = ["CallServer", "Served"]

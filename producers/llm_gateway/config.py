@@ -8,7 +8,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..serving import check_exposure
+from ..asgi import check_exposure
 
 __all__ = ["EngineRef", "LlmGatewayConfig", "PolicyRef", "check"]
 

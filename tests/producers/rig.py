@@ -25,11 +25,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.memory_log import MemoryLog
 from tests.scripted_engine import ScriptedEngine
 from tracegrad.producers import otlp_gateway, runner
+from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
 from tracegrad.producers.otlp_gateway import OtlpGatewayConfig
 from tracegrad.producers.runner_config import RunnerConfig
-from tracegrad.producers.serving import serve
 from tracegrad.schemas.calls import CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.log import Log

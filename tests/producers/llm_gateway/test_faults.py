@@ -67,7 +67,7 @@ async def test_a_client_that_left_is_recorded_and_its_retry_supersedes() -> None
                 timeout = aiohttp.ClientTimeout(total=0.05)
                 async with r.http.post(path, json={"messages": messages}, timeout=timeout):
                     pass
-            await until(lambda: r.gateway.attempts.num_open() == 1)
+            await until(lambda: r.gateway.sessions.num_open() == 1)
         calls = await r.end()
         assert [call["outcome"] for call in calls] == ["superseded", "delivered", "client_disconnected"]
         assert len(r.calls()) == 3

@@ -26,7 +26,7 @@ from .identity import Caller
 from .record import CallSummary
 from .splice import History
 
-__all__ = ["Attempts", "Session", "SessionError"]
+__all__ = ["Session", "SessionError", "Sessions"]
 
 
 class SessionError(TracegradError, LookupError):
@@ -168,7 +168,7 @@ class Session:
         self._calls = []
 
 
-class Attempts:
+class Sessions:
     """All sessions of this gateway."""
 
     def __init__(

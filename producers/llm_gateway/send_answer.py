@@ -20,10 +20,10 @@ from tracegrad.schemas.calls import CallOutcome
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 
 from .answer import chunks, completion, error_body
-from .attempts import SessionError
 from .calls import Served
 from .engine_client import EngineRefusal
 from .sampling import RequestError
+from .sessions import SessionError
 
 __all__ = ["CallResponse", "failure"]
 
