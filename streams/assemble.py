@@ -30,14 +30,14 @@ from tracegrad.schemas.topics import Stage, Topic
 from .closed import ClosedIds
 from .config import StreamsConfig
 from .counters import Counters
-from .dead import MAX_VALUE_BYTES, dead_letter
+from .dead_letter import MAX_VALUE_BYTES, dead_letter
 from .deadlines import Deadlines
-from .episode import has_structure, write_episode
 from .identity import run_hashes
 from .open_episode import OpenEpisode, Waiting
 from .rewards import is_authorised
 from .selection import is_selected
 from .stage import Emission, Output
+from .write_episode import has_structure, write_episode
 
 __all__ = ["Assemble"]
 

@@ -21,7 +21,7 @@ from tracegrad.schemas.topics import Stage, Topic
 from .closed import ClosedIds
 from .config import StreamsConfig
 from .counters import Counters
-from .dead import dead_letter
+from .dead_letter import dead_letter
 from .return_to_go import credit_group
 from .stage import Emission, Output
 

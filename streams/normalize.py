@@ -18,9 +18,9 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import StreamsConfig
 from .counters import Counters
-from .dead import MAX_VALUE_BYTES, dead_letter
+from .dead_letter import MAX_VALUE_BYTES, dead_letter
 from .identity import EpisodeKey, Identities, run_hashes
-from .otlp import SpanReader
+from .read_spans import SpanReader
 from .stage import Emission, Output
 
 __all__ = ["ORIGIN_HEADER", "Normalize"]

@@ -20,7 +20,7 @@ from tracegrad.schemas.rollouts import RolloutState
 from tracegrad.schemas.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 
 from .counters import Counters
-from .dead import MAX_VALUE_BYTES
+from .dead_letter import MAX_VALUE_BYTES
 from .rewards import is_usable
 from .segments import CallSlice, Segment, build_segments
 

@@ -29,7 +29,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import StreamsConfig
 from .counters import Counters
-from .dead import dead_letter
+from .dead_letter import dead_letter
 from .deferred_ack import Ledger
 from .emissions import Emissions, Failpoint
 from .faust_app import FaustSeam

@@ -16,7 +16,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log import Position, Record
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.counters import Counters
-from tracegrad.streams.dead import dead_letter
+from tracegrad.streams.dead_letter import dead_letter
 from tracegrad.streams.stage import Emission, Output
 
 __all__ = ["CountingFold", "Part", "Sum"]
