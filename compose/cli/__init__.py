@@ -13,7 +13,7 @@ import typer
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
 
-from . import everyday, inspect, objects, serve
+from . import look, run, serve, topics
 
 __all__ = ["app", "main"]
 
@@ -28,10 +28,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-everyday.register(app)
-inspect.register(app)
-objects.register(app)
+run.register(app)
 serve.register(app)
+look.register(app)
+topics.register(app)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Processes: `serve`. One process of a run in the foreground, for one's own launcher."""
+"""`serve`: one process of a run in the foreground, for one's own launcher."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import typer
 
 __all__ = ["register"]
 
-_PANEL = "Processes"
+_PANEL = "Run"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Adds the command."""
     app.command("serve", rich_help_panel=_PANEL)(serve)
 
 

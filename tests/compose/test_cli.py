@@ -15,12 +15,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    """Everyday, objects, processes."""
+    """What runs something, what looks at it."""
     from tracegrad.compose.cli import app
 
     app(["--help"], standalone_mode=False)
     shown = capsys.readouterr().out
-    places = [shown.index(name) for name in ("Everyday", "demo", "train", "up", "Objects", "audit", "topics", "serve")]
+    names = ("Run", "demo", "train", "up", "env", "serve", "Look", "status", "tail", "audit", "topics")
+    places = [shown.index(name) for name in names]
     assert places == sorted(places)
 
 
@@ -86,10 +87,11 @@ def test_topics_dry_run_prints_topics_and_acls(
 
 def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunSettings:
     """The settings with which a command would start a session."""
-    from tracegrad.compose.cli import app, everyday
+    from tracegrad.compose.cli import app
+    from tracegrad.compose.cli import run as run_commands
 
     started: list[RunSettings] = []
-    monkeypatch.setattr(everyday, "run_session", lambda settings, *_, **__: started.append(settings) or 0)
+    monkeypatch.setattr(run_commands, "run_session", lambda settings, *_, **__: started.append(settings) or 0)
     app(list(arguments), standalone_mode=False)
     (settings,) = started
     return settings

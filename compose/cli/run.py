@@ -1,7 +1,9 @@
-"""Everyday: `demo`, `train`, `up`. Each is one session in the foreground."""
+"""Run something: `demo`, `train`, `up`, each one session in the foreground; `env` for the agent that joins `up`."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +13,16 @@ import typer
 
 from tracegrad.schemas.errors import ConfigurationError
 
+from ..arrivals import variables
 from ..session import run_session
 from ..settings import RunSettings
 from ..show import choose_show
-from .common import JsonFlag, RunOption, RunsDirOption, load_settings
+from ..wiring import Wiring
+from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings
 
 __all__ = ["register"]
 
-_PANEL = "Everyday"
+_PANEL = "Run"
 _RUNS = Path("runs")
 FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or the folder that holds tracegrad.toml.")]
 Steps = Annotated[int | None, typer.Option(help="Batches to train.", show_default=False)]
@@ -37,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command("demo", rich_help_panel=_PANEL)(demo)
     app.command("train", rich_help_panel=_PANEL)(train)
     app.command("up", rich_help_panel=_PANEL)(up)
+    app.command("env", rich_help_panel=_PANEL)(env)
 
 
 def demo(
@@ -132,6 +137,25 @@ def up(
             announce=print_variables,
         )
     )
+
+
+def env(
+    shell: Annotated[bool, typer.Option("--shell", help='For eval "$(tracegrad env --shell)".')] = False,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+) -> None:
+    """Print the variables for an agent that tracegrad does not start.
+
+    Example: eval "$(tracegrad env --shell)" && python my_agent.py
+    """
+    found = variables(Wiring(find_run(run, run_dir, runs_dir)))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for name, value in found.items():
+            typer.echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
 
 
 def _train(file: Path, flags: dict[str, Any], runs_dir: Path, *, keep: bool, as_json: bool) -> None:

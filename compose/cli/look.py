@@ -1,9 +1,8 @@
-"""Everyday, looking in: `env`, `status`, `tail`."""
+"""Look at a run: `status`, `tail`, `audit`. They read its folder and its topics, and change neither."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ from tracegrad.schemas.errors import ConfigurationError, TracegradError
 from tracegrad.schemas.log import Log, Record, TopicPartition
 from tracegrad.schemas.topics import Topic
 
-from ..arrivals import variables
 from ..checks import nearest
 from ..process import ProcessStatus
 from ..run_dir import RunDir
@@ -26,34 +24,15 @@ from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, 
 
 __all__ = ["register"]
 
-_PANEL = "Everyday"
+_PANEL = "Look"
 _RUNS = Path("runs")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    app.command("env", rich_help_panel=_PANEL)(env)
     app.command("status", rich_help_panel=_PANEL)(status)
     app.command("tail", rich_help_panel=_PANEL)(tail)
-
-
-def env(
-    shell: Annotated[bool, typer.Option("--shell", help='For eval "$(tracegrad env --shell)".')] = False,
-    as_json: JsonFlag = False,
-    run: RunOption = None,
-    run_dir: RunDirOption = None,
-    runs_dir: RunsDirOption = _RUNS,
-) -> None:
-    """Print the variables for an agent that tracegrad does not start.
-
-    Example: eval "$(tracegrad env --shell)" && python my_agent.py
-    """
-    found = variables(Wiring(find_run(run, run_dir, runs_dir)))
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        for name, value in found.items():
-            typer.echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
+    app.command("audit", rich_help_panel=_PANEL)(audit)
 
 
 def status(
@@ -173,3 +152,27 @@ def _print_records(
                     break
     finally:
         reader.close()
+
+
+def audit(
+    run: Annotated[str | None, typer.Argument(help="Name or folder of the run; else the newest.")] = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = _RUNS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Recompute from the topics what became of every call, episode and group; name what is missing.
+
+    Exit status 1 when an id is in no term.
+
+    Example: tracegrad audit mine
+    """
+    from ..audit_run import account, report_lines
+
+    folder = find_run(run, run_dir, runs_dir)
+    wiring = Wiring(folder)
+    report = account(wiring, reachable_log(wiring), is_live=folder.is_locked())
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        typer.echo("\n".join(report_lines(report)))
+    raise typer.Exit(0 if report.is_complete else 1)

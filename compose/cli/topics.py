@@ -1,4 +1,4 @@
-"""Objects: `topics` and `audit`."""
+"""`topics`: make the topics of a run, or list what they hold."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, 
 
 __all__ = ["register"]
 
-_PANEL = "Objects"
+_PANEL = "Look"
 _RUNS = Path("runs")
 _topics = typer.Typer(help="Topics of a run: make them, or print what they must be.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Adds the group."""
     app.add_typer(_topics, name="topics", rich_help_panel=_PANEL)
-    app.command("audit", rich_help_panel=_PANEL)(audit)
 
 
 @_topics.command("create")
@@ -92,27 +91,3 @@ def list_topics(
             typer.echo(msgspec.json.encode(fields).decode())
         else:
             typer.echo(f"{name:40} {len(offsets):2d} partitions {count:9d} records  {spec.value}")
-
-
-def audit(
-    run: Annotated[str | None, typer.Argument(help="Name or folder of the run; else the newest.")] = None,
-    run_dir: RunDirOption = None,
-    runs_dir: RunsDirOption = _RUNS,
-    as_json: JsonFlag = False,
-) -> None:
-    """Recompute from the topics what became of every call, episode and group; name what is missing.
-
-    Exit status 1 when an id is in no term.
-
-    Example: tracegrad audit mine
-    """
-    from ..audit_run import account, report_lines
-
-    folder = find_run(run, run_dir, runs_dir)
-    wiring = Wiring(folder)
-    report = account(wiring, reachable_log(wiring), is_live=folder.is_locked())
-    if as_json:
-        typer.echo(msgspec.json.encode(report).decode())
-    else:
-        typer.echo("\n".join(report_lines(report)))
-    raise typer.Exit(0 if report.is_complete else 1)
