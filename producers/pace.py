@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Pace", "Progress", "capacity"]
+__all__ = ["Pace", "RunProgress", "capacity"]
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Groups in the works at once."""
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run stands, as its topics tell."""
 
     admitted: int = 0
@@ -43,7 +43,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The version that engines serve; None: none yet."""
 
 
-def capacity(pace: Pace, progress: Progress) -> int:
+def capacity(pace: Pace, progress: RunProgress) -> int:
     """Training groups to admit now, 0 or more."""
     if progress.acked is None or progress.acked < progress.version - pace.staleness:
         return 0

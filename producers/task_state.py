@@ -1,7 +1,7 @@
 """Where a run stands, folded from its topics: what was asked for, what has ended, what was trained, what is served.
 
 In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, each topic in its own order.
-Out: Progress, open rollouts, validation scores, exclusions. Invariant: the same records give the same state, so a
+Out: RunProgress, open rollouts, validation scores, exclusions. Invariant: the same records give the same state, so a
 restart goes on where the log ends. Failure: none; records of other runs and policies are ignored.
 """
 
@@ -22,7 +22,7 @@ from tracegrad.schemas.training import TrainingStep
 from tracegrad.schemas.weights import WeightAck
 
 from .histories import Histories, History
-from .pace import Progress
+from .pace import RunProgress
 
 __all__ = ["EPISODE_OUTCOMES", "EpisodeOutcome", "OpenRollout", "RunState"]
 
@@ -172,13 +172,13 @@ class RunState:
         """Rollouts without a final event."""
         return sum(rollout.request.purpose is purpose for rollout in self.open.values())
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         """What the pace is computed from."""
         step = self.newest_step
         running = {
             rollout.request.group.index for rollout in self.open.values() if rollout.request.purpose is Purpose.TRAIN
         }
-        return Progress(
+        return RunProgress(
             admitted=len(self._admitted[Purpose.TRAIN]),
             running=len(running),
             consumed=step.accounting.consumed if step else 0,

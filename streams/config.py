@@ -15,7 +15,7 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from .air import AirRule
 
-__all__ = ["AirRule", "Limits", "Select", "StreamsConfig"]
+__all__ = ["AirRule", "Select", "StreamLimits", "StreamsConfig"]
 
 _RUN_HASH = re.compile(r"[0-9a-f]{8}")
 
@@ -41,7 +41,7 @@ class Select(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Take every episode without a rollout, whatever its service and agent."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds on memory. What exceeds them is a dead letter with the bound's name as its reason."""
 
     max_open_episodes: int = 20_000
@@ -81,7 +81,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Globs on the sources whose rewards count."""
     select: Select = Select()
     """What is taken besides the run's own rollouts."""
-    limits: Limits = Limits()
+    limits: StreamLimits = StreamLimits()
     """Memory bounds."""
     gateway_service: str = "tracegrad-llm-gateway"
     """Spans of this service are our own plumbing and are left out."""

@@ -18,7 +18,7 @@ from tracegrad.schemas.errors import UnavailableError
 
 from .answer import ParsedMessage
 from .engine_client import DERENDER, DETOKENIZE, RENDER, EngineClient, EngineRefusal
-from .splice import History, Prompt, end_of_turn, splice, whole
+from .splice import Prompt, SpliceHistory, end_of_turn, splice, whole
 
 __all__ = [
     "EndOfTurn",
@@ -209,7 +209,7 @@ class EndOfTurn:
 
 
 async def build_prompt(
-    renderer: Renderer, ends: EndOfTurn, history: History, request: dict[str, Any], waits: Waits
+    renderer: Renderer, ends: EndOfTurn, history: SpliceHistory, request: dict[str, Any], waits: Waits
 ) -> tuple[Prompt, Any]:
     """The prompt of a request with the stored ids spliced in, and the grammar it asks for."""
     fields, messages = chat_fields(request), request["messages"]

@@ -24,7 +24,7 @@ from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, r
 from .config import LlmGatewayConfig
 from .identity import Caller
 from .record import CallSummary
-from .splice import History
+from .splice import SpliceHistory
 
 __all__ = ["Session", "SessionError", "Sessions"]
 
@@ -60,7 +60,7 @@ class Session:
         self.policy = policy
         self.purpose = purpose
         self.overrides = overrides
-        self.history = History()
+        self.history = SpliceHistory()
         self.last_used = now
         self.sticky = hash(key)
         self.is_closing = False
@@ -164,7 +164,7 @@ class Session:
 
     def forget_turns(self) -> None:
         """Frees what only further calls would need."""
-        self.history = History()
+        self.history = SpliceHistory()
         self._calls = []
 
 

@@ -1,7 +1,7 @@
 """Puts the ids that were really sampled into the next prompt, so that turns of a conversation merge. Pure.
 
-A `History` holds the turns served in one episode. `match` finds the latest assistant turn of a new request that was
-served here with the same messages before it; `splice` then replaces everything up to that turn's end by the stored
+A `SpliceHistory` holds the turns served in one episode. `match` finds the latest assistant turn of a new request that
+was served here with the same messages before it; `splice` then replaces everything up to that turn's end by the stored
 ids. Where that is not exact (the agent changed a turn, the template drops history) a new segment starts with its
 reason, and the prompt is the template's own. Ids are never guessed.
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from tracegrad.schemas.calls import SpliceOutcome
 from tracegrad.schemas.ids import CallId
 
-__all__ = ["History", "Match", "Prompt", "ServedTurn", "end_of_turn", "has_text", "splice", "whole"]
+__all__ = ["Match", "Prompt", "ServedTurn", "SpliceHistory", "end_of_turn", "has_text", "splice", "whole"]
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
@@ -63,7 +63,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     outcome: SpliceOutcome
 
 
-class History:
+class SpliceHistory:
     """The served turns of one episode, found by what was said before them. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from tracegrad.schemas.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.schemas.transitions import decode_group
 from tracegrad.streams.assemble import Assemble
-from tracegrad.streams.config import Limits, Select
+from tracegrad.streams.config import Select, StreamLimits
 
 CAPTURED = "ab" * 16
 
@@ -85,7 +85,7 @@ def reasons(streams: Streams) -> list[str]:
 
 def test_facts_of_one_episode_are_bounded() -> None:
     """Those above the bound are dead letters; its end is still taken, and it closes by deadline."""
-    streams = Streams(config(limits=Limits(max_facts_per_episode=2), incomplete_s=1.0))
+    streams = Streams(config(limits=StreamLimits(max_facts_per_episode=2), incomplete_s=1.0))
     calls = [A, B, call("c", R1)]
     streams.feed(*calls, reward(R1, 5.0, source="anonymous"), closed(R1, calls), reward(R1), event(R1))
     assert reasons(streams) == ["too_many_facts", "too_many_facts"]
@@ -97,14 +97,14 @@ def test_facts_of_one_episode_are_bounded() -> None:
 
 def test_bytes_of_one_episode_are_bounded() -> None:
     """A few huge calls are as bad as many."""
-    streams = Streams(config(limits=Limits(max_bytes_per_episode=2000)))
+    streams = Streams(config(limits=StreamLimits(max_bytes_per_episode=2000)))
     streams.feed(call("a", R1, list(range(1000))))
     assert reasons(streams) == ["too_many_bytes"]
 
 
 def test_open_episodes_are_bounded() -> None:
     """The longest-silent stray is proposed for closing; at the bound itself, new ones are dead letters."""
-    streams = Streams(config(limits=Limits(max_open_episodes=2), select=Select(capture_all=True)))
+    streams = Streams(config(limits=StreamLimits(max_open_episodes=2), select=Select(capture_all=True)))
     streams.feed(captured("a"), event(R1, RolloutState.STARTED), event(rollout(2), RolloutState.STARTED))
     assert reasons(streams) == ["too_many_open"]
     streams.tick(0.0)

@@ -19,7 +19,7 @@ from tracegrad.schemas.log import Record
 from tracegrad.schemas.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.schemas.transitions import decode_group
-from tracegrad.streams.config import Limits, StreamsConfig
+from tracegrad.streams.config import StreamLimits, StreamsConfig
 from tracegrad.streams.credit import Credit
 from tracegrad.streams.return_to_go import returns_to_go
 from tracegrad.streams.stage import Emission
@@ -210,7 +210,7 @@ def test_bad_episodes_are_dead_letters(episode: Episode | bytes, reason: str) ->
 
 def test_open_groups_are_bounded() -> None:
     """Beyond the bound an episode is a dead letter, not memory."""
-    credit = Credit(config(limits=Limits(max_open_groups=1)))
+    credit = Credit(config(limits=StreamLimits(max_open_groups=1)))
     other = member(0, group=GroupRef(id="other", size=2, member=0, index=0))
     emissions = feed(credit, member(0), other, member(1))
     assert dict(emissions[1].outputs[0].headers)[HEADER_PREFIX + "reason"] == b"too_many_open"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scripted_engine import EOT, ScriptedEngine, ToyTokenizer
-from tracegrad.producers.llm_gateway.splice import History, ServedTurn, end_of_turn, splice, whole
+from tracegrad.producers.llm_gateway.splice import ServedTurn, SpliceHistory, end_of_turn, splice, whole
 from tracegrad.schemas.ids import CallId
 
 TOKENIZER = ToyTokenizer()
@@ -22,7 +22,7 @@ def rendered(messages: list[dict[str, Any]], *, generation_prompt: bool = True) 
     return ENGINE.render(messages, None, generation_prompt=generation_prompt)
 
 
-def prompt_of(history: History, messages: list[dict[str, Any]]) -> Any:
+def prompt_of(history: SpliceHistory, messages: list[dict[str, Any]]) -> Any:
     match = history.match({}, messages)
     if match.turn is None:
         return whole(rendered(messages), kind=match.kind, reason=match.reason)
@@ -34,7 +34,7 @@ def prompt_of(history: History, messages: list[dict[str, Any]]) -> Any:
 @given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
 def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, str, bool]]) -> None:
     """And says, decoded, exactly what the template says; each token is context or sampled, never both."""
-    history, messages, before = History(), [], None
+    history, messages, before = SpliceHistory(), [], None
     for i, (said, answer, ends) in enumerate(turns):
         messages.append({"role": "user", "content": said})
         prompt = prompt_of(history, messages)
@@ -61,7 +61,7 @@ def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, st
 @given(TEXT, TEXT, TEXT, st.integers(0, 1), TEXT)
 def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, more: str, at: int, other: str) -> None:
     """Whatever was changed, the prompt is then the template's own, with a reason."""
-    history = History()
+    history = SpliceHistory()
     messages: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
     turn = ServedTurn(
         call_id=CallId("c"),
@@ -93,7 +93,7 @@ def _asks(call_id: str, arguments: str) -> dict[str, Any]:
 
 def test_equal_answers_are_told_apart_by_their_minted_ids() -> None:
     """Two samples of one prompt that say the same have different ids; each finds its own tokens."""
-    history, ask = History(), [{"role": "user", "content": "q"}]
+    history, ask = SpliceHistory(), [{"role": "user", "content": "q"}]
     history.remember({}, ask, _asks("call_1", '{"a":1}'), _turn("one", "call_1"))
     history.remember({}, ask, _asks("call_2", '{"a":1}'), _turn("two", "call_2"))
     for call_id, expected in (("call_1", "one"), ("call_2", "two"), ("renamed", "two")):
@@ -103,7 +103,7 @@ def test_equal_answers_are_told_apart_by_their_minted_ids() -> None:
 
 def test_rewritten_json_arguments_are_no_change_but_other_values_are() -> None:
     """Frameworks parse arguments and write them anew."""
-    history, ask = History(), [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
+    history, ask = SpliceHistory(), [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
     history.remember({}, ask, _asks("call_1", '{"a": 1, "b": [2]}'), _turn("one", "call_1"))
     plain = [{"role": "user", "content": "q"}]
     same = {**_asks("call_1", '{"b":[2],"a":1}'), "content": "", "refusal": None}
@@ -115,7 +115,7 @@ def test_rewritten_json_arguments_are_no_change_but_other_values_are() -> None:
 
 def test_an_earlier_turn_is_still_spliced_when_a_later_one_changed() -> None:
     """The prefix stays exact; the new segment is counted with its reason."""
-    history = History()
+    history = SpliceHistory()
     ask = [{"role": "user", "content": "q"}]
     one = {"role": "assistant", "content": "1"}
     go = {"role": "user", "content": "go"}
@@ -138,7 +138,7 @@ def test_the_end_of_turn_is_read_off_the_template() -> None:
 
 def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
     """The cut must be exact."""
-    history = History()
+    history = SpliceHistory()
     history.remember({}, [], {"role": "assistant", "content": "1"}, _turn("one"))
     match = history.match({}, [{"role": "assistant", "content": "1"}])
     assert splice(match, [7, EOT, 3], [7, EOT, 3, 4], EOT).ids.tolist() == [1, 1, EOT, 3, 4]
@@ -163,6 +163,6 @@ def test_odd_arguments_are_matched(arguments: str) -> None:
     asked = [{"role": "user", "content": "a"}]
     ids = np.asarray([1], np.int32)
     turn = ServedTurn(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
-    history = History()
+    history = SpliceHistory()
     history.remember({}, asked, message, turn)
     assert history.match({}, [*asked, message]).turn is turn
