@@ -1,7 +1,7 @@
 """What `rollout_events` say of each rollout: the fold that runner and tasks rest on after a restart.
 
-In: events in the order of their partition. Out: a History per rollout. Invariant: the first `started` of a turn
-owns it; the first end of an attempt is its end; once final, always final. Failure: none; odd events are ignored.
+In: events in the order of their partition. Out: a History per rollout. Invariant: the first `started` of an attempt
+number owns it; the first end of an attempt is its end; once final, always final. Failure: none; odd events are ignored.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class History:
     """One rollout so far."""
 
     owners: dict[int, str] = field(default_factory=dict)
-    """Turn -> the attempt that owns it."""
+    """Attempt number -> the attempt that owns it."""
     started: dict[str, int] = field(default_factory=dict)
-    """Attempt -> its turn; also the ones that were not first."""
+    """Attempt -> its number; also the ones that were not first."""
     ended: dict[str, RolloutState] = field(default_factory=dict)
     """Attempt -> how it ended."""
     final: RolloutState | None = None
@@ -29,21 +29,21 @@ class History:
     """Of the last end."""
 
     @property
-    def next_turn(self) -> int:
+    def next_number(self) -> int:
         """The number of the next attempt."""
         return max(self.owners, default=-1) + 1
 
     @property
     def open_attempts(self) -> tuple[tuple[int, str], ...]:
-        """(turn, attempt) of those that were started and have not ended. Each needs an end, or its episode never
+        """(number, attempt) of those that were started and have not ended. Each needs an end, or its episode never
         closes."""
-        return tuple((turn, attempt) for attempt, turn in self.started.items() if attempt not in self.ended)
+        return tuple((number, attempt) for attempt, number in self.started.items() if attempt not in self.ended)
 
     def fold(self, event: RolloutEvent) -> None:
         """Takes the next event of this rollout."""
         if event.state is RolloutState.STARTED:
-            self.owners.setdefault(event.turn, event.attempt_id)
-            self.started.setdefault(event.attempt_id, event.turn)
+            self.owners.setdefault(event.attempt_number, event.attempt_id)
+            self.started.setdefault(event.attempt_id, event.attempt_number)
         elif event.state.is_end and event.attempt_id not in self.ended:
             self.ended[event.attempt_id] = event.state
             self.error = event.error

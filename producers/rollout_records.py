@@ -16,7 +16,7 @@ _MAX_ERROR_CHARS = 2000
 def event_of(
     request: RolloutRequest,
     attempt: str,
-    turn: int,
+    number: int,
     state: RolloutState,
     *,
     is_final: bool = False,
@@ -26,7 +26,7 @@ def event_of(
     return RolloutEvent(
         rollout_id=request.rollout_id,
         attempt_id=attempt,
-        turn=turn,
+        attempt_number=number,
         state=state,
         is_final=is_final,
         error=clean(error[:_MAX_ERROR_CHARS]) if error else None,

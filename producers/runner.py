@@ -1,6 +1,6 @@
 """Runs rollouts: reads requests, makes attempts until one is final, tells what became of them.
 
-    rollouts --(group `runner`)--> claim a turn --> begin, agent, end, grade --> rewards --> rollout_events --> commit
+    rollouts --(group `runner`)--> claim a number --> begin, agent, end, grade --> rewards --> rollout_events --> commit
 
 In: `rollouts` as a member of the group, `rollout_events` from the beginning. Out: `rewards`, then the end event,
 then the request's offset is done. Invariant: a request is done only when its rollout has a final event on the log;
@@ -233,28 +233,28 @@ class Runner:
         request, history = active.request, self._histories.of(active.request.rollout_id)
         max_attempts = max(request.limits.max_attempts, 1)
         if history.open_attempts:
-            turn, attempt = history.open_attempts[0]
-            is_last = turn + 1 >= max_attempts and history.owners[turn] == attempt
-            await self._abort(request, turn, attempt, "its runner stopped", is_final=is_last)
+            number, attempt = history.open_attempts[0]
+            is_last = number + 1 >= max_attempts and history.owners[number] == attempt
+            await self._abort(request, number, attempt, "its runner stopped", is_final=is_last)
             return is_suspect
-        turn = history.next_turn
-        if turn >= max_attempts:
+        number = history.next_number
+        if number >= max_attempts:
             await self._tell(
-                event_of(request, GIVEN_UP_ATTEMPT, turn, RolloutState.GIVEN_UP, is_final=True, error=history.error)
+                event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=history.error)
             )
             return is_suspect
-        if turn > 0:
-            await asyncio.sleep(min(self._config.retry_backoff_s * 2 ** (turn - 1), _MAX_BACKOFF_S) * random.random())
+        if number > 0:
+            await asyncio.sleep(min(self._config.retry_backoff_s * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
         async with self._slot(is_suspect) as slot:
             attempt = _draw_attempt()
-            await self._tell(event_of(request, attempt, turn, RolloutState.STARTED))
-            if self._histories.of(request.rollout_id).owners.get(turn) != attempt:
-                await self._abort(request, turn, attempt, "another runner was first in this turn", is_final=False)
+            await self._tell(event_of(request, attempt, number, RolloutState.STARTED))
+            if self._histories.of(request.rollout_id).owners.get(number) != attempt:
+                await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)
                 return is_suspect
             active.attempt = attempt
             outcome = await self._performer.perform(slot, request, attempt, is_alone=is_suspect)
-            is_final = outcome.result.state is not RolloutState.ABORTED or turn + 1 >= max_attempts
-            await self._finish(active, turn, outcome, is_final=is_final)
+            is_final = outcome.result.state is not RolloutState.ABORTED or number + 1 >= max_attempts
+            await self._finish(active, number, outcome, is_final=is_final)
         return outcome.result.is_crash
 
     @contextlib.asynccontextmanager
@@ -262,22 +262,22 @@ class Runner:
         async with (self._isolation if is_suspect else self._pool).slot() as slot:
             yield slot
 
-    async def _abort(self, request: RolloutRequest, turn: int, attempt: str, reason: str, *, is_final: bool) -> None:
+    async def _abort(self, request: RolloutRequest, number: int, attempt: str, reason: str, *, is_final: bool) -> None:
         """Ends an attempt that nobody runs, so that its episode closes."""
         calls_closed = await self._performer.close_calls(request.rollout_id, attempt)
         logger.info("rollout %s attempt %s: aborted: %s", request.rollout_id, attempt, reason)
-        event = event_of(request, attempt, turn, RolloutState.ABORTED, is_final=is_final, error=reason)
+        event = event_of(request, attempt, number, RolloutState.ABORTED, is_final=is_final, error=reason)
         await self._tell(msgspec.structs.replace(event, calls_closed=calls_closed))
 
-    async def _finish(self, active: _Active, turn: int, outcome: Outcome, *, is_final: bool) -> None:
+    async def _finish(self, active: _Active, number: int, outcome: Outcome, *, is_final: bool) -> None:
         """Rewards first, then the end event, so that who reads the end finds them."""
         request, attempt = active.request, active.attempt
         assert attempt is not None
         try:
-            event, rewards = _records(request, attempt, turn, outcome, is_final=is_final)
+            event, rewards = _records(request, attempt, number, outcome, is_final=is_final)
         except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             outcome = unrecordable(outcome, type(error).__name__)
-            event, rewards = _records(request, attempt, turn, outcome, is_final=is_final)
+            event, rewards = _records(request, attempt, number, outcome, is_final=is_final)
         result = outcome.result
         for reward in rewards:
             await append_patiently(
@@ -308,12 +308,12 @@ class Runner:
 
 
 def _records(
-    request: RolloutRequest, attempt: str, turn: int, outcome: Outcome, *, is_final: bool
+    request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
 ) -> tuple[RolloutEvent, list[bytes]]:
     """The end event and the bytes of the rewards. Raises what encoding raises, before anything is on the log."""
     result = outcome.result
     event = msgspec.structs.replace(
-        event_of(request, attempt, turn, result.state, is_final=is_final, error=result.error),
+        event_of(request, attempt, number, result.state, is_final=is_final, error=result.error),
         spans_exported=result.spans_exported,
         spans_lost=result.spans_lost,
         calls_closed=outcome.calls_closed,

@@ -232,11 +232,11 @@ class TaskAdmission:
             request = rollout.request
             history = self.state.history(request.rollout_id)
             aborted = [
-                replace(event_of(request, attempt, turn, RolloutState.ABORTED, error=reason), calls_closed=False)
-                for turn, attempt in history.open_attempts
+                replace(event_of(request, attempt, number, RolloutState.ABORTED, error=reason), calls_closed=False)
+                for number, attempt in history.open_attempts
             ]
-            turn = history.next_turn
-            given_up = event_of(request, GIVEN_UP_ATTEMPT, turn, RolloutState.GIVEN_UP, is_final=True, error=reason)
+            number = history.next_number
+            given_up = event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=reason)
             logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
             events = [*aborted, given_up]
             records = [(event.rollout_id, ROLLOUT_EVENTS.encode(event)) for event in events]
@@ -250,9 +250,9 @@ class TaskAdmission:
         if silent_s > limit_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
         history = self.state.history(rollout.request.rollout_id)
-        is_used_up = history.next_turn >= rollout.request.limits.max_attempts and not history.open_attempts
+        is_used_up = history.next_number >= rollout.request.limits.max_attempts and not history.open_attempts
         if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
-            return f"{history.next_turn} attempts were aborted, the last one: {history.error}"
+            return f"{history.next_number} attempts were aborted, the last one: {history.error}"
         return ""
 
     def close(self) -> None:

@@ -76,8 +76,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str
     rollout_id: str | None
     attempt_id: str | None
-    turn: int = 0
-    """The attempt's number within its rollout."""
+    attempt_number: int = 0
+    """The attempt's place within its rollout, from 0."""
     group: GroupRef | None
     task_id: str | None
     policy: str | None

@@ -65,7 +65,7 @@ class RolloutState(StrEnum):
     """Where an attempt, or its rollout, stands."""
 
     STARTED = "started"
-    """The attempt begins. The first `started` of a rollout's turn wins; a later writer withdraws."""
+    """The attempt begins. The first `started` of an attempt number wins; a later writer withdraws."""
     SUCCEEDED = "succeeded"
     """The agent returned an output; it may still be wrong."""
     FAILED = "failed"
@@ -95,8 +95,8 @@ class RolloutEvent(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     attempt_id: str
     """`0000` (ids.GIVEN_UP_ATTEMPT) when a rollout is given up without an attempt."""
-    turn: int
-    """The attempt's number within the rollout, from 0."""
+    attempt_number: int
+    """The attempt's place within the rollout, from 0; two writers may claim one, see `RolloutState.STARTED`."""
     state: RolloutState
     is_final: bool = False
     """No further attempt of this rollout follows."""

@@ -45,7 +45,7 @@ def write_episode(episode: OpenEpisode, config: StreamsConfig, *, has_rollout: b
         episode_id=episode.episode_id,
         rollout_id=rollout_id,
         attempt_id=attempt_id,
-        turn=event.turn if event else 0,
+        attempt_number=event.attempt_number if event else 0,
         group=event.group if event else None,
         task_id=event.task_id if event else None,
         policy=event.policy if event else (policies.pop() if len(policies) == 1 else None),

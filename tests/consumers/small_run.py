@@ -57,7 +57,7 @@ def aborted_once(number: int, group: GroupRef) -> list[Item]:
         event(own, RolloutState.STARTED, group=group, attempt_id="b002"),
         lost,
         CallsClosed(rollout_id=own, attempt_id="b002", outcomes=closed(own, [lost]).outcomes),
-        event(own, RolloutState.ABORTED, group=group, attempt_id="b002", is_final=False, turn=0),
+        event(own, RolloutState.ABORTED, group=group, attempt_id="b002", is_final=False, attempt_number=0),
     ]
 
 
@@ -72,7 +72,7 @@ def small_run() -> Streams:
             if number == 1:
                 streams.feed(*aborted_once(number, group))
             items = attempt(number, group, version=min(index, 1))
-            streams.feed(*[_later_turn(item) if number == 1 else item for item in items])
+            streams.feed(*[_later_attempt(item) if number == 1 else item for item in items])
             number += 1
     for index in range(2):
         group = GroupRef(id=f"{RUN_HASH}{'e' * 15}{index}", size=1, member=0, index=index)
@@ -84,13 +84,13 @@ def small_run() -> Streams:
     return streams
 
 
-def _later_turn(item: Item) -> Item:
+def _later_attempt(item: Item) -> Item:
     """Events of a second try."""
     import msgspec
 
     from tracegrad.schemas.rollouts import RolloutEvent
 
-    return msgspec.structs.replace(item, turn=1) if isinstance(item, RolloutEvent) else item
+    return msgspec.structs.replace(item, attempt_number=1) if isinstance(item, RolloutEvent) else item
 
 
 def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> None:

@@ -76,7 +76,7 @@ def test_a_temporary_failure_is_tried_again(rig: Rig) -> None:
     """Status 75: aborted each time, then final when the attempts are used up; never graded."""
     rollout = rig.request(input="temporary", max_attempts=2)
     event = rig.final(rollout)
-    assert (event.state, event.turn, rig.rewards(rollout)) == (RolloutState.ABORTED, 1, {})
+    assert (event.state, event.attempt_number, rig.rewards(rollout)) == (RolloutState.ABORTED, 1, {})
 
 
 @pytest.mark.e2e

@@ -14,12 +14,12 @@ ROLLOUT = "ab12cd34" + "0" * 20
 WHERE = TopicPartition("rollouts", 0)
 
 
-def event(attempt: str, turn: int, state: RolloutState, **fields: Any) -> RolloutEvent:
+def event(attempt: str, number: int, state: RolloutState, **fields: Any) -> RolloutEvent:
     """An event of the test's rollout."""
     return RolloutEvent(
         rollout_id=fields.pop("rollout_id", ROLLOUT),
         attempt_id=attempt,
-        turn=turn,
+        attempt_number=number,
         state=state,
         group=GroupRef(id="g", size=1, member=0, index=0),
         task_id="t",
@@ -29,8 +29,8 @@ def event(attempt: str, turn: int, state: RolloutState, **fields: Any) -> Rollou
     )
 
 
-def test_the_first_to_start_a_turn_owns_it() -> None:
-    """A later `started` of the same turn changes nothing."""
+def test_the_first_to_start_a_number_owns_it() -> None:
+    """A later `started` of the same number changes nothing."""
     histories = Histories("ab12cd34")
     for attempt in ("aaaa", "bbbb"):
         histories.fold(event(attempt, 0, RolloutState.STARTED))
@@ -38,13 +38,13 @@ def test_the_first_to_start_a_turn_owns_it() -> None:
     assert histories.of(ROLLOUT).open_attempts == ((0, "aaaa"), (0, "bbbb"))
 
 
-def test_an_aborted_attempt_leaves_room_for_the_next_turn() -> None:
+def test_an_aborted_attempt_leaves_room_for_the_next_one() -> None:
     """Open, ended, next; the first end counts; final stays final."""
     histories = Histories("ab12cd34")
     histories.fold(event("aaaa", 0, RolloutState.STARTED))
     histories.fold(event("aaaa", 0, RolloutState.ABORTED, error="engine"))
     history = histories.of(ROLLOUT)
-    assert (history.open_attempts, history.next_turn, history.final, history.error) == ((), 1, None, "engine")
+    assert (history.open_attempts, history.next_number, history.final, history.error) == ((), 1, None, "engine")
     histories.fold(event("bbbb", 1, RolloutState.STARTED))
     histories.fold(event("bbbb", 1, RolloutState.SUCCEEDED, is_final=True))
     histories.fold(event("bbbb", 1, RolloutState.ABORTED))

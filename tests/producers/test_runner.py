@@ -239,7 +239,7 @@ def test_an_agent_that_crashes_its_host_fails_alone(rig: Rig) -> None:
     until(lambda: RolloutState.STARTED in rig.states(neighbour))
     culprit = rig.request(input="exit")
     event = rig.final(culprit)
-    assert (event.state, event.turn, event.error) == (RolloutState.FAILED, 1, "the agent crashes its process")
+    assert (event.state, event.attempt_number, event.error) == (RolloutState.FAILED, 1, "the agent crashes its process")
     assert rig.rewards(culprit)["reward"].value == 0.0
     assert rig.final(neighbour).state is RolloutState.SUCCEEDED
     assert rig.states(neighbour)[:2] == [RolloutState.STARTED, RolloutState.ABORTED]
@@ -253,7 +253,7 @@ def test_a_killed_host_loses_nothing(rig: Rig) -> None:
     for host in hosts:
         os.kill(host.pid, signal.SIGKILL)
     event = rig.final(rollout)
-    assert (event.state, event.turn) == (RolloutState.SUCCEEDED, 1)
+    assert (event.state, event.attempt_number) == (RolloutState.SUCCEEDED, 1)
 
 
 def test_an_engine_fault_is_aborted_and_retried(rig: Rig) -> None:
@@ -268,13 +268,13 @@ def test_an_engine_fault_is_aborted_and_retried(rig: Rig) -> None:
 
 
 def test_attempts_left_open_by_a_dead_runner_are_made_again(rig: Rig) -> None:
-    """`started` without an end: aborted with its reason, then the next turn."""
+    """`started` without an end: aborted with its reason, then the next attempt."""
     request = rig.prepare(input="go", max_attempts=2)
     started = event_of(request, "dead", 0, RolloutState.STARTED)
     rig.append(Topic.ROLLOUT_EVENTS, request.rollout_id, ROLLOUT_EVENTS.encode(started))
     rig.append(Topic.ROLLOUTS, request.rollout_id, ROLLOUTS.encode(request))
     event = rig.final(request.rollout_id)
-    assert (event.state, event.turn) == (RolloutState.SUCCEEDED, 1)
+    assert (event.state, event.attempt_number) == (RolloutState.SUCCEEDED, 1)
     aborted = next(event for event in rig.events(request.rollout_id) if event.attempt_id == "dead" and event.error)
     assert (aborted.state, aborted.error) == (RolloutState.ABORTED, "its runner stopped")
     events = rig.events(request.rollout_id)

@@ -93,7 +93,7 @@ class World:
         fields: dict[str, Any] = {
             "rollout_id": request.rollout_id,
             "attempt_id": "aaaa",
-            "turn": 0,
+            "attempt_number": 0,
             "state": state,
             "is_final": True,
             "group": request.group,
@@ -266,8 +266,8 @@ def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkey
     request = world.requests(Purpose.TRAIN)[0]
     for state in (RolloutState.STARTED, RolloutState.ABORTED):
         event = RolloutEvent(
-            rollout_id=request.rollout_id, attempt_id="aaaa", turn=0, state=state, error="engine", group=request.group,
-            task_id="", policy="policy", purpose=Purpose.TRAIN,
+            rollout_id=request.rollout_id, attempt_id="aaaa", attempt_number=0, state=state, error="engine",
+            group=request.group, task_id="", policy="policy", purpose=Purpose.TRAIN,
         )  # fmt: skip
         world.append(Topic.ROLLOUT_EVENTS, request.rollout_id, ROLLOUT_EVENTS.encode(event))
     world.turn()

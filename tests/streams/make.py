@@ -117,7 +117,7 @@ def event(rollout_id: str, state: RolloutState = RolloutState.SUCCEEDED, **chang
     """A rollout event; an end is final and awaits `reward`."""
     settings: dict[str, Any] = {
         "attempt_id": "a001",
-        "turn": 0,
+        "attempt_number": 0,
         "is_final": state.is_end,
         "spans_exported": 0,
         "rewards_awaited": ("reward",) if state.is_end and state is not RolloutState.ABORTED else (),

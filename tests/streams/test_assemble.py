@@ -72,8 +72,8 @@ def test_an_episode_waits_for_everything_that_was_counted() -> None:
 
 def test_the_record_repeats_what_credit_needs() -> None:
     """Group, task, policy, purpose and the attempt come from the rollout's event."""
-    episode = one(closed(R1, []), reward(R1, 0.25), event(R1, turn=2, duration_s=1.5, error="none"))
-    assert (episode.rollout_id, episode.attempt_id, episode.turn, episode.group) == (R1, "a001", 2, GROUP)
+    episode = one(closed(R1, []), reward(R1, 0.25), event(R1, attempt_number=2, duration_s=1.5, error="none"))
+    assert (episode.rollout_id, episode.attempt_id, episode.attempt_number, episode.group) == (R1, "a001", 2, GROUP)
     assert (episode.task_id, episode.policy, episode.is_final, episode.duration_s) == ("task-1", "policy", True, 1.5)
     assert (episode.state, episode.reward) == (RolloutState.SUCCEEDED, 0.25)
 

@@ -106,7 +106,7 @@ def test_calls_with_odd_numbers_give_readable_transitions(data: st.DataObject) -
         for name in "ab"
     ]  # fmt: skip
     streams = Streams(config())
-    streams.feed(*calls, closed(R1, calls), reward(R1, data.draw(floats)), event(R1, turn=data.draw(ints)))
+    streams.feed(*calls, closed(R1, calls), reward(R1, data.draw(floats)), event(R1, attempt_number=data.draw(ints)))
     check(streams)
 
 

@@ -172,7 +172,7 @@ def test_other_runs_are_not_selected_unless_named() -> None:
         (Topic.REWARDS, None, "null_value"),
         (Topic.REWARDS, REWARDS.encode(reward(R1, attempt_id="zz")), "bad_identity"),
         (Topic.REWARDS, b'{"a":' * 5000, "malformed"),
-        (Topic.ROLLOUT_EVENTS, raw(event(R1, turn=10**30))[1], "malformed"),
+        (Topic.ROLLOUT_EVENTS, raw(event(R1, attempt_number=10**30))[1], "malformed"),
         (Topic.TRANSITIONS, b"x", "unknown_topic"),
     ],
 )
