@@ -158,10 +158,10 @@ class OtlpGateway:
 
     def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> SplitRequest:
         message = decode_traces(body, content_type)
-        if identity:
-            add_identity(message, *identity)
+        rejected = add_identity(message, *identity) if identity else ()
         config = self._config
-        return split(message, target_bytes=config.record_target_bytes, item_limit_bytes=config.record_limit_bytes)
+        found = split(message, target_bytes=config.record_target_bytes, item_limit_bytes=config.record_limit_bytes)
+        return SplitRequest(pieces=found.pieces, rejected=(*rejected, *found.rejected))
 
     async def _append(self, decoded: SplitRequest) -> None:
         topic = self._topics.name(Topic.OTLP_SPANS)

@@ -7,7 +7,7 @@ is in exactly one piece or among the rejected; a piece keeps the resources and s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -32,7 +32,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """A span that cannot be a record, by reference."""
 
     reason: str
-    """`item_too_large` or `invalid_id`."""
+    """`item_too_large`, `invalid_id` or `identity_conflict`."""
     trace_id: str
     span_id: str
     num_bytes: int
@@ -46,15 +46,36 @@ class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...]
 
 
-def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str) -> None:
-    """Writes the identity that the URL path told into every resource, replacing what stood there."""
-    names = {"rollout.id": rollout, "attempt.id": attempt}
+def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str) -> tuple[Rejected, ...]:
+    """Writes the identity that the URL path told into every resource.
+
+    Returns:
+        The spans whose resource, or which themselves, claim another identity; they are taken out of the request.
+    """
+    told = {"rollout.id": rollout, "attempt.id": attempt}
+    names = {**told, "agentlightning.rollout_id": rollout, "agentlightning.attempt_id": attempt}
+    rejected: list[Rejected] = []
     for resource_spans in request.resource_spans:
         attributes = resource_spans.resource.attributes
-        kept = [attribute for attribute in attributes if attribute.key not in names]
+        is_other = _differs(attributes, names)
+        for scope_spans in resource_spans.scope_spans:
+            spans: dict[bool, list[Span]] = {True: [], False: []}
+            for span in scope_spans.spans:
+                spans[is_other or _differs(span.attributes, names)].append(span)
+            if spans[True]:
+                rejected.extend(_reject(span, "identity_conflict") for span in spans[True])
+                del scope_spans.spans[:]
+                scope_spans.spans.extend(spans[False])
+        kept = [attribute for attribute in attributes if attribute.key not in told]
         del attributes[:]
         attributes.extend(kept)
-        attributes.extend(KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in names.items())
+        attributes.extend(KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in told.items())
+    return tuple(rejected)
+
+
+def _differs(attributes: Iterable[KeyValue], names: dict[str, str]) -> bool:
+    """Whether they claim another identity; one that is no text claims something too."""
+    return any(pair.key in names and pair.value.string_value != names[pair.key] for pair in attributes)
 
 
 def split(request: ExportTraceServiceRequest, *, target_bytes: int, item_limit_bytes: int) -> SplitRequest:

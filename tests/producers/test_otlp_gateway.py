@@ -112,7 +112,7 @@ async def test_gzip_members_are_decompressed(log: MemoryLog) -> None:
 
 
 async def test_identity_of_the_path_enters_the_resources(log: MemoryLog) -> None:
-    """Under the rollout path, every resource names rollout and attempt, whatever it named before."""
+    """Under the rollout path, every resource names rollout and attempt."""
     rollout = "ab12cd34" + "0" * 20
     body = request_of([(TRACE, 1)]).SerializeToString()
     answer = await post(log, body, path=f"/rollout/{rollout}/attempt/0a0b/v1/traces")
@@ -121,6 +121,32 @@ async def test_identity_of_the_path_enters_the_resources(log: MemoryLog) -> None
     found = {attribute.key: attribute.value.string_value for attribute in attributes}
     assert found == {"service.name": "agent", "rollout.id": rollout, "attempt.id": "0a0b"}
     assert (await post(log, body, path="/rollout/XYZ/attempt/0a0b/v1/traces")).status_code == 400
+
+
+async def test_claims_that_differ_from_the_path_are_quarantined(log: MemoryLog) -> None:
+    """By resource or by span: dead letters with their reason; equal claims and neighbours are kept."""
+    rollout, other = "ab12cd34" + "0" * 20, "ab12cd34" + "1" * 20
+    request = ExportTraceServiceRequest()
+    for number, claims in enumerate(
+        [{}, {"rollout.id": rollout, "attempt.id": "0a0b"}, {"rollout.id": other}, {"attempt.id": "ffff"}]
+    ):
+        part = request_of([(TRACE, number)])
+        for key, value in claims.items():
+            part.resource_spans[0].resource.attributes.add(key=key).value.string_value = value
+        request.MergeFrom(part)
+    span = request_of([(TRACE, 4)])
+    span.resource_spans[0].scope_spans[0].spans[0].attributes.add(key="rollout.id").value.string_value = other
+    span.resource_spans[0].scope_spans[0].spans.extend(request_of([(TRACE, 5)]).resource_spans[0].scope_spans[0].spans)
+    request.MergeFrom(span)
+    answer = await post(log, request.SerializeToString(), path=f"/rollout/{rollout}/attempt/0a0b/v1/traces")
+    assert ExportTraceServiceResponse.FromString(answer.content).partial_success.rejected_spans == 3
+    assert span_ids(values(log)) == [(TRACE.hex(), number) for number in (0, 1, 5)]
+    assert {dict(letter.headers)["tracegrad.reason"] for letter in log.records(DEAD)} == {b"identity_conflict"}
+    assert len(log.records(DEAD)) == 3
+    for value in values(log):
+        for kept in ExportTraceServiceRequest.FromString(value).resource_spans:
+            found = [a.value.string_value for a in kept.resource.attributes if a.key == "rollout.id"]
+            assert found == [rollout]
 
 
 @pytest.mark.parametrize(
