@@ -25,13 +25,14 @@ _CONNECT_TIMEOUT_S = 5.0
 class GatewayClient:
     """One per runner; many requests at once. Make it on the event loop that uses it."""
 
-    def __init__(self, url: str, *, begin_timeout_s: float, end_timeout_s: float) -> None:
+    def __init__(self, url: str, *, begin_timeout_s: float, end_timeout_s: float, token: str | None = None) -> None:
         self._url = url.rstrip("/")
         self._begin_timeout_s = begin_timeout_s
         self._end_timeout_s = end_timeout_s
         # Shorter than the gateway's keep-alive, so that it does not close a connection under a request.
         connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=4.0)
-        self._session = aiohttp.ClientSession(connector=connector)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def begin(self, request: RolloutRequest, attempt: str) -> None:
         """Tells the gateway what the attempt is for. Raises UnavailableError."""

@@ -85,7 +85,10 @@ class Runner:
         config = self._config
         reaper = Reaper()
         gateway = GatewayClient(
-            config.llm_url, begin_timeout_s=config.begin_timeout_s, end_timeout_s=config.end_timeout_s
+            config.llm_url,
+            begin_timeout_s=config.begin_timeout_s,
+            end_timeout_s=config.end_timeout_s,
+            token=config.llm_token,
         )
         graders = Graders(config, reaper) if config.grader else None
         self._pool, self._isolation = _pools(config, reaper)

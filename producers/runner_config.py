@@ -7,12 +7,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["RunnerConfig", "check", "command_environment", "host_environment", "interpreter"]
+__all__ = ["RunnerConfig", "check", "command_environment", "host_environment", "interpreter", "otlp_headers"]
 
 
 class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,10 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The LLM gateway, without `/v1`."""
     otlp_endpoint: str
     """The OTLP gateway, without `/v1/traces`."""
+    llm_token: str | None = None
+    """What the LLM gateway asks for; agents get it as their API key."""
+    otlp_token: str | None = None
+    """What the OTLP gateway asks for; agents get it as an export header."""
     service_name: str = "agent"
     log_dir: str | None = None
     """Where agents' and graders' stderr goes; None: only the last lines are kept in memory."""
@@ -97,6 +102,7 @@ def interpreter(config: RunnerConfig) -> str:
 
 def _telemetry(config: RunnerConfig) -> dict[str, str]:
     return {
+        **otlp_headers(config.otlp_token),
         "OTEL_EXPORTER_OTLP_ENDPOINT": config.otlp_endpoint.rstrip("/"),
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_EXPORTER_OTLP_TIMEOUT": f"{config.otlp_timeout_s:g}",
@@ -111,13 +117,18 @@ def _telemetry(config: RunnerConfig) -> dict[str, str]:
     }
 
 
+def otlp_headers(token: str | None) -> dict[str, str]:
+    """The variable by which exporters present a token; its value is percent-encoded."""
+    return {"OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{quote(token, safe='')}"} if token else {}
+
+
 def host_environment(config: RunnerConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent host: identity travels by `traceparent`, so no rollout is named in it."""
     return {
         **environ,
         **_telemetry(config),
         "OPENAI_BASE_URL": f"{config.llm_url.rstrip('/')}/v1",
-        "OPENAI_API_KEY": "tracegrad",
+        "OPENAI_API_KEY": config.llm_token or "tracegrad",
         **config.env,
     }
 
@@ -131,7 +142,7 @@ def command_environment(
     return {
         **host_environment(config, environ),
         "OPENAI_BASE_URL": f"{config.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
-        "OPENAI_API_KEY": f"rt-{rollout}.{attempt}",
+        "OPENAI_API_KEY": config.llm_token or f"rt-{rollout}.{attempt}",
         "OTEL_RESOURCE_ATTRIBUTES": f"{given},{identity}" if given else identity,
         "TRACEPARENT": f"00-{rollout}{attempt}-{span}-01",
         "BAGGAGE": identity,

@@ -67,7 +67,7 @@ class Gateway:
         self.sessions = Sessions(config, counters=self.counters)
         self._topics = topics
         self._log = log
-        self._tracer = tracer or CallTracer.to(config.otlp_endpoint)
+        self._tracer = tracer or CallTracer.to(config.otlp_endpoint, token=config.otlp_token)
         self._num_inflight = 0
         policies = tuple(policy.name for policy in config.policies)
         self.lineage = LineageTail(Lineages(policies), topics=topics, log=log)

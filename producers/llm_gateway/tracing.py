@@ -35,11 +35,13 @@ class CallTracer:
             self._tracer = self._provider.get_tracer(__name__)
 
     @classmethod
-    def to(cls, otlp_endpoint: str | None) -> CallTracer:
+    def to(cls, otlp_endpoint: str | None, *, token: str | None = None) -> CallTracer:
         """A tracer that exports to an OTLP endpoint (without `/v1/traces`), or to nowhere."""
         if otlp_endpoint is None:
             return cls(None)
-        return cls(OTLPSpanExporter(endpoint=otlp_endpoint.rstrip("/") + "/v1/traces", timeout=5))
+        endpoint = otlp_endpoint.rstrip("/") + "/v1/traces"
+        headers = {"authorization": f"Bearer {token}"} if token else None
+        return cls(OTLPSpanExporter(endpoint=endpoint, headers=headers, timeout=5))
 
     def emit(
         self, caller: Caller, answer: Answer | None, *, model: str, times_ns: tuple[int, int], error: str | None = None
