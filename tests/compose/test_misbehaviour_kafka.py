@@ -147,12 +147,12 @@ def finished(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         status = run_session(settings, folder / "run", PlainShow(said), for_training=True)
     run_dir = RunDir.open(folder / "run")
     log, topics = KafkaLog(broker), Wiring(run_dir).topics
-    groups = {}
+    groups: dict[str, GroupSummary] = {}
     for value in values(log, topics, Topic.TRANSITIONS):
         summary, _ = decode_group(value)
         assert groups.setdefault(summary.task_id, summary) == summary
     tasks_by_group = {summary.group_id: task for task, summary in groups.items()}
-    steps = {}
+    steps: dict[str, TrainingStep] = {}
     for value in values(log, topics, Topic.TRAINING_STEPS):
         step = TRAINING_STEPS.decode(value)
         (group,) = (*step.group_ids, *step.excluded_ids)

@@ -32,7 +32,9 @@ from tracegrad.streams.config import Select
 
 pytestmark = pytest.mark.e2e
 
-BIN = Path(sys.executable).parent
+TRACEGRAD, INSTRUMENT = (
+    str(Path(sys.executable).with_name(name)) for name in ("tracegrad", "opentelemetry-instrument")
+)
 GATEWAY = "tracegrad-llm-gateway"
 RUNNER_ENV = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "langchain"}
 
@@ -160,7 +162,7 @@ def variables(rig: Rig, folder: Path) -> dict[str, str]:
         bootstrap_servers="127.0.0.1:9", llm_url=rig.llm_url, otlp_endpoint=rig.otlp_url, engine_url=nobody
     )
     run_dir.write_start(settings, endpoints)
-    command = [BIN / "tracegrad", "env", "--json", "--run-dir", str(run_dir.path)]
+    command = [TRACEGRAD, "env", "--json", "--run-dir", str(run_dir.path)]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     found: dict[str, str] = json.loads(printed)
     return found
@@ -171,7 +173,7 @@ async def test_a_server_with_many_requests_at_once_gives_an_episode_each(rig: Ri
     request made and no others."""
     port = free_port()
     before = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "OPENAI_"))}
-    command = [BIN / "opentelemetry-instrument", sys.executable, "-m", "uvicorn", "server:app", "--port", str(port)]
+    command = [INSTRUMENT, sys.executable, "-m", "uvicorn", "server:app", "--port", str(port)]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, env=before | variables(rig, folder), stdout=log, stderr=log)
     try:
