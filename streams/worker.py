@@ -299,7 +299,7 @@ class _Worker:
     async def _propose(self) -> None:
         if not self._is_ready or self._is_closing:
             return
-        futures = [await self._emissions.append(output) for output in self._fold.propose(time.time())]
+        futures = [await self._emissions.append(output) for output in self._fold.propose(time.monotonic())]
         self._counts["proposals"] += len(futures)
         timeout_s = self._config.ack_timeout_s
         try:
