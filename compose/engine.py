@@ -23,7 +23,16 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from .model_checks import check_model
 
-__all__ = ["EngineBuild", "EngineConfig", "engine_argv", "engine_environment", "install_plugin", "probe", "serve"]
+__all__ = [
+    "EngineBuild",
+    "EngineConfig",
+    "check_start",
+    "engine_argv",
+    "engine_environment",
+    "install_plugin",
+    "probe",
+    "serve",
+]
 
 _MODULE = "tracegrad_vllm_plugin"
 _PROBE = """
@@ -179,12 +188,8 @@ def engine_environment(config: EngineConfig, build: EngineBuild, base: Mapping[s
     return environment
 
 
-def serve(config: EngineConfig) -> NoReturn:
-    """Checks, then turns this process into the engine (`tracegrad serve engine`): pid and death signal stay.
-
-    Raises:
-        ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
-    """
+def check_start(config: EngineConfig) -> EngineBuild:
+    """What the engine would run on. Raises ConfigurationError when it has no vLLM, or the model does not suit."""
     build = probe(config)
     if Path(config.model).is_dir() or config.model.startswith(("/", ".")):
         check_model(
@@ -193,6 +198,16 @@ def serve(config: EngineConfig) -> NoReturn:
             is_cpu=build.is_cpu,
             max_model_len=config.max_model_len,
         )
+    return build
+
+
+def serve(config: EngineConfig) -> NoReturn:
+    """Checks, then turns this process into the engine (`tracegrad serve engine`): pid and death signal stay.
+
+    Raises:
+        ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
+    """
+    build = check_start(config)
     Path(config.weight_root).mkdir(parents=True, exist_ok=True)
     argv = engine_argv(config, build)
     environment = engine_environment(config, build, os.environ)

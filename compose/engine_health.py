@@ -1,34 +1,34 @@
-"""Whether an engine is up and fit for training, and why one that did not start did not.
+"""Whether an engine that somebody else started is up and fit for training, and why one of ours did not start.
 
-In: an engine's URL, or the end of its log. Out: progress while it loads, ConfigurationError when it can never serve
-us (a flag or the plug-in is missing), UnavailableError when it is not there in time, one clear sentence for a known
-failure. Failure of a probe itself never raises anything else.
+In: an engine's URL, or the end of its log. Out: ConfigurationError when it can never serve us (a flag or the plug-in
+is missing), UnavailableError when it is not there in time, one clear sentence for a known failure. Failure of a probe
+itself never raises anything else.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from tracegrad.consumers import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
-__all__ = ["check_engine", "explain", "progress", "wait_ready"]
+__all__ = ["check_engine", "explain", "start_command", "wait_ready"]
 
 _TIMEOUT = httpx.Timeout(10.0, connect=2.0)
+_INFO_TIMEOUT_S = 60.0
+"""It asks its whole system first."""
+_READY_TIMEOUT_S = 180.0
 _PAUSE_S = 0.25
-
-_PHASES = (
-    ("importing vLLM", re.compile(r"")),
-    ("reading the model's configuration", re.compile(r"non-default args|Resolved architecture")),
-    ("starting the engine core", re.compile(r"Initializing a V1 LLM engine")),
-    ("loading weights", re.compile(r"Starting to load model|Loading safetensors")),
-    ("making the KV cache", re.compile(r"Loading weights took|Model loading took")),
-    ("opening the port", re.compile(r"Supported tasks|Starting vLLM (API )?server|Application startup complete")),
-)
+_MODES = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+"""Log probabilities of the distribution that was sampled from, and no defaults from the model's folder."""
 
 _KNOWN = (
     (r"ModuleNotFoundError: No module named 'vllm'", "there is no vLLM in that environment; set [engine] python"),
@@ -68,75 +68,88 @@ def explain(log: str) -> str | None:
     return None
 
 
-def progress(log: str) -> str:
-    """How far a start has come, by its log."""
-    return [name for name, pattern in _PHASES if pattern.search(log)][-1]
+def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[str], None] = lambda _: None) -> None:
+    """Returns when an engine that we did not start answers /health; says once that it waits. Blocking.
 
-
-def wait_ready(
-    url: str,
-    *,
-    log_path: Path | None = None,
-    is_alive: Callable[[], bool] = lambda: True,
-    is_stopping: Callable[[], bool] = lambda: False,
-    timeout_s: float = 600.0,
-    say: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Returns when the engine answers /health.
-
-    Args:
-        log_path: where it writes, for progress and for the reason of a failure.
-        say: told each new phase, and each 15 seconds of the same one.
     Raises:
-        UnavailableError: it died (the message says why, when that is known) or was not ready in time.
+        UnavailableError: it does not answer in time.
     """
-    started = time.monotonic()
-    said: tuple[str, int] = ("", 0)
-    while not is_stopping():
-        waited_s = time.monotonic() - started
-        if _is_healthy(url):
-            return
-        log = _tail(log_path)
-        if not is_alive() or waited_s > timeout_s:
-            what = "ended" if not is_alive() else f"was not ready after {timeout_s:.0f} s"
-            raise UnavailableError(f"the engine {what}: {explain(log) or 'see its log'}; {_last_line(log)}")
-        news = (progress(log), int(waited_s // 15))
-        if news != said:
-            said = news
-            say(f"engine: {news[0]} ({waited_s:.0f} s)")
+    until = time.monotonic() + timeout_s
+    has_said = False
+    while not _is_healthy(url):
+        if time.monotonic() > until:
+            raise UnavailableError(
+                f"[engine] url: expected an engine at {url}, got no answer in {timeout_s:g} s; start it, or remove the "
+                "key to have one started"
+            )
+        if not has_said:
+            has_said = True
+            say(f"waiting for the engine at {url}")
         time.sleep(_PAUSE_S)
 
 
-def check_engine(url: str, *, served_name: str) -> None:
-    """Whether an engine that we may not have started can serve and be updated.
+def check_engine(url: str, *, model: str, served_name: str, weight_root: str, plugin: Path) -> None:
+    """Whether an engine that we did not start can serve and be updated.
 
+    Args:
+        model: the folder it must have been started from.
+        served_name: what requests call the model.
+        weight_root: where the run's versions will lie.
+        plugin: the folder to put on the engine's PYTHONPATH when it lacks our plug-in.
     Raises:
-        ConfigurationError: it lacks a flag, our plug-in or the model's name.
+        ConfigurationError: it lacks a flag, our plug-in or the model's name; with the command that has them all.
         UnavailableError: it does not answer.
     """
     with httpx.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT) as client:
         try:
             models = client.get("/v1/models").json()
             names = [model["id"] for model in models["data"]]
-            generate = client.post("/inference/v1/generate", json={}).status_code
+            generate = client.get("/inference/v1/generate").status_code
             info = client.get("/weight_info").status_code
             init = client.post("/init_weight_transfer_engine", json={"init_info": {}}).status_code
+            modes = _modes(client) if info != 404 else {}
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise UnavailableError(f"expected a vLLM server at {url}, got {error!r}") from error
+            raise UnavailableError(f"[engine] url: expected a vLLM server at {url}, got {error!r}") from error
+    lacks = ""
     if served_name not in names:
+        lacks = f"it serves {', '.join(map(str, names)) or 'nothing'}, not {served_name!r} (--served-model-name)"
+    elif generate == 404:
+        lacks = "it has no /inference/v1/generate (--enable-scale-out)"
+    elif info == 404:
+        lacks = "it has no development routes (VLLM_SERVER_DEV_MODE=1)"
+    elif init != 200:
+        lacks = "our plug-in is not loaded, so it reads no weights from files (TRACEGRAD_ENGINE=1, PYTHONPATH)"
+    else:
+        for name, wanted in _MODES.items():
+            if modes.get(name, wanted) != wanted:
+                lacks = f"its {name} is {modes[name]!r}, not {wanted!r} (--{name.replace('_', '-')})"
+    if lacks:
         raise ConfigurationError(
-            f"engine {url}: expected it to serve {served_name!r}, got {names}; "
-            f"start it with --served-model-name {served_name}"
+            f"[engine] url: the engine at {url} cannot be trained with: {lacks}; start it so:\n"
+            f"  {start_command(model=model, served_name=served_name, weight_root=weight_root, plugin=plugin)}"
         )
-    if generate == 404:
-        raise ConfigurationError(f"engine {url}: no /inference/v1/generate; start it with --enable-scale-out")
-    if info == 404:
-        raise ConfigurationError(f"engine {url}: no development routes; start it with VLLM_SERVER_DEV_MODE=1")
-    if init != 200:
-        raise ConfigurationError(
-            f"engine {url}: weights cannot be loaded from files; start it with our plug-in, TRACEGRAD_ENGINE=1, "
-            'TRACEGRAD_WEIGHT_ROOT and --weight-transfer-config \'{"backend": "tracegrad_files"}\''
-        )
+
+
+def start_command(*, model: str, served_name: str, weight_root: str, plugin: Path) -> str:
+    """How one's own engine is started; host, port, dtype, memory and the tool parser are its owner's choice."""
+    modes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in _MODES.items())
+    transfer = json.dumps({"backend": vllm_plugin.BACKEND})
+    return (
+        f"PYTHONPATH={shlex.quote(str(plugin))} {vllm_plugin.ACTIVATION}=1 "
+        f"{vllm_plugin.WEIGHT_ROOT}={shlex.quote(weight_root)} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
+        f"--served-model-name {shlex.quote(served_name)} --enable-scale-out {modes} "
+        f"--weight-transfer-config '{transfer}' --enable-auto-tool-choice --tool-call-parser hermes"
+    )
+
+
+def _modes(client: httpx.Client) -> dict[str, Any]:
+    """What the engine says of itself; nothing when it does not, which is no reason to refuse it."""
+    answer = client.get("/server_info", params={"config_format": "json"}, timeout=_INFO_TIMEOUT_S)
+    try:
+        config = answer.json()["vllm_config"]["model_config"]
+        return {name: config[name] for name in _MODES if name in config}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def _is_healthy(url: str) -> bool:
@@ -144,17 +157,3 @@ def _is_healthy(url: str) -> bool:
         return httpx.get(url.rstrip("/") + "/health", timeout=httpx.Timeout(2.0)).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def _tail(path: Path | None) -> str:
-    try:
-        with path.open("rb") if path else Path("/dev/null").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 65_536))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _last_line(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return f"its last line: {lines[-1][:300]}" if lines else "it wrote nothing"

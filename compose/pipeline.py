@@ -29,12 +29,14 @@ from .supervisor import answers
 from .topic_admin import create_topics, start_run
 from .wiring import Wiring, port_of
 
-__all__ = ["BROKER", "ENVIRONMENT", "PARTS", "prepare_run", "prepare_topics", "specs"]
+__all__ = ["BROKER", "ENGINE_PARTS", "ENVIRONMENT", "PARTS", "prepare_run", "prepare_topics", "specs"]
 
 _logger = logging.getLogger(__name__)
 BROKER = "kafka"
 PARTS = ("capture", "streams", "train")
 """What `up --only` may name: the gateways and the engine; the stages; the trainer and weight sync."""
+ENGINE_PARTS = (None, "capture")
+"""The values of `only` with which an engine is used."""
 ENVIRONMENT = {
     # More threads than cores cost more than they give: 15 to 30 times slower on a busy two-core machine.
     "OMP_NUM_THREADS": "1",
@@ -116,7 +118,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
     settings = wiring.settings
     if settings.kafka.bootstrap_servers is None:
         found.append(_broker(wiring))
-    if only in (None, "capture"):
+    if only in ENGINE_PARTS:
         if settings.engine.url is None:
             found.append(_serve(wiring, "engine", layer=1))
         found += [

@@ -16,7 +16,7 @@ import msgspec
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
 from .fetch_model import with_local_model
-from .pipeline import BROKER, prepare_run, prepare_topics, specs
+from .pipeline import BROKER, ENGINE_PARTS, prepare_run, prepare_topics, specs
 from .process import ProcessSpec, ProcessStatus
 from .run_dir import RunDir
 from .settings import RunSettings
@@ -62,6 +62,8 @@ def run_session(
         settings = with_local_model(settings, show.say)
         run_dir = RunDir(path.resolve())
         with run_dir.lock():
+            if only in ENGINE_PARTS:
+                check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
             return _supervise(
                 wiring,
@@ -76,6 +78,28 @@ def run_session(
     finally:
         # Whatever was raised, the terminal gets its cursor back.
         show.close()
+
+
+def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[str], None]) -> None:
+    """Refuses a model or an engine that cannot be trained with, before any broker or topic exists.
+
+    Raises:
+        ConfigurationError: with the remedy.
+        UnavailableError: the engine that the settings name does not answer.
+    """
+    from .engine import check_start, install_plugin
+    from .engine_health import check_engine, wait_ready
+    from .model_checks import check_model
+
+    url, policy = settings.engine.url, settings.policy
+    if url is None:
+        check_start(Wiring.planned(settings).engine())
+        return
+    # What that engine runs on, and how long a context it takes, was its owner's choice.
+    check_model(policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1)
+    plugin = install_plugin(str(run_dir.path)).parent
+    wait_ready(url, say=say)
+    check_engine(url, model=policy.model, served_name=policy.name, weight_root=str(run_dir.weights), plugin=plugin)
 
 
 def _supervise(

@@ -27,7 +27,8 @@ import pytest
 from tests.tiny_models import Kind, make_model, save_version
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.engine import EngineConfig, engine_argv, engine_environment, probe
-from tracegrad.compose.engine_health import wait_ready
+from tracegrad.compose.engine_health import explain
+from tracegrad.compose.supervisor import answers
 from tracegrad.consumers.engine_control import EngineControl
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.weights import VersionManifest, WeightFile
@@ -101,7 +102,11 @@ class RunningEngine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_ready(self.url, log_path=self.log_path, is_alive=lambda: process.poll() is None, timeout_s=300.0)
+        while not answers(f"{self.url}/health"):
+            log = self.log_path.read_text(errors="replace")
+            assert process.poll() is None, f"the engine ended: {explain(log)}\n{log[-3000:]}"
+            assert time.monotonic() - started < 300.0, f"not ready in 300 s:\n{log[-3000:]}"
+            time.sleep(0.25)
         self.start_s = time.monotonic() - started
 
     def kill(self) -> None:
