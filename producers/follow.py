@@ -1,6 +1,6 @@
 """Follows topics from their beginning and decodes them; append that waits for the log to come back.
 
-In: the log, codecs by topic. Out: decoded records in order, malformed ones counted and left out (their dead letter
+In: the log, codecs by topic. Out: decoded records in order, malformed ones logged and left out (their dead letter
 is the business of the stage that reads the topic as a group). Invariant: a record counts as read only when its
 reader says that it was folded (`settle`). Failure: LogGapError and other fatal ones.
 """
@@ -37,7 +37,6 @@ class Tail:
         self._reader = log.tail(list(codecs))
         self._ahead: Mapping[TopicPartition, int] = {}
         self._settled: Mapping[TopicPartition, int] = {}
-        self.num_malformed = 0
 
     def read(self, timeout_s: float) -> Sequence[tuple[str, Any]]:
         """(topic, record) in order; empty when none came in time or the log is away."""
@@ -51,7 +50,6 @@ class Tail:
             try:
                 decoded.append((record.topic, self._codecs[record.topic].decode(record.value)))
             except RecordError as error:
-                self.num_malformed += 1
                 logger.warning("left out %s: %s", record, error.reason)
         self._ahead = self._reader.positions()
         return decoded

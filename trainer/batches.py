@@ -13,7 +13,7 @@ On failure: LogGapError when the offset lies outside the log; bad records are ve
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -24,7 +24,7 @@ from tracegrad.schemas.training import Accounting
 
 from .groups import Group, GroupLimits, Verdict, judge, oldest_version
 
-__all__ = ["Batch", "OpenBatch", "TransitionsSource", "account", "form"]
+__all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +191,3 @@ class TransitionsSource:
     def close(self) -> None:
         """Releases the reader."""
         self._reader.close()
-
-
-def form(
-    records: Iterable[Record],
-    *,
-    begin_offset: int,
-    num_groups: int,
-    consumed: Collection[str],
-    limits: GroupLimits,
-    version: int,
-    max_staleness: int,
-) -> Batch | None:
-    """The batch that begins at `begin_offset`, or None when the records end before its last group. For audits."""
-    open_batch = OpenBatch(begin_offset=begin_offset, num_groups=num_groups, consumed=consumed, limits=limits)
-    for record in records:
-        if open_batch.is_complete:
-            break
-        open_batch.add(record)
-    return open_batch.close(version=version, max_staleness=max_staleness) if open_batch.is_complete else None

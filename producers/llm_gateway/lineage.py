@@ -15,7 +15,7 @@ from collections import Counter
 from tracegrad.schemas.errors import FatalError, RecordError, UnavailableError
 from tracegrad.schemas.log import Log, LogReader, Record
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.schemas.weights import WEIGHTS, Lineage, VersionManifest, parse_version_label
+from tracegrad.schemas.weights import WEIGHTS, Lineage, parse_version_label
 
 __all__ = ["LineageTail", "Lineages"]
 
@@ -29,7 +29,6 @@ class Lineages:
 
     def __init__(self, policies: tuple[str, ...]) -> None:
         self._of = {policy: Lineage(policy) for policy in policies}
-        self._manifests: dict[tuple[str, int, int], VersionManifest] = {}
         self.counters: Counter[str] = Counter()
 
     def fold(self, record: Record) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
-from aiokafka import AIOKafkaConsumer  # type: ignore[import-untyped]
 from confluent_kafka import KafkaError, KafkaException
 
 from tests.memory_log import partition_for
@@ -20,7 +18,6 @@ from tracegrad.compose.kafka_admin import NewTopicSpec
 from tracegrad.compose.kafka_errors import CODES, boundary, translate
 from tracegrad.compose.kafka_settings import shared_settings
 from tracegrad.compose.local_kafka import LocalKafka
-from tracegrad.compose.static_members import remove_static_member
 from tracegrad.schemas.errors import (
     ConfigurationError,
     LogGapError,
@@ -155,36 +152,6 @@ def test_offsets_of_a_group_with_members_are_not_overwritten(kafka_log: KafkaLog
     with pytest.raises(TracegradError):
         kafka_log.admin.commit_group_offsets(group, {TopicPartition(topic, 0): 0})
     reader.close()
-
-
-@pytest.mark.kafka
-def test_static_member_is_removed_at_once(kafka_log: KafkaLog) -> None:
-    """Its partitions are free before its session times out, and removing it twice says so."""
-    topic, group = new_topic(kafka_log), f"group-{uuid.uuid4().hex[:8]}"
-    asyncio.run(join_and_vanish(kafka_log.bootstrap_servers, topic, group))
-    started = time.monotonic()
-    assert remove_static_member(kafka_log.bootstrap_servers, group, "ordinal-0")
-    assert not remove_static_member(kafka_log.bootstrap_servers, group, "ordinal-0")
-    reader = kafka_log.join(group, [topic])
-    while not reader.positions():
-        assert time.monotonic() - started < 20
-        reader.read(timeout_s=0.1)
-    reader.close()
-
-
-async def join_and_vanish(bootstrap_servers: str, topic: str, group: str) -> None:
-    """A static member that stops in order: it does not leave the group."""
-    consumer = AIOKafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap_servers,
-        group_id=group,
-        group_instance_id="ordinal-0",
-        session_timeout_ms=60_000,
-        enable_auto_commit=False,
-    )
-    await consumer.start()
-    await consumer.getmany(timeout_ms=200)
-    await consumer.stop()
 
 
 @pytest.mark.kafka

@@ -11,7 +11,7 @@ from tests.trainer.material import VOCABULARY, append_groups, group_bytes, recor
 from tracegrad.schemas.errors import LogGapError
 from tracegrad.schemas.training import Accounting
 from tracegrad.schemas.transitions import encode_group
-from tracegrad.trainer.batches import Batch, TransitionsSource, account, form
+from tracegrad.trainer.batches import Batch, OpenBatch, TransitionsSource, account
 from tracegrad.trainer.groups import GroupLimits
 
 LIMITS = GroupLimits(policy="policy", vocabulary=VOCABULARY)
@@ -22,21 +22,22 @@ def gid(index: int) -> str:
     return f"{index:024x}"
 
 
+def open_batch(values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = ()) -> OpenBatch:
+    """These records, as many as the batch takes."""
+    batch = OpenBatch(begin_offset=10, num_groups=num_groups, consumed=consumed, limits=LIMITS)
+    for offset, value in enumerate(values, 10):
+        if not batch.is_complete:
+            batch.add(record(value, offset))
+    return batch
+
+
 def batch_of(
     values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = (), version: int = 0
 ) -> Batch:
     """The batch at the beginning of these records."""
-    batch = form(
-        [record(value, offset) for offset, value in enumerate(values, 10)],
-        begin_offset=10,
-        num_groups=num_groups,
-        consumed=consumed,
-        limits=LIMITS,
-        version=version,
-        max_staleness=2,
-    )
-    assert batch is not None
-    return batch
+    batch = open_batch(values, num_groups=num_groups, consumed=consumed)
+    assert batch.is_complete
+    return batch.close(version=version, max_staleness=2)
 
 
 def test_batch_ends_with_the_gth_new_group() -> None:
@@ -48,9 +49,7 @@ def test_batch_ends_with_the_gth_new_group() -> None:
 
 def test_too_few_groups_are_no_batch() -> None:
     """Duplicates do not fill it."""
-    records = [record(group_bytes(0), 0), record(group_bytes(0), 1)]
-    formed = form(records, begin_offset=0, num_groups=2, consumed=(), limits=LIMITS, version=0, max_staleness=2)
-    assert formed is None
+    assert not open_batch([group_bytes(0), group_bytes(0)], num_groups=2).is_complete
 
 
 def test_groups_consumed_before_are_duplicates() -> None:
