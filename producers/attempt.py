@@ -74,24 +74,28 @@ class AttemptPerformer:
         if result.is_crash and is_alone:
             crashed = "the agent crashes its process"
             result = msgspec.structs.replace(result, state=RolloutState.FAILED, error=crashed, is_crash=False)
-        calls = None
+        closed = None
         fault = "the LLM gateway does not know this attempt; it was restarted"
         try:
-            calls = await self._gateway.end(request.rollout_id, attempt)
+            closed = await self._gateway.end(request.rollout_id, attempt)
         except UnavailableError as error:
             fault = str(error)
         if result.state is RolloutState.ABORTED:
-            return Outcome(result=result, calls_closed=calls is not None)
-        if calls is None:
+            return Outcome(result=result, calls_closed=closed is not None)
+        if closed is None:
             result = msgspec.structs.replace(result, state=RolloutState.ABORTED, error=fault)
             return Outcome(result=result, calls_closed=False)
+        if closed.fault is not None and result.state is not RolloutState.SUCCEEDED:
+            fault = f"its last call was answered {closed.fault} ({result.error})"
+            result = msgspec.structs.replace(result, state=RolloutState.ABORTED, error=fault)
+            return Outcome(result=result, calls_closed=True)
         if self._graders is None:
             return Outcome(result=result, calls_closed=True)
         seen_by_grader = {
             "state": result.state.value,
             "error": result.error,
             "duration_s": result.duration_s,
-            "calls": calls,
+            "calls": closed.calls,
         }
         grade = await self._graders.grade(request, result.output, seen_by_grader)
         at_ms = int(time.time() * 1000)

@@ -2,7 +2,8 @@
 
 In: rollouts. Out: an AgentResult each; spans are not counted (`spans_exported` None). Invariant: the whole process
 group is dead before the result is given; stdout is bounded. Failure: a non-zero status is `failed`, except 75
-(EX_TEMPFAIL of sysexits.h), by which a command says that it was not to blame: `aborted`, and tried again.
+(EX_TEMPFAIL of sysexits.h), by which a command says that it was not to blame: `aborted`, and tried again. So is any
+end but success after a last call that the gateway answered 5xx (`attempt.py` knows).
 """
 
 from __future__ import annotations

@@ -11,15 +11,24 @@ import json
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.rollouts import RolloutRequest
 
-__all__ = ["GatewayClient"]
+__all__ = ["ClosedCalls", "GatewayClient"]
 
 _FORGOTTEN = 409
 _RETRY_S = (0.1, 0.2, 0.5, 1.0)
 _CONNECT_TIMEOUT_S = 5.0
+
+
+class ClosedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway tells of an attempt that has ended."""
+
+    calls: list[dict[str, Any]] = []
+    fault: int | None = None
+    """The status (5xx) by which the last call ended; None when it was answered, or the agent was to blame."""
 
 
 class GatewayClient:
@@ -39,16 +48,18 @@ class GatewayClient:
         body = {"policy": request.policy, "purpose": request.purpose.value, "sampling": None}
         await self._post(f"{self._path(request.rollout_id, attempt)}/begin", body, self._begin_timeout_s)
 
-    async def end(self, rollout: str, attempt: str) -> list[dict[str, Any]] | None:
-        """Closes the attempt's calls and tells them; None when the gateway does not know the attempt.
+    async def end(self, rollout: str, attempt: str) -> ClosedCalls | None:
+        """Closes the attempt's calls and tells of them; None when the gateway does not know the attempt.
 
         Raises UnavailableError.
         """
         answer = await self._post(f"{self._path(rollout, attempt)}/end", {}, self._end_timeout_s)
         if answer is None:
             return None
-        calls = answer.get("calls")
-        return calls if isinstance(calls, list) else []
+        try:
+            return msgspec.convert(answer, ClosedCalls)
+        except msgspec.ValidationError as error:
+            raise UnavailableError(f"expected the LLM gateway's list of calls, got another answer: {error}") from error
 
     def _path(self, rollout: str, attempt: str) -> str:
         return f"{self._url}/rollout/{rollout}/attempt/{attempt}"

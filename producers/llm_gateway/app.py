@@ -44,7 +44,7 @@ from .local_render import prove
 from .record import closed_record, record_key
 from .render import EngineRenderer, Renderer, waits_until
 from .sampling import RequestError, parse_overrides
-from .send_answer import CallResponse, failure
+from .send_answer import CallResponse, failure, status_of
 from .sessions import Session, SessionError, Sessions
 from .splice import has_text
 from .tracing import CallTracer
@@ -190,7 +190,7 @@ class Gateway:
                 calls = session.outcomes()
                 value = closed_record(rollout, attempt, {call.call_id: call.outcome for call in calls})
                 await self._append(record_key(rollout, None), value)
-                session.end_answer = msgspec.json.encode({"calls": calls})
+                session.end_answer = msgspec.json.encode({"calls": calls, "fault": session.last_fault})
                 session.forget_turns()
                 self.counters["attempts_ended"] += 1
         return Response(session.end_answer, media_type="application/json")
@@ -206,10 +206,12 @@ class Gateway:
     async def _chat(self, request: Request) -> Response:
         started_ns = time.time_ns()
         caller = judge(collect(_path_claim(request), request.headers), self.config.run_hash)
+        session = self.sessions.find(caller)
         if self._num_inflight >= self.config.max_inflight:
+            if session is not None:
+                session.last_fault = 503
             raise OverloadedError(f"{self._num_inflight} calls are in flight already; try again")
         with self._slot():
-            session = self.sessions.find(caller)
             body = _checked(await self._json(request))
         if session is None:
             caller, session = self._captured(caller, body)
@@ -227,6 +229,8 @@ class Gateway:
 
         def settled(served: Served | None, error: BaseException | None) -> None:
             entered.close()
+            status = status_of(error) if error is not None else 200
+            session.last_fault = status if status >= 500 else None
             if served is not None:
                 self.counters[f"outcome_{served.summary.outcome}"] += 1
             elif error is not None:

@@ -25,12 +25,23 @@ from .engine_client import EngineRefusal
 from .sampling import RequestError
 from .sessions import SessionError
 
-__all__ = ["CallResponse", "failure"]
+__all__ = ["CallResponse", "failure", "status_of"]
 
 _LOGGER = logging.getLogger(__name__)
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 _TOO_LONG = ("context length", "max_model_len", "maximum model length")
 _JSON = (b"content-type", b"application/json")
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of an error; from 500 on the agent is not to blame."""
+    if isinstance(error, RequestError | SessionError):
+        return error.status
+    if isinstance(error, EngineRefusal):
+        return 400 if error.status < 500 else 502
+    if isinstance(error, OverloadedError | UnavailableError):
+        return 503
+    return 410 if isinstance(error, asyncio.CancelledError) else 500
 
 
 def failure(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
@@ -39,7 +50,7 @@ def failure(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
         return error.status, error_body(str(error), status=error.status, param=error.param, code=error.code), {}
     if isinstance(error, EngineRefusal):
         too_long = any(words in str(error) for words in _TOO_LONG)
-        status = 400 if error.status < 500 else 502
+        status = status_of(error)
         return status, error_body(str(error), status=status, code="context_length_exceeded" if too_long else None), {}
     if isinstance(error, SessionError):
         return error.status, error_body(str(error), status=error.status), _retry_after(error.status)

@@ -66,6 +66,8 @@ class Session:
         self.is_closing = False
         self.end_answer: bytes | None = None
         self.end_lock = asyncio.Lock()
+        self.last_fault: int | None = None
+        """Status of the call that ended last, if it is the gateway's or the engine's fault (5xx)."""
         self._calls: list[_Registered] = []
         self._held: set[str] = set()
         self._running: set[asyncio.Task[Any]] = set()

@@ -26,7 +26,7 @@ case "$task" in
   *) curl -s -f -o /dev/null "$OPENAI_BASE_URL/chat/completions" -H "authorization: Bearer $OPENAI_API_KEY" \\
        -H "traceparent: $TRACEPARENT" -H "baggage: $BAGGAGE" -H 'content-type: application/json' \\
        -d '{"model":"policy","messages":[{"role":"user","content":"hello"}]}'
-     echo "curl $?"; echo ;;
+     status=$?; echo "curl $status"; echo; exit $status ;;
 esac
 """
 
@@ -77,6 +77,20 @@ def test_a_temporary_failure_is_tried_again(rig: Rig) -> None:
     rollout = rig.request(input="temporary", max_attempts=2)
     event = rig.final(rollout)
     assert (event.state, event.attempt_number, rig.rewards(rollout)) == (RolloutState.ABORTED, 1, {})
+
+
+@pytest.mark.e2e
+def test_a_command_that_ends_by_an_engine_fault_is_tried_again(rig: Rig) -> None:
+    """Its status says failure, its last call was answered 503: aborted, not graded, and made again."""
+    rig.engine.label = "default"
+    try:
+        rollout = rig.request(input="curl")
+        until(lambda: RolloutState.ABORTED in rig.states(rollout))
+    finally:
+        rig.engine.label = "0-e1"
+    aborted = next(event for event in rig.events(rollout) if event.state is RolloutState.ABORTED)
+    assert aborted.error == "its last call was answered 503 (exit status 22)" and aborted.calls_closed
+    assert rig.final(rollout).state is RolloutState.SUCCEEDED
 
 
 @pytest.mark.e2e

@@ -86,6 +86,25 @@ async def test_end_waits_for_calls_in_flight() -> None:
         assert (await call)["id"] == calls[0]["call_id"]
 
 
+async def test_end_tells_whether_the_last_call_failed_by_our_fault() -> None:
+    """A 5xx that the agent ended by is no failure of the agent's; a later answer, or its own bad request, clears it."""
+    async with rig(engine_wait_s=0.1) as r:
+        for attempt, asks, fault in (
+            ("0001", ("away",), 503),
+            ("0002", ("away", "answered"), None),
+            ("0003", ("away", "bad"), None),
+            ("0004", (), None),
+        ):
+            await r.begin(attempt=attempt)
+            for how in asks:
+                r.engine.label = "default" if how == "away" else "0-e1"
+                r.engine.replies.append(Reply("42"))
+                fields = {"n": 2} if how == "bad" else {}
+                status, _ = await r.chat_raw(ASK, attempt=attempt, **fields)
+                assert status == {"away": 503, "answered": 200, "bad": 400}[how]
+            assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/end"))[1]["fault"] == fault
+
+
 async def test_end_cancels_what_still_samples_past_its_wait() -> None:
     """A paused engine does not keep an attempt open: the call gets 410 and leaves no record."""
     async with rig(end_wait_s=0.05) as r:
