@@ -16,17 +16,24 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log import TopicPartition
-from tracegrad.schemas.topics import DEFAULT_PARTITIONS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics, TopicSpec
+from tracegrad.schemas.topics import (
+    DEFAULT_PARTITIONS,
+    INPUTS,
+    MAX_MESSAGE_BYTES,
+    REGISTRY,
+    Stage,
+    Topic,
+    Topics,
+    TopicSpec,
+)
 
 from .kafka import KafkaLog
 from .kafka_admin import NewTopicSpec
 
-__all__ = ["NORMALIZE_INPUTS", "TopicPlan", "create_topics", "plan_topics", "start_run"]
+__all__ = ["TopicPlan", "create_topics", "plan_topics", "start_run"]
 
 logger = logging.getLogger(__name__)
 
-NORMALIZE_INPUTS = (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS)
-"""What the first stage reads; a run is a view of these from chosen offsets."""
 CO_PARTITIONED = (Topic.EPISODE_EVENTS, Topic.EPISODES, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 """A marker lies in the partition number of its input, so these have equal counts."""
 
@@ -130,7 +137,7 @@ def start_run(
     """
     group = topics.group(Stage.NORMALIZE)
     chosen: dict[TopicPartition, int] = {}
-    for topic in NORMALIZE_INPUTS:
+    for topic in INPUTS[Stage.NORMALIZE]:
         name = topics.name(topic)
         committed = log.committed(group, name)
         for partition, kept in log.offsets(name).items():

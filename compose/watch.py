@@ -21,7 +21,7 @@ from tracegrad.schemas.errors import RecordError, TracegradError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log import Log, LogReader, Record
 from tracegrad.schemas.rollouts import ROLLOUT_EVENTS
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, Topic, Topics
 from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.weights import WEIGHT_ACKS
 
@@ -32,11 +32,6 @@ _REMEMBERED = 100_000
 """Ended attempts that are remembered, so that an end read before its start leaves nothing open."""
 EventKind = str
 """`step`, `version`, `validation`, `progress`."""
-_STAGE_INPUTS = {
-    Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
-    Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
-    Stage.CREDIT: (Topic.EPISODES,),
-}
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +160,7 @@ class RunView:
 def stream_lag(log: Log, topics: Topics) -> int:
     """Records of the stages' inputs that are not committed yet: waiting, or held by open episodes and groups."""
     lag = 0
-    for stage, inputs in _STAGE_INPUTS.items():
+    for stage, inputs in INPUTS.items():
         for topic in inputs:
             name = topics.name(topic)
             committed = log.committed(topics.group(stage), name)

@@ -33,7 +33,7 @@ from tracegrad.schemas.facts import (
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log import Log, Position, Record, TopicPartition
 from tracegrad.schemas.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.transitions import GroupSummary, decode_group
 from tracegrad.schemas.weights import WEIGHTS, Lineage, VersionManifest
@@ -113,18 +113,13 @@ def gather(
     starts: Mapping[TopicPartition, int] | None = None,
 ) -> Evidence:
     """Reads every topic of the run once. `starts`: where the run began on the raw topics."""
-    inputs = {
-        Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
-        Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
-        Stage.CREDIT: (Topic.EPISODES,),
-    }
     committed = {
         stage: {
             TopicPartition(topics.name(topic), partition): offset
             for topic in read
             for partition, offset in log.committed(topics.group(stage), topics.name(topic)).items()
         }
-        for stage, read in inputs.items()
+        for stage, read in INPUTS.items()
     }
     seen = Evidence(run=run, committed=committed)
     lineage = Lineage(policy)

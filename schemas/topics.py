@@ -14,7 +14,7 @@ import msgspec
 from .errors import ConfigurationError
 from .ids import RunName
 
-__all__ = ["DEFAULT_PARTITIONS", "MAX_MESSAGE_BYTES", "REGISTRY", "Stage", "Topic", "TopicSpec", "Topics"]
+__all__ = ["DEFAULT_PARTITIONS", "INPUTS", "MAX_MESSAGE_BYTES", "REGISTRY", "Stage", "Topic", "TopicSpec", "Topics"]
 
 DEFAULT_PARTITIONS = 4
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -49,6 +49,14 @@ class Stage(StrEnum):
     ASSEMBLE = "assemble"
     CREDIT = "credit"
     RUNNER = "runner"
+
+
+INPUTS: Mapping[Stage, tuple[Topic, ...]] = {
+    Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
+    Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
+    Stage.CREDIT: (Topic.EPISODES,),
+}
+"""What each stage of the streams reads. A run is a view of normalize's from chosen offsets."""
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):

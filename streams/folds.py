@@ -1,9 +1,9 @@
-"""The one place that knows which fold runs which stage, and what it reads."""
+"""The one place that knows which fold runs which stage."""
 
 from __future__ import annotations
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
 from .assemble import Assemble
 from .config import StreamsConfig
@@ -11,14 +11,7 @@ from .credit import Credit
 from .normalize import Normalize
 from .stage import Fold
 
-__all__ = ["INPUTS", "build_fold"]
-
-INPUTS: dict[Stage, tuple[Topic, ...]] = {
-    Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
-    Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
-    Stage.CREDIT: (Topic.EPISODES,),
-}
-"""What each stage reads."""
+__all__ = ["build_fold"]
 
 
 def build_fold(stage: Stage, config: StreamsConfig, topics: Topics) -> Fold:

@@ -25,7 +25,7 @@ from typing import Any
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.log import Headers, Log, LogWriter, Position, Record, TopicPartition
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 from .config import StreamsConfig
 from .counters import Counters
@@ -33,7 +33,7 @@ from .dead_letter import dead_letter
 from .deferred_ack import Ledger
 from .emissions import Emissions, Failpoint
 from .faust_app import FaustSeam
-from .folds import INPUTS, build_fold
+from .folds import build_fold
 from .heartbeat import Heartbeat, Status
 from .instance import PoisonList, hold_instance
 from .liveness import Liveness, check_partitions, group_starts, patiently, refuse_skipped

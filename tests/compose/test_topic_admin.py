@@ -8,11 +8,11 @@ import pytest
 
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.compose.kafka_admin import NewTopicSpec
-from tracegrad.compose.topic_admin import NORMALIZE_INPUTS, create_topics, start_run
+from tracegrad.compose.topic_admin import create_topics, start_run
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log import TopicPartition
-from tracegrad.schemas.topics import REGISTRY, Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, REGISTRY, Stage, Topic, Topics
 
 pytestmark = pytest.mark.kafka
 
@@ -78,7 +78,7 @@ def test_run_begins_at_the_end_and_resumes_where_it_was(kafka_log: KafkaLog, fre
     calls, group = fresh_topics.name(Topic.LLM_CALLS), fresh_topics.group(Stage.NORMALIZE)
     write_calls(kafka_log, fresh_topics, 3)
     chosen = start_run(kafka_log, fresh_topics)
-    assert {where.topic for where in chosen} == {fresh_topics.name(topic) for topic in NORMALIZE_INPUTS}
+    assert {where.topic for where in chosen} == {fresh_topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]}
     assert chosen[TopicPartition(calls, 0)] == 3
     assert kafka_log.committed(group, calls) == {0: 3, 1: 0, 2: 0, 3: 0}
     write_calls(kafka_log, fresh_topics, 2)

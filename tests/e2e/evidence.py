@@ -13,17 +13,12 @@ from pathlib import Path
 import msgspec
 
 from tests.e2e.live_run import LiveRun, Observer
-from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.trainer.checkpoint import CheckpointState
 
 __all__ = ["Look", "looks", "newest_checkpoint"]
 
 Look = Callable[[], str]
-_INPUTS = {
-    Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
-    Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
-    Stage.CREDIT: (Topic.EPISODES,),
-}
 
 
 def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
@@ -44,7 +39,7 @@ def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
         "weight-sync": lambda: _unacknowledged(seen),
         "kafka": lambda: _attempts(seen),
     }
-    for stage in _INPUTS:
+    for stage in INPUTS:
         for ordinal in range(3):
             found[f"streams-{stage.value}-{ordinal}"] = _stage_look(run, seen, stage, ordinal)
     return found
@@ -55,7 +50,7 @@ def _stage_look(run: LiveRun, seen: Observer, stage: Stage, ordinal: int) -> Loo
         status = run.worker(stage, ordinal)
         if status is None or not status["is_ready"]:
             return ""
-        count = seen.uncommitted(stage, _INPUTS[stage], status["assigned"])
+        count = seen.uncommitted(stage, INPUTS[stage], status["assigned"])
         return f"{count} uncommitted inputs on its partitions {status['assigned']}" if count else ""
 
     return look

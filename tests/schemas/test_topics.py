@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tracegrad.compose.topic_admin import CO_PARTITIONED, NORMALIZE_INPUTS, plan_topics, topics_markdown
+from tracegrad.compose.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
 
 ROOT = Path(__file__).parents[2]
 TOPICS = Topics(run=RunName("mine"), prefix="team.", renames={"otlp_spans": "collector_spans"})
@@ -73,7 +73,7 @@ def test_plan_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
 def test_normalize_reads_raw_topics_only() -> None:
     """A run is a view of raw topics from chosen offsets, so a replay needs nothing else."""
     raw = {spec.topic for spec in REGISTRY if spec.raw}
-    assert set(NORMALIZE_INPUTS) < raw
+    assert set(INPUTS[Stage.NORMALIZE]) < raw
 
 
 def test_page_is_the_registry() -> None:

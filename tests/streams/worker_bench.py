@@ -19,9 +19,8 @@ from tests.streams.counting_fold import Part, Sum
 from tests.streams.worker_process import Plan
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.schemas.log import Record
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 from tracegrad.streams.config import StreamsConfig
-from tracegrad.streams.folds import INPUTS
 from tracegrad.streams.heartbeat import Status
 from tracegrad.streams.liveness import patiently
 
