@@ -24,7 +24,6 @@ from .settings import RunSettings
 
 __all__ = ["check", "nearest"]
 
-_SIGNALS = ("tool_succeeded", "tool_failed")
 _AT_LEAST = {
     "seed": 0,
     "agent.concurrency": 1,
@@ -190,13 +189,15 @@ def _is_loopback(host: str) -> bool:
 
 def _check_rooms(settings: RunSettings) -> None:
     """Builds what the processes would be given; each record raises for what it cannot work with."""
-    # Here, because wiring imports the run's folder, and that the loading of settings.
+    # Here, because wiring imports the run's folder, and that the loading of settings; streams takes a while to load.
+    from tracegrad.streams.air import AirSignal
+
     from .kafka_settings import shared_settings
     from .wiring import Wiring
 
     for rule in settings.air.rules:
-        if rule.signal not in _SIGNALS:
-            hint = nearest(rule.signal, _SIGNALS)
+        if rule.signal not in list(AirSignal):
+            hint = nearest(rule.signal, AirSignal)
             raise ConfigurationError(f"[[air.rules]] {rule.name}: signal = {rule.signal!r}; {hint}")
     if len({rule.name for rule in settings.air.rules}) < len(settings.air.rules):
         raise ConfigurationError("[[air.rules]]: two rules have one name; rename one")

@@ -23,7 +23,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from .checks import check, nearest
 from .settings import RunSettings
 
-__all__ = ["ENV_PREFIX", "default_settings", "load", "read_resolved", "write_resolved"]
+__all__ = ["ENV_PREFIX", "load", "read_resolved", "write_resolved"]
 
 ENV_PREFIX = "TRACEGRAD_"
 _PATHS = (
@@ -67,11 +67,6 @@ def load(
     settings = _convert(data, str(path) if path else "the command line")
     check(settings, for_training=for_training)
     return settings
-
-
-def default_settings(model: str, run: str) -> dict[str, Any]:
-    """Flags that make `load(None)` valid for `up` without a file."""
-    return {"run": run, "policy.model": model}
 
 
 def write_resolved(path: Path, settings: RunSettings) -> None:
