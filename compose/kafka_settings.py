@@ -1,8 +1,8 @@
 """librdkafka's dotted settings, built in one place from what a user may say.
 
 In: bootstrap servers and the allow-listed client settings of `[kafka.client]`. Out: dictionaries for producer,
-consumer and admin client. Settings that could load code, run commands or weaken the promises of DESIGN
-section 5 (acks, idempotence, commits, offset reset) cannot be given. Failure: ConfigurationError at load.
+consumer and admin client. Settings that could load code, run commands or weaken the promises of
+delivery (acks, idempotence, commits, offset reset) cannot be given. Failure: ConfigurationError at load.
 """
 
 from __future__ import annotations

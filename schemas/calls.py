@@ -98,7 +98,7 @@ class SpliceOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity claims as received, before they were judged (DESIGN section 4)."""
+    """The identity claims as received, before the gateway judged them; see producers/llm_gateway/identity.py."""
 
     path: str | None = None
     api_key: str | None = None

@@ -7,7 +7,7 @@
     episode id   32 hex   rollout id + attempt id = the trace id of an attempt that the runner made;
                           without a rollout, the trace id of the captured trace
 
-So each span and each call of a runner-made attempt names its episode by its trace id alone (DESIGN section 4).
+So each span and each call of a runner-made attempt names its episode by its trace id alone.
 """
 
 from __future__ import annotations

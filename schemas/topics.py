@@ -23,7 +23,7 @@ _FOREVER = "-1"
 
 
 class Topic(StrEnum):
-    """The topics of DESIGN section 3."""
+    """Every topic, by its name without prefix and run; `REGISTRY` says what each holds."""
 
     OTLP_SPANS = "otlp_spans"
     OTLP_LOGS = "otlp_logs"

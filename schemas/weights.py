@@ -147,5 +147,5 @@ class Lineage:
 
     @property
     def newest(self) -> VersionManifest | None:
-        """The manifest with the highest version among the survivors of the newest epoch, or None."""
+        """The highest surviving version, of whichever epoch, or None."""
         return self.versions[max(self.versions)] if self.versions else None

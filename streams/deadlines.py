@@ -1,4 +1,4 @@
-"""When the clock may propose to close an episode; it only proposes, the fold acts on the record (DESIGN section 5).
+"""When the clock may propose to close an episode; it only proposes, the fold acts on the record.
 
 In: open episodes and the time now. Out: those that are due, with the reason. The clock lives in memory and starts
 when a worker first looks at an episode, so a restart only makes proposals later.

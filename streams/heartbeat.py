@@ -1,7 +1,8 @@
-"""What a worker says about itself: a small JSON file for `tracegrad status`, and one wide log line per interval.
+"""What a worker says about itself: a small JSON file for whoever watches it, and one wide log line per interval.
 
 In: its figures, as plain data. Out: `<data_dir>/status/streams-<stage>-<instance>.json`, always a whole document, and
 log lines without payloads. A clean stop removes the file; the file of a worker that died stays, with its old time.
+`tracegrad status` does not read it: that shows what the supervisor knows.
 """
 
 from __future__ import annotations

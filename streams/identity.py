@@ -1,4 +1,4 @@
-"""Which episode a raw record's item belongs to, and under which key its facts travel (DESIGN section 4).
+"""Which episode a raw record's item belongs to, and under which key its facts travel.
 
 In: the rollout and attempt that the item claims, and its trace id. Out: its episode, or None when it belongs to a
 run that this one does not take. Invariant: claims that disagree are refused (RecordError), never guessed.

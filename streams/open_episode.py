@@ -96,7 +96,7 @@ class OpenEpisode:
             self.started = _later(self.started, fact.event, lambda event: event.at_ms)
 
     def waiting(self) -> Waiting:
-        """What it waits for; DESIGN section 5, "Closing is a record"."""
+        """What it waits for; the table under "assemble" in docs/streams.md."""
         if self.end is None:
             return Waiting.SILENCE if self.started is None else Waiting.END
         if self.end.state is RolloutState.GIVEN_UP:

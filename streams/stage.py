@@ -2,7 +2,7 @@
 
 The shell (`worker.py`) reads input records, calls `fold`, appends the outputs, waits for their acknowledgement,
 appends the marker, waits for it, and only then marks the inputs in `done` as done, so that the committed offset
-never passes a record whose effect is not on the log (DESIGN section 5).
+never passes a record whose effect is not on the log.
 """
 
 from __future__ import annotations

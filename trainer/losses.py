@@ -25,11 +25,12 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Denominator:
-    """What a trained token's term is divided by, counted over ALL rollouts of the batch.
+    """What a trained token's term is divided by, counted over the R rollouts of the batch's trained groups.
 
     Rollouts without advantage stay in it, though their gradient is 0 and they are never computed: leaving them out
-    would raise the step on batches with few useful groups. Members that have no rows (aborted, unscored) and groups
-    that were excluded are not in the batch.
+    would raise the step on batches with few useful groups. A member without a trained token stays too, n_r = 0. Not
+    counted are groups that the batch consumed and excluded (stale, malformed, nothing to train), and members of a
+    trained group that credit excluded (aborted, unscored).
     """
 
     config: LossConfig
@@ -40,7 +41,7 @@ class Denominator:
 
     @classmethod
     def of(cls, config: LossConfig, rollout_tokens: Mapping[str, int]) -> Denominator:
-        """From the trained tokens n_r of each rollout of the batch, also of those with n_r = 0."""
+        """From n_r of each of the R rollouts, also where it is 0: `metrics.rollout_tokens`."""
         return cls(config, len(rollout_tokens), sum(rollout_tokens.values()))
 
     def token_weight(self, rollout_tokens: int) -> float:

@@ -1,7 +1,7 @@
 """Who calls: collects the identity claims of a request and judges them. Pure; knows no registry.
 
 In: the rollout path, API key, headers, baggage and traceparent of one request. Out: a Caller, or IdentityError when
-claims are malformed or disagree; the gateway quarantines such a request, it never guesses (DESIGN section 4).
+claims are malformed or disagree; the gateway quarantines such a request, it never guesses.
 A traceparent is a claim only when its trace id begins with this run's hash.
 """
 

@@ -1,7 +1,7 @@
 """Follows `weights`, so that the gateway knows which version labels an engine may bear.
 
 In: records of `weights` from the beginning, read by a thread of its own. Out: `known(policy, label)`. An undecodable
-record is counted and passed over (the trainer and weight sync dead-letter it); a broker that is away is waited for;
+record is counted and passed over (the trainer and weight sync log theirs); a broker that is away is waited for;
 a fatal error is kept in `fatal` and ends the gateway.
 """
 

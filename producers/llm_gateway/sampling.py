@@ -1,7 +1,7 @@
 """Which sampling parameters a call uses: forced for rollouts, the request's own for captured agents. Pure.
 
 In: the chat request and the attempt's purpose. Out: what the record says was used, and what the engine is sent.
-For a trained policy every field is written here, so that the recorded logprobs are the policy's (DESIGN 4a): only
+For a trained policy every field is written here, so that the recorded logprobs are the policy's: only
 `max_tokens` and `stop` of the request are honoured. Bad values raise RequestError, which becomes a 400.
 """
 
