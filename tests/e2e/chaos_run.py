@@ -1,4 +1,6 @@
-"""A run of the calculator in which every process is killed while work is in flight in it; a worker joins and leaves."""
+"""A run of the calculator in which every process is killed while work is in flight in it; a worker of each stage joins
+and leaves.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ CALCULATOR = ROOT / "examples" / "calculator"
 MIN_STEPS = 10
 _ENDLESS = 100_000
 """Steps while there is killing to do: how fast the machine is must not decide what is killed."""
+_STAGES = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 SETTINGS = {
     "trainer.groups_per_step": 4,
     "tasks.group_size": 4,
@@ -56,15 +59,15 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         wait_for("the first step", lambda: run.poll() is not None or seen.step >= 1, timeout_s=400)
         assert run.poll() is None, run.tail()
         killer = Killer(run, looks(run, seen, per_host=SETTINGS["agent.concurrency"] // 2), say)
-        with extra_worker(run, Stage.ASSEMBLE, 2, folder / "extra.log") as extra:
+        with _extra_workers(run, folder, say):
             killer.strike("trainer", "streams-normalize-0", "runner", "streams-credit-0", "weight-sync", "otlp")
-            wait_for("partitions of the worker that joined", lambda: _assigned(run, 2), timeout_s=60)
-            say(f"{'':9} worker assemble-2 joined and has {_assigned(run, 2)}")
+            for stage in _STAGES:
+                has = wait_for(f"partitions of {stage.value}-2", lambda s=stage: _assigned(run, s, 2), timeout_s=60)
+                say(f"{'':9} worker {stage.value}-2 joined and has {has}")
             killer.strike("streams-assemble-0", "tasks", "llm")
             _progress(run, seen)
             killer.strike("agent-host")
-        assert extra.returncode == 0, (folder / "extra.log").read_text()[-3000:]
-        say(f"{'':9} worker assemble-2 left")
+        _progress(run, seen)
         if engine:
             killer.strike("engine")
             _progress(run, seen)
@@ -90,9 +93,22 @@ def _progress(run: LiveRun, seen: Observer) -> None:
     wait_for("another step", lambda: run.poll() is not None or seen.step > step, timeout_s=240)
 
 
-def _assigned(run: LiveRun, ordinal: int) -> list[int]:
-    status = run.worker(Stage.ASSEMBLE, ordinal)
-    return [partition for partitions in status["assigned"].values() for partition in partitions] if status else []
+@contextlib.contextmanager
+def _extra_workers(run: LiveRun, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """A third worker of every stage, which joins now and leaves at the end."""
+    with contextlib.ExitStack() as stack:
+        logs = {stage: folder / f"extra-{stage.value}.log" for stage in _STAGES}
+        extra = {stage: stack.enter_context(extra_worker(run, stage, 2, logs[stage])) for stage in _STAGES}
+        yield
+    for stage, worker in extra.items():
+        assert worker.returncode == 0, logs[stage].read_text()[-3000:]
+        say(f"{'':9} worker {stage.value}-2 left")
+
+
+def _assigned(run: LiveRun, stage: Stage, ordinal: int) -> dict[str, list[int]]:
+    """Topic -> partitions that the worker has; empty before it joined."""
+    status = run.worker(stage, ordinal)
+    return {topic: partitions for topic, partitions in status["assigned"].items() if partitions} if status else {}
 
 
 @dataclass(frozen=True)
