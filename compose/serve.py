@@ -107,13 +107,15 @@ def _streams(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: 
 def _tasks(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
     from tracegrad.producers import tasks
 
-    tasks.run(wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=stop)
+    starts = wiring.run_dir.starts
+    tasks.run(wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=stop, starts=starts)
 
 
 def _runner(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
     from tracegrad.producers import runner
 
-    runner.run(wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=stop)
+    starts = wiring.run_dir.starts
+    runner.run(wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=stop, starts=starts)
 
 
 def _trainer(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:

@@ -184,7 +184,7 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
             return None
 
     view = RunView(wiring.topics, wiring.record.hash, lag=lag)
-    return Watcher(log, view.topics, view.fold, show.event)
+    return Watcher(log, view.topics, view.fold, show.event, offsets=wiring.run_dir.starts)
 
 
 def write_status(run_dir: RunDir, statuses: Sequence[ProcessStatus]) -> None:

@@ -19,7 +19,7 @@ from tracegrad.schemas.calls import Purpose
 from tracegrad.schemas.episodes import EPISODES
 from tracegrad.schemas.errors import RecordError, TracegradError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log import Log, LogReader, Record
+from tracegrad.schemas.log import Log, LogReader, Record, TopicPartition
 from tracegrad.schemas.rollouts import ROLLOUT_EVENTS
 from tracegrad.schemas.topics import INPUTS, Topic, Topics
 from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
@@ -181,6 +181,7 @@ class Watcher:
         *,
         tick: Callable[[], list[Event]] = list,
         starts: Mapping[str, str] | None = None,
+        offsets: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         """
         Args:
@@ -190,6 +191,7 @@ class Watcher:
             show: prints one event; called in the watcher's thread.
             tick: events that only time brings; called a few times a second.
             starts: `end` for topics whose past does not matter; the others are read from the beginning.
+            offsets: where the run began on topics that it shares with others, instead of the beginning.
         """
         self._log = log
         self._topics = topics
@@ -197,6 +199,7 @@ class Watcher:
         self._show = show
         self._tick = tick
         self._starts = starts or {}
+        self._offsets = offsets or {}
         self._stop = threading.Event()
         self._drain = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -232,7 +235,15 @@ class Watcher:
         return [name for name in self._topics if self._starts.get(name, "beginning") == start]
 
     def _reader(self, start: str) -> LogReader:
-        return self._log.tail(self._names(start), start="end" if start == "end" else "beginning")
+        names = self._names(start)
+        if start == "end":
+            return self._log.tail(names, start="end")
+        begins = {
+            TopicPartition(name, partition): max(kept.begin, self._offsets.get(TopicPartition(name, partition), 0))
+            for name in names
+            for partition, kept in self._log.offsets(name).items()
+        }
+        return self._log.tail(names, start=begins)
 
     def _follow(self, readers: list[LogReader]) -> None:
         last_tick = 0.0

@@ -1,4 +1,4 @@
-"""Follows topics from their beginning and decodes them; append that waits for the log to come back.
+"""Follows topics from where the run began on them and decodes them; append that waits for the log to come back.
 
 In: the log, codecs by topic. Out: decoded records in order, malformed ones logged and left out (their dead letter
 is the business of the stage that reads the topic as a group). Invariant: a record counts as read only when its
@@ -27,14 +27,25 @@ logger = logging.getLogger(__name__)
 class Tail:
     """Reads all partitions of some topics without a group. One thread at a time."""
 
-    def __init__(self, log: Log, codecs: Mapping[str, Codec[Any]]) -> None:
+    def __init__(
+        self, log: Log, codecs: Mapping[str, Codec[Any]], *, starts: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """
+        Args:
+            log: where to read.
+            codecs: by full topic name.
+            starts: where the run began on topics that it shares with others; partitions not named are read from
+                their beginning.
+        """
         self._codecs = codecs
-        self._ends = {
-            TopicPartition(topic, partition): offsets.end
+        kept = {
+            TopicPartition(topic, partition): offsets
             for topic in codecs
             for partition, offsets in log.offsets(topic).items()
         }
-        self._reader = log.tail(list(codecs))
+        self._ends = {where: offsets.end for where, offsets in kept.items()}
+        begins = {where: max(offsets.begin, (starts or {}).get(where, 0)) for where, offsets in kept.items()}
+        self._reader = log.tail(list(codecs), start=begins)
         self._ahead: Mapping[TopicPartition, int] = {}
         self._settled: Mapping[TopicPartition, int] = {}
 

@@ -2,10 +2,10 @@
 
     rollouts --(group `runner`)--> claim a number --> begin, agent, end, grade --> rewards --> rollout_events --> commit
 
-In: `rollouts` as a member of the group, `rollout_events` from the beginning. Out: `rewards`, then the end event,
-then the request's offset is done. Invariant: a request is done only when its rollout has a final event on the log;
-whoever owns the request's partition owns the rollout, so an attempt that another runner left open is aborted and
-made again. Failure: the log is away -> waits; the agent or the grader cannot be imported -> ConfigurationError.
+In: `rollouts` as a member of the group, `rollout_events` from where the run began. Out: `rewards`, then the end
+event, then the request's offset is done. Invariant: a request is done only when its rollout has a final event on the
+log; whoever owns the request's partition owns the rollout, so an attempt that another runner left open is aborted
+and made again. Failure: the log is away -> waits; the agent or the grader cannot be imported -> ConfigurationError.
 """
 
 from __future__ import annotations
@@ -64,13 +64,21 @@ class _Active:
 class Runner:
     """All rollouts of one runner process, on one event loop."""
 
-    def __init__(self, config: RunnerConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        *,
+        topics: Topics,
+        log: Log,
+        stop: threading.Event,
+        starts: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
         self._config = config
         self._topics = topics
         self._log = log
         self._stop = stop
         self._reader: LogReader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
-        self._tail = Tail(log, {topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS})
+        self._tail = Tail(log, {topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS}, starts=starts)
         self._writer = log.writer()
         self._histories = Histories(config.run_hash)
         self._ledger = OffsetLedger()
@@ -350,8 +358,17 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks, timeout=10)
 
 
-def run(config: RunnerConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(
+    config: RunnerConfig,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    starts: Mapping[TopicPartition, int] | None = None,
+) -> None:
     """Runs rollouts until `stop` is set. Blocks.
+
+    `starts`: where the run began on the raw topics, which it shares with others; None: at their beginning.
 
     Raises:
         ConfigurationError: the agent or the grader cannot be started.
@@ -360,7 +377,7 @@ def run(config: RunnerConfig, *, topics: Topics, log: Log, stop: threading.Event
     check(config)
 
     async def main() -> None:
-        runner = Runner(config, topics=topics, log=log, stop=stop)
+        runner = Runner(config, topics=topics, log=log, stop=stop, starts=starts)
         try:
             await runner.serve()
         finally:

@@ -2,7 +2,7 @@
 
     version 0 served -> validation before -> training groups, paced -> last version served -> validation after -> done
 
-In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, all from their beginning.
+In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, from where the run began.
 Out: `rollouts`, and a final `rollout_events` record for a rollout that nobody will end. Invariant: ids follow from
 run, purpose and number, so that a restart (or a second process) asks for the same rollouts again and no others.
 Failure: a dataset that cannot be read -> ConfigurationError; the log is away -> waits.
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from tracegrad.schemas.calls import Purpose
 from tracegrad.schemas.codec import Codec
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash, group_id, rollout_id
-from tracegrad.schemas.log import Log
+from tracegrad.schemas.log import Log, TopicPartition
 from tracegrad.schemas.rollouts import (
     ROLLOUT_EVENTS,
     ROLLOUTS,
@@ -92,7 +92,14 @@ def _check(config: TasksConfig) -> None:
 class TaskAdmission:
     """The decisions, one `advance` at a time. Not thread-safe."""
 
-    def __init__(self, config: TasksConfig, *, topics: Topics, log: Log) -> None:
+    def __init__(
+        self,
+        config: TasksConfig,
+        *,
+        topics: Topics,
+        log: Log,
+        starts: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
         _check(config)
         self._config = config
         self._run = RunHash(config.run_hash)
@@ -112,7 +119,7 @@ class TaskAdmission:
             Topic.WEIGHT_ACKS: WEIGHT_ACKS,
         }
         self._topics = topics
-        self._tail = Tail(log, {topics.name(topic): codec for topic, codec in codecs.items()})
+        self._tail = Tail(log, {topics.name(topic): codec for topic, codec in codecs.items()}, starts=starts)
         self._writer = log.writer()
         self._said: tuple[str, float] = ("", 0.0)
         self._reported: set[str] = set()
@@ -261,13 +268,22 @@ class TaskAdmission:
         self._writer.close()
 
 
-def run(config: TasksConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(
+    config: TasksConfig,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    starts: Mapping[TopicPartition, int] | None = None,
+) -> None:
     """Admits tasks until the run is complete or `stop` is set. Blocks.
+
+    `starts`: where the run began on the raw topics, which it shares with others; None: at their beginning.
 
     Raises:
         ConfigurationError: the settings or the dataset cannot work; the message names line and remedy.
     """
-    admission = TaskAdmission(config, topics=topics, log=log)
+    admission = TaskAdmission(config, topics=topics, log=log, starts=starts)
     try:
         is_complete = False
         while not stop.is_set() and not is_complete:
