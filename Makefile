@@ -1,36 +1,39 @@
 # The two commands of README, and what they are made of. Works from any folder: make -C PATH demo.
-ROOT := $(dir $(abspath $(lastword $(MAKEFILE_LIST))))
+# $(strip): a path may hold blanks, at which make's own functions on file names would cut it.
+ROOT := $(shell dirname "$$(realpath -s "$(strip $(MAKEFILE_LIST))")")/
 VENV ?= $(ROOT).venv
 PYTHON3 ?= $(shell command -v python3.11 || command -v python3)
-PYTHON := $(VENV)/bin/python
+PYTHON := "$(VENV)/bin/python"
 ARGS ?=
+INSTALL = test -n "$(PYTHON3)" || { echo "tracegrad: expected python3 on PATH, got none; install Python 3.11" >&2; exit 2; }; \
+	"$(PYTHON3)" "$(ROOT)requirements/install.py"
 
-.PHONY: help demo test env check fast lint types docs clean
+.PHONY: help demo test env check fast lint types clean
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z]+:.*##' "$(ROOT)Makefile" | sed 's/:.*## /\t/' | expand -t 10
 
 env:  ## make the environment with the test tools
-	@$(PYTHON3) $(ROOT)requirements/install.py test --venv $(VENV)
+	@$(INSTALL) test --venv "$(VENV)"
 
 demo:  ## train the small agent and show it live; ARGS="--steps 10 --seed 1"
-	@$(PYTHON3) $(ROOT)requirements/install.py demo --venv $(VENV)
-	@cd $(ROOT) && exec $(VENV)/bin/tracegrad demo $(ARGS)
+	@$(INSTALL) demo --venv "$(VENV)"
+	@cd "$(ROOT)" && exec "$(VENV)/bin/tracegrad" demo $(ARGS)
 
 test: env lint types  ## lint, types, all tests (real Kafka, Faust, vLLM, torch)
-	cd $(ROOT) && $(PYTHON) -m pytest -m "" $(ARGS)
+	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(ARGS)
 
 fast: env  ## the tests without broker, engine or torch: seconds
-	cd $(ROOT) && $(PYTHON) -m pytest $(ARGS)
+	cd "$(ROOT)" && $(PYTHON) -m pytest $(ARGS)
 
 check: env lint types  ## lint and types only
 
 lint:
-	cd $(ROOT) && $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	cd "$(ROOT)" && "$(VENV)/bin/ruff" check . && "$(VENV)/bin/ruff" format --check .
 
 types:
-	@mkdir -p $(ROOT).typing/tracegrad
-	@for room in schemas producers streams trainer consumers compose; do ln -sfn ../../$$room $(ROOT).typing/tracegrad/$$room; done
-	cd $(ROOT) && $(PYTHON) -m mypy .typing/tracegrad tests
+	@mkdir -p "$(ROOT).typing/tracegrad"
+	@for room in schemas producers streams trainer consumers compose; do ln -sfn ../../$$room "$(ROOT).typing/tracegrad/$$room"; done
+	cd "$(ROOT)" && $(PYTHON) -m mypy .typing/tracegrad tests
 
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(ROOT).typing $(ROOT).cache $(ROOT)runs $(ROOT).mypy_cache $(ROOT).ruff_cache $(ROOT).pytest_cache
+	cd "$(ROOT)" && rm -rf "$(VENV)" .typing .cache runs .mypy_cache .ruff_cache .pytest_cache

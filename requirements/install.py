@@ -61,7 +61,7 @@ def check_machine(profile, venv):
     if not os.access(parent, os.W_OK):
         fail("expected a writable folder for the environment, got %s; choose another with VENV=DIR" % parent)
     free = shutil.disk_usage(parent).free
-    if free < FREE_BYTES[profile] and not os.path.exists(venv):
+    if free < FREE_BYTES[profile] and not has_stamp(venv):
         need, got = FREE_BYTES[profile] / 2**30, free / 2**30
         fail("expected %.0f GiB free disk under %s, got %.1f GiB; free some, or choose VENV=DIR" % (need, parent, got))
     return python, uv
@@ -76,6 +76,11 @@ def wanted_stamp(profile):
         with open(path, "rb") as file:
             digest.update(file.read())
     return digest.hexdigest()
+
+
+def has_stamp(venv):
+    """Whether some profile was installed to its end, so that most of the disk is already taken."""
+    return any(os.path.exists(os.path.join(venv, ".tracegrad-" + name)) for name in PROFILES)
 
 
 def is_ready(profile, venv):
