@@ -103,9 +103,9 @@ class RunningEngine:
                 start_new_session=True,
             )
         while not answers(f"{self.url}/health"):
-            log = self.log_path.read_text(errors="replace")
-            assert process.poll() is None, f"the engine ended: {explain(log)}\n{log[-3000:]}"
-            assert time.monotonic() - started < 300.0, f"not ready in 300 s:\n{log[-3000:]}"
+            said = self.log_path.read_text(errors="replace")
+            assert process.poll() is None, f"the engine ended: {explain(said)}\n{said[-3000:]}"
+            assert time.monotonic() - started < 300.0, f"not ready in 300 s:\n{said[-3000:]}"
             time.sleep(0.25)
         self.start_s = time.monotonic() - started
 

@@ -22,7 +22,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, on a machine that has all it wants; `has` changes that."""
     spec = importlib.util.spec_from_file_location("install", ROOT / "requirements" / "install.py")
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     machine = {"system": "Linux", "machine": "x86_64", "python": CPYTHON, "venv": 0, "free": 50 * GIB, "uv": None}
 

@@ -91,7 +91,12 @@ def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunSetting
     from tracegrad.compose.cli import run as run_commands
 
     started: list[RunSettings] = []
-    monkeypatch.setattr(run_commands, "run_session", lambda settings, *_, **__: started.append(settings) or 0)
+
+    def run_session(settings: RunSettings, *_: object, **__: object) -> int:
+        started.append(settings)
+        return 0
+
+    monkeypatch.setattr(run_commands, "run_session", run_session)
     app(list(arguments), standalone_mode=False)
     (settings,) = started
     return settings
