@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -280,10 +280,13 @@ class Gateway:
         if int(request.headers.get("content-length") or 0) > bound:
             raise too_large
         data = bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > bound:
-                raise too_large
+        try:
+            async for part in request.stream():
+                data += part
+                if len(data) > bound:
+                    raise too_large
+        except ClientDisconnect:
+            raise RequestError("the client went away while it sent the body") from None
         try:
             body = msgspec.json.decode(bytes(data) or b"{}")
             # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.

@@ -52,6 +52,23 @@ async def test_a_refused_record_is_a_503_and_no_call() -> None:
         assert len(await r.end()) == 1
 
 
+async def test_a_client_that_leaves_within_its_request_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """A killed agent's half body is one refused request, not a traceback."""
+    async with rig() as r:
+        await r.begin()
+        host, _, port = r.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 100\r\n\r\n{{".encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: r.gateway.counters["status_400"])
+        await r.chat(ASK)
+        assert len(await r.end()) == 1
+    assert "ClientDisconnect" not in caplog.text
+
+
 async def test_a_client_that_left_is_recorded_and_its_retry_supersedes() -> None:
     """The record is written all the same; the outcome is in calls_closed."""
     async with rig() as r:
