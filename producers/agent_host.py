@@ -2,11 +2,10 @@
 
 Started by path with the user's Python; imports only the standard library and, when installed, OpenTelemetry.
 In: JSON lines on stdin: `{"op": "run", "rollout", "attempt", "task": {id, input}, "time_s"}`. End of file ends it.
-Out: JSON lines on stdout: `ready`, `unusable` (the callable cannot be imported), `result` (its output is JSON text: one
-that the runner cannot decode costs no other rollout). What the agent prints goes to stderr. Invariant: each rollout
-runs in a root context whose trace id is its episode id, and its result comes after its spans were flushed, with the
-number exported and lost. Failure: an agent that does not end in time is reported `truncated`; `hung` says that its
-thread or task still runs, `blocked` that nobody else can run.
+Out: JSON lines on stdout: `ready`, `unusable` (not importable), `result` (its output is JSON text: one that cannot be
+decoded costs no other rollout). What the agent prints goes to stderr. Invariant: each rollout runs in a root context
+whose trace id is its episode id, and its result comes after its spans were flushed, with the number exported and lost.
+Failure: an agent out of time is `truncated`; `hung`: its thread or task still runs, `blocked`: nobody else can run.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Purpose(StrEnum):
     VALIDATION = "validation"
     """Greedy unless configured; ends at `episodes`."""
     UNKNOWN = "unknown"
-    """A value of a later release."""
+    """Nobody said: an agent that no runner started (captured); also how a value of a later release is read."""
 
     @classmethod
     def _missing_(cls, value: object) -> Purpose:
