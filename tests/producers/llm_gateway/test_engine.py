@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
+from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
 from tracegrad.schemas.tokens import ids_from_bytes, logprobs_from_bytes
 
@@ -133,6 +134,27 @@ async def test_the_next_prompt_is_prompt_plus_sampled_plus_suffix(engine: tuple[
             suffix = tokenizer.decode(prompt[len(before) :])
             assert tokenizer.decode(anew).endswith(suffix.removeprefix("<|im_end|>"))
             assert (sampled[-1] == tokenizer.eos_token_id) != suffix.startswith("<|im_end|>")
+
+
+async def test_all_turns_merge_with_mask_1_on_the_sampled_ids_alone(engine: tuple[str, Path]) -> None:
+    """One row of the trainer's input for the three calls."""
+    async with rig(engine_url=engine[0], engine_wait_s=60) as r:
+        await _converse(r)
+        assert len(r.calls()) == 3
+        assert_merged(await rows_of(r), r.calls())
+
+
+async def test_without_the_splice_turns_do_not_merge(engine: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same assertion fails: the template's own ids differ from those sampled, so another row begins."""
+    disable_splice(monkeypatch)
+    async with rig(engine_url=engine[0], engine_wait_s=60) as r:
+        await _converse(r)
+        rows = await rows_of(r)
+        with pytest.raises((AssertionError, ValueError)):
+            assert_merged(rows, r.calls())
+        # The first answer is the one learnt by heart, spelt letter by letter; the later ones may be anything.
+        assert len(rows) > 1
+        assert rows[1].token_ids[: len(rows[0].token_ids)] != rows[0].token_ids
 
 
 async def _rendered(r: Rig, url: str, messages: list[Any]) -> list[int]:
