@@ -100,6 +100,7 @@ class Gateway:
             writer=self._writer,
             topic=self._topics.name(Topic.LLM_CALLS),
             counters=self.counters,
+            has_room=self.sessions.has_room,
         )
         self.lineage.start()
         proof = asyncio.create_task(self._prefer_local(client))
@@ -192,6 +193,7 @@ class Gateway:
                 await self._append(record_key(rollout, None), value)
                 session.end_answer = msgspec.json.encode({"calls": calls, "fault": session.last_fault})
                 session.forget_turns()
+                self.sessions.has_room(session)
                 self.counters["attempts_ended"] += 1
         return Response(session.end_answer, media_type="application/json")
 

@@ -94,6 +94,7 @@ class CallServer:
         writer: LogWriter,
         topic: str,
         counters: Counter[str],
+        has_room: Callable[[Session], bool],
     ) -> None:
         self._config = config
         self._client = client
@@ -102,6 +103,7 @@ class CallServer:
         self._writer = writer
         self._topic = topic
         self._counters = counters
+        self._has_room = has_room
         self._policies = {policy.name: policy for policy in config.policies}
         self._ends = EndOfTurn()
 
@@ -151,7 +153,11 @@ class CallServer:
             times_ns=(started_ns, time.time_ns()),
         )
         summary = await self._append(session, caller, prompt, answer, record, number)
-        self._remember(session, request, prompt, generation, answer)
+        if self._has_room(session):
+            self._remember(session, request, prompt, generation, answer)
+            self._has_room(session)  # counts the turn, which may push a captured trace out
+        else:
+            self._counters["turn_not_remembered"] += 1
         return Served(answer=answer, summary=summary)
 
     async def _parse(

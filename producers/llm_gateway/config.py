@@ -59,6 +59,9 @@ class LlmGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts remembered, running and ended; the least recently used one goes first."""
     max_captured: int = 2_000
     """Captured traces whose splice state is remembered."""
+    max_history_ids: int = 64_000_000
+    """Token ids (4 bytes each) of all remembered turns; beyond it captured traces are forgotten, the oldest first, then
+    new turns are not remembered, so that the next turn starts a new segment."""
     keep_ended_s: float = 900.0
     """How long `/end` of an ended attempt can be asked again."""
     idle_s: float = 3600.0

@@ -66,6 +66,8 @@ class Session:
         self.is_closing = False
         self.end_answer: bytes | None = None
         self.end_lock = asyncio.Lock()
+        self.num_ids_counted = 0
+        """Token ids of its turns as its registry counted them."""
         self.last_fault: int | None = None
         """Status of the call that ended last, if it is the gateway's or the engine's fault (5xx)."""
         self._calls: list[_Registered] = []
@@ -181,6 +183,7 @@ class Sessions:
         self._clock = clock
         self._attempts: OrderedDict[str, Session] = OrderedDict()
         self._captured: OrderedDict[str, Session] = OrderedDict()
+        self._num_ids = 0
 
     def begin(
         self, rollout: RolloutId, attempt: AttemptId, *, policy: str, purpose: Purpose, overrides: dict[str, Any]
@@ -247,6 +250,24 @@ class Sessions:
         self._captured.move_to_end(key)
         return self._touch(session)
 
+    def has_room(self, session: Session) -> bool:
+        """Counts what a session holds now, forgets old captured traces; whether another turn may be remembered."""
+        registry = self._captured if session.purpose is Purpose.UNKNOWN else self._attempts
+        if registry.get(session.key) is session:
+            self._num_ids += session.history.num_ids - session.num_ids_counted
+            session.num_ids_counted = session.history.num_ids
+        while self._num_ids > self._config.max_history_ids and self._captured:
+            oldest = next(iter(self._captured))
+            if self._captured[oldest] is session:
+                break
+            self._forget(self._captured, oldest, "memory")
+        return self._num_ids <= self._config.max_history_ids
+
+    def _forget(self, sessions: OrderedDict[str, Session], key: str, why: str) -> None:
+        session = sessions.pop(key)
+        self._num_ids -= session.num_ids_counted
+        self._counters[f"forgotten_{'ended' if session.end_answer else 'open'}_{why}"] += 1
+
     def num_open(self) -> int:
         """Attempts that have begun and not ended."""
         return sum(not session.is_closing for session in self._attempts.values())
@@ -267,7 +288,4 @@ class Sessions:
             is_old = age > (self._config.keep_ended_s if session.end_answer else self._config.idle_s)
             if not is_old and len(sessions) < bound:
                 break
-            why = "idle" if is_old else "full"
-            state = "ended" if session.end_answer else "open"
-            self._counters[f"forgotten_{state}_{why}"] += 1
-            del sessions[key]
+            self._forget(sessions, key, "idle" if is_old else "full")

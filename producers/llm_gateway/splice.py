@@ -72,6 +72,8 @@ class SpliceHistory:
         """Conversations that were asked."""
         self._answers: set[bytes] = set()
         self._minted: set[str] = set()
+        self.num_ids = 0
+        """Token ids that are held."""
 
     def remember(self, context: Any, messages: Sequence[Any], answer: dict[str, Any], turn: ServedTurn) -> None:
         """Adds a served answer.
@@ -86,6 +88,7 @@ class SpliceHistory:
         self._before.add(keys[-2])
         self._answers.add(_said(answer))
         self._minted.update(turn.tool_call_ids)
+        self.num_ids += len(turn.prompt_ids) + len(turn.sampled_ids)
 
     def match(self, context: Any, messages: Sequence[Any]) -> Match:
         """The latest assistant turn of these messages that was served here after equal messages."""

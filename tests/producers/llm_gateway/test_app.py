@@ -338,3 +338,20 @@ async def test_half_a_surrogate_pair_is_refused(message: dict[str, Any]) -> None
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
         assert r.engine.requests == []
         assert (await r.chat([*ASK, {"role": "user", "content": "\U0001f642"}]))["choices"]
+
+
+async def test_memory_is_bounded_by_token_ids() -> None:
+    """Captured traces go first; an attempt keeps its session, and only starts a new segment, counted."""
+    async with rig(max_history_ids=60) as r:
+        r.engine.replies.extend(Reply("42") for _ in range(4))
+        for number in range(2):
+            parent = f"00-{number + 1:032x}-{1:016x}-01"
+            assert (await r.post("/v1/chat/completions", {"messages": ASK}, traceparent=parent))[0] == 200
+        await r.begin()
+        answer = (await r.chat(ASK))["choices"][0]["message"]
+        again = [*ASK, answer, {"role": "user", "content": "and 3 plus 4? " * 9}]
+        await r.chat(again)
+        await r.chat([*again, {"role": "user", "content": "and then?"}])
+        assert r.gateway.counters["forgotten_open_memory"] > 0
+        assert r.gateway.counters["turn_not_remembered"] > 0
+        assert len(await r.end()) == 3
