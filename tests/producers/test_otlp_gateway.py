@@ -131,8 +131,8 @@ async def test_claims_that_differ_from_the_path_are_quarantined(log: MemoryLog) 
         [{}, {"rollout.id": rollout, "attempt.id": "0a0b"}, {"rollout.id": other}, {"attempt.id": "ffff"}]
     ):
         part = request_of([(TRACE, number)])
-        for key, value in claims.items():
-            part.resource_spans[0].resource.attributes.add(key=key).value.string_value = value
+        for key, claim in claims.items():
+            part.resource_spans[0].resource.attributes.add(key=key).value.string_value = claim
         request.MergeFrom(part)
     span = request_of([(TRACE, 4)])
     span.resource_spans[0].scope_spans[0].spans[0].attributes.add(key="rollout.id").value.string_value = other
