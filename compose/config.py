@@ -32,6 +32,7 @@ _PATHS = (
     ("tasks", "file"),
     ("tasks", "eval_file"),
     ("engine", "python"),
+    ("engine", "tool_parser_plugin"),
 )
 _SPECS = (("agent", "callable"), ("reward", "grader"))
 """`file.py:function`: the part before the last colon is a path."""

@@ -75,6 +75,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads of a CPU engine."""
     tool_call_parser: str | None = "hermes"
     """vLLM's parser of tool calls; None: the model calls none."""
+    tool_parser_plugin: str | None = None
+    """A Python file that registers a parser of one's own."""
     needs_tools: bool = True
     """Refuse a model whose chat template ignores tools."""
     args: tuple[str, ...] = ()
@@ -154,6 +156,8 @@ def engine_argv(config: EngineConfig, build: EngineBuild) -> list[str]:
     if config.tool_call_parser:
         options.append(("--tool-call-parser", config.tool_call_parser))
         flags.append("--enable-auto-tool-choice")
+    if config.tool_parser_plugin:
+        options.append(("--tool-parser-plugin", config.tool_parser_plugin))
     script = install_plugin(config.work_dir)
     given = [text for name, value in options for text in (name, str(value))]
     return [config.python or sys.executable, str(script), *given, *flags, *config.args]

@@ -118,6 +118,8 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
     """`float32`, `bfloat16`; None: float32 on CPU, bfloat16 on a GPU."""
     tool_call_parser: str | None = "hermes"
     """vLLM's parser of the model's tool calls; None: the model calls no tools."""
+    tool_parser_plugin: str | None = None
+    """A Python file that registers a parser of one's own with vLLM."""
     max_num_seqs: int = 128
     """Sequences decoded at once."""
     kv_cache_bytes: int | None = None

@@ -253,6 +253,7 @@ class Wiring:
             kv_cache_bytes=engine.kv_cache_bytes,
             threads=engine.threads,
             tool_call_parser=engine.tool_call_parser,
+            tool_parser_plugin=engine.tool_parser_plugin,
             needs_tools=self.settings.policy.tools,
             args=engine.args,
         )

@@ -14,8 +14,8 @@ from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 
 SYSTEM = (
-    "Solve the problem step by step. Use the calculator tool for arithmetic. "
-    "End with a line '#### N', where N is the final number."
+    "Solve the problem step by step. For each calculation call the tool `calculator`, one call an answer, and wait for "
+    "its result. When you know the result, end with a line '#### N', where N is the final number."
 )
 OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,

@@ -53,6 +53,14 @@ def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: 
     assert argv[-2:] == ["--seed", "3"]
 
 
+def test_a_tool_parser_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
+    """The file that registers it, and its name."""
+    own = str(tmp_path / "parser.py")
+    argv = engine_argv(config_for(tmp_path, tool_call_parser="own", tool_parser_plugin=own), CPU)
+    assert option(argv, "--tool-parser-plugin") == own
+    assert option(argv, "--tool-call-parser") == "own"
+
+
 def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
     """bfloat16, graphs, its own cache size and executor."""
     argv = engine_argv(config_for(tmp_path, tool_call_parser=None), CUDA)
