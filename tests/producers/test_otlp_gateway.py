@@ -143,8 +143,8 @@ async def test_claims_that_differ_from_the_path_are_quarantined(log: MemoryLog) 
     assert span_ids(values(log)) == [(TRACE.hex(), number) for number in (0, 1, 5)]
     assert {dict(letter.headers)["tracegrad.reason"] for letter in log.records(DEAD)} == {b"identity_conflict"}
     assert len(log.records(DEAD)) == 3
-    for value in values(log):
-        for kept in ExportTraceServiceRequest.FromString(value).resource_spans:
+    for exported in values(log):
+        for kept in ExportTraceServiceRequest.FromString(exported).resource_spans:
             found = [a.value.string_value for a in kept.resource.attributes if a.key == "rollout.id"]
             assert found == [rollout]
 
