@@ -83,7 +83,8 @@ class Wiring:
         """`serve llm`."""
         from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
 
-        policy = self.settings.policy
+        policy, engine = self.settings.policy, self.settings.engine
+        is_hermes = engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None
         return LlmGatewayConfig(
             host=self.settings.llm.host,
             port=port_of(self.endpoints.llm_url),
@@ -94,6 +95,8 @@ class Wiring:
             otlp_endpoint=self.endpoints.otlp_endpoint,
             otlp_token=self.settings.otlp.token,
             validation_temperature=policy.validation_temperature,
+            # The gateway itself knows no other parser, and probes prove only what they ask.
+            render="auto" if is_hermes else "engine",
         )
 
     def streams(self, stage: Stage, ordinal: int) -> StreamsConfig:

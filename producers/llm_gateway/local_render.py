@@ -67,6 +67,12 @@ _SAID = (
     '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
     "<tool_call></tool_call>",
     "text with </tool_call> alone",
+    # Calls to other parsers, words to Hermes.
+    '```json\n{"name": "calc", "arguments": {"expr": "1+2"}}\n```',
+    '{"name": "calc", "parameters": {"expr": "1+2"}}',
+    '[{"name": "calc", "arguments": {"expr": "1+2"}}]',
+    '[calc(expr="1+2")]',
+    "<tool_call>\n<function=calc>\n<parameter=expr>\n1+2\n</parameter>\n</function>\n</tool_call>",
 )
 
 
