@@ -2,7 +2,8 @@
 
     0  kafka (ours, unless bootstrap_servers is given)          then: topics and start offsets
     1  engine, trainer           slow to start, waited for by nobody here
-    2  otlp, llm, streams, weight-sync
+       otlp                      stops after llm, which sends it its last spans
+    2  llm, streams, weight-sync
     3  runner, tasks             when both gateways answer
 
 In: checked settings. Out: a prepared RunDir and ProcessSpecs for the supervisor. Invariant: preparing the same run
@@ -122,7 +123,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
         if settings.engine.url is None:
             found.append(_serve(wiring, "engine", layer=1))
         found += [
-            _serve(wiring, "otlp", layer=2, health=wiring.endpoints.otlp_endpoint),
+            _serve(wiring, "otlp", layer=1, health=wiring.endpoints.otlp_endpoint),
             _serve(wiring, "llm", layer=2, health=wiring.endpoints.llm_url),
         ]
     if only in (None, "streams"):
