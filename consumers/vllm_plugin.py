@@ -86,6 +86,18 @@ def _calm_message_queue() -> None:
     queue.sched_yield = lambda: time.sleep(_SPIN_SLEEP_S)
 
 
+def _use_all_threads() -> None:
+    """On a CPU: the threads that OMP_NUM_THREADS asks for.
+
+    vLLM's CPU worker forbids torch.set_num_threads while a caller holds it at 1 for the start, and so stays at 1.
+    """
+    torch: Any = importlib.import_module("torch")
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and not torch.accelerator.is_available() and torch.get_num_threads() != int(asked):
+        logger.info("%d threads instead of %d", int(asked), torch.get_num_threads())
+        torch._C.set_num_threads(int(asked))
+
+
 def resolve_version(root: str, path: str) -> Path:
     """The real folder of a version. Raises ValueError unless it lies under the root, symbolic links followed."""
     if not root:
@@ -216,6 +228,7 @@ def _make_transfer_engine() -> Any:
 
         def update_weights(self, update_info: dict[str, Any]) -> None:
             self.receive_weights(self.parse_update_info(update_info))
+            _use_all_threads()
             accelerator: Any = importlib.import_module("torch").accelerator
             if accelerator.is_available():  # the base class takes one for granted
                 accelerator.synchronize()
