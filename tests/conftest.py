@@ -18,13 +18,19 @@ from tracegrad.compose.topic_admin import create_topics
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topics
 
-# No deadline: a busy machine is no failure. Few examples in the everyday run; HYPOTHESIS_PROFILE=long for more.
-hypothesis.settings.register_profile("fast", max_examples=30, deadline=None)
-hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
-
 BOOTSTRAP_VARIABLE = "TRACEGRAD_TEST_BOOTSTRAP"
 """host:port of a running broker to use instead of starting one."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Few examples in the everyday run, more in the full one; HYPOTHESIS_PROFILE=long for many.
+
+    No deadline: a busy machine is no failure.
+    """
+    for name, max_examples in (("fast", 8), ("full", 30), ("long", 2000)):
+        hypothesis.settings.register_profile(name, max_examples=max_examples, deadline=None)
+    profile = "fast" if config.option.markexpr else "full"
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +67,8 @@ def fresh_topics(kafka_log: KafkaLog) -> Topics:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Importing torch takes seconds: files that need it are not even opened when their tests are deselected."""
+    if "not e2e" in config.option.markexpr and collection_path.name == "e2e":
+        return True
     if "not torch" not in config.option.markexpr or collection_path.suffix != ".py":
         return None
     return True if 'importorskip("torch")' in collection_path.read_text(encoding="utf-8") else None

@@ -120,6 +120,7 @@ def light_modules() -> Iterator[str]:
             yield ".".join(parts).removesuffix(".__init__")
 
 
+@pytest.mark.slow
 def test_light_rooms_load_nothing_heavy() -> None:
     """A gateway process must not pay seconds and gigabytes for what it does not use."""
     code = (

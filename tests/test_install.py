@@ -130,6 +130,7 @@ def make(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [("-C", "a checkout"), ("-f", "a checkout/Makefile")], ids=["folder", "file"])
 def test_make_works_from_a_path_with_a_blank(
     make: Callable[..., subprocess.CompletedProcess[str]], way: tuple[str, str], tmp_path: Path

@@ -18,6 +18,8 @@ import pytest
 from tracegrad.compose.process import ProcessSpec, ProcessState, Role
 from tracegrad.compose.supervisor import Backoff, OutcomeKind, Supervisor
 
+pytestmark = pytest.mark.slow
+
 FOREVER = "while :; do sleep 0.02; done"
 QUICK = Backoff(first_s=0.01, greatest_s=0.02, healthy_s=5.0, max_in_a_row=3)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -39,8 +38,6 @@ from tracegrad.streams.config import StreamsConfig
 from tracegrad.streams.folds import build_fold
 from tracegrad.streams.stage import Emission, Fold, Output
 
-EXAMPLES = int(os.environ.get("TRACEGRAD_EXAMPLES", "20"))
-"""Of each property; the default keeps the suite fast, a change of a fold deserves 1000."""
 RUN_HASH = "0123abcd"
 GROUP = GroupRef(id=RUN_HASH + "f" * 16, size=1, member=0, index=0)
 TOPICS = Topics(run=RunName("test"))

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.streams.make import EXAMPLES, RUN_HASH, config, rollout
+from tests.streams.make import RUN_HASH, config, rollout
 from tests.streams.test_segments import call, child
 from tracegrad.schemas.calls import Purpose
 from tracegrad.schemas.dead_letters import HEADER_PREFIX
@@ -231,7 +231,6 @@ def test_numbers_that_arrow_cannot_hold_exclude_the_group() -> None:
     assert (rows, summary.excluded) == ([], "unencodable")
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5))
 def test_the_order_of_the_members_does_not_matter(seed: int, size: int) -> None:
     """Permuted and repeated episodes give the same bytes, and all positions are done once."""

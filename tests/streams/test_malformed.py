@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.streams.make import EXAMPLES, Streams, call, closed, config, event, reward, rollout
+from tests.streams.make import Streams, call, closed, config, event, reward, rollout
 from tests.streams.test_order import CONFIG, EPISODE, FACTS, RAW
 from tracegrad.schemas.calls import Purpose, SamplingParameters, VersionSpan
 from tracegrad.schemas.episodes import EPISODES
@@ -34,7 +34,6 @@ def check(streams: Streams) -> None:
         decode_group(value)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from(INPUTS), st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=3)), max_size=4))
 def test_mutated_records_never_raise(item: tuple[Topic, bytes], cuts: list[tuple[int, bytes]]) -> None:
     """Bytes replaced, inserted and removed anywhere."""
@@ -50,7 +49,6 @@ def test_mutated_records_never_raise(item: tuple[Topic, bytes], cuts: list[tuple
         check(streams)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from([topic for topic, _ in INPUTS]), st.binary(max_size=200))
 def test_random_bytes_never_raise(topic: Topic, value: bytes) -> None:
     """They are done at once, nearly always as dead letters (a few bytes happen to be an empty request)."""
@@ -67,7 +65,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from([Topic.REWARDS, Topic.ROLLOUT_EVENTS, Topic.EPISODES]), st.data())
 def test_records_with_odd_values_never_raise(topic: Topic, data: st.DataObject) -> None:
     """Right JSON, wrong types and sizes, field by field."""
@@ -84,7 +81,6 @@ floats = st.floats() | st.sampled_from([0.0, -0.0, math.nan, math.inf, 1e308, -1
 ints = st.integers(-(2**31), 2**31) | st.sampled_from([0, 1, 2, 3, 2**63 - 1, -(2**63)])
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_calls_with_odd_numbers_give_readable_transitions(data: st.DataObject) -> None:
     """Whatever the gateway wrote, the trainer can read the group."""
@@ -110,7 +106,6 @@ def test_calls_with_odd_numbers_give_readable_transitions(data: st.DataObject) -
     check(streams)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(), st.integers(), st.integers(), st.sampled_from(list(Purpose)))
 def test_odd_groups_never_raise(size: int, member: int, index: int, purpose: Purpose) -> None:
     """Sizes and members that make no sense are dead letters."""
@@ -120,7 +115,6 @@ def test_odd_groups_never_raise(size: int, member: int, index: int, purpose: Pur
     check(streams)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.sampled_from(SpanKind)), max_size=8))
 def test_any_span_graph_can_be_joined(edges: list[tuple[int, int, SpanKind]]) -> None:
     """Circles, several roots, lost parents."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.streams.make import (
-    EXAMPLES,
     TOPICS,
     Item,
     Streams,
@@ -107,7 +106,6 @@ def test_the_two_agent_episode_by_hand() -> None:
     ]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.permutations(range(len(FACTS))), st.lists(st.integers(0, len(FACTS) - 1), max_size=8), st.randoms())
 def test_any_order_and_duplicates_give_the_same_bytes(
     order: list[int], repeated: list[int], rng: random.Random
@@ -125,7 +123,6 @@ def test_any_order_and_duplicates_give_the_same_bytes(
     assert sum(topic.endswith("episode_events") for topic, _ in streams.done) == len(delivered)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.permutations(range(len(FACTS))), st.lists(st.integers(0, len(FACTS)), max_size=4))
 def test_re_deliveries_after_restarts_give_the_same_bytes(order: list[int], crashes: list[int]) -> None:
     """A restart forgets the state, reads the markers and gets again what was not done."""
@@ -152,7 +149,6 @@ def test_re_deliveries_after_restarts_give_the_same_bytes(order: list[int], cras
     assert done == set(range(len(records)))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.permutations(range(len(RAW))))
 def test_any_interleaving_of_the_raw_topics_gives_the_same_transitions(order: list[int]) -> None:
     """A replay reads the same raw records in another interleaving."""
@@ -164,7 +160,6 @@ def test_any_interleaving_of_the_raw_topics_gives_the_same_transitions(order: li
     assert streams.values(Topic.TRANSITIONS) == EXPECTED.values(Topic.TRANSITIONS)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.permutations(range(4)))
 def test_facts_that_conflict_have_one_winner(order: list[int]) -> None:
     """The greatest end time wins, whichever came first, as long as the episode is open."""

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.streams.make import EXAMPLES
 from tracegrad.schemas.calls import SpliceOutcome, VersionSpan
 from tracegrad.schemas.episodes import EpisodeCall
 from tracegrad.schemas.errors import RecordError
@@ -164,7 +163,6 @@ def trees(draw: st.DrawFn) -> list[EpisodeCall]:
     return calls
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(trees())
 def test_segments_partition_the_sampled_tokens(calls: list[EpisodeCall]) -> None:
     """Each call is one slice of one row, after exactly its own prompt; the mask is the union of the slices."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scripted_engine import EOT, ScriptedEngine, ToyTokenizer
@@ -30,7 +30,6 @@ def prompt_of(history: SpliceHistory, messages: list[dict[str, Any]]) -> Any:
     return splice(match, up_to, rendered(messages), EOT)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
 def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, str, bool]]) -> None:
     """And says, decoded, exactly what the template says; each token is context or sampled, never both."""
@@ -57,7 +56,6 @@ def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, st
         before = [*prompt.ids.tolist(), *sampled]
 
 
-@settings(max_examples=60, deadline=None)
 @given(TEXT, TEXT, TEXT, st.integers(0, 1), TEXT)
 def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, more: str, at: int, other: str) -> None:
     """Whatever was changed, the prompt is then the template's own, with a reason."""
