@@ -13,6 +13,7 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.producers.runner_config import otlp_headers
 from tracegrad.schemas.calls import CALLS, CallRecord
 from tracegrad.schemas.episodes import EPISODES, Episode
 from tracegrad.schemas.errors import RecordError
@@ -47,9 +48,7 @@ def variables(wiring: Wiring) -> dict[str, str]:
         "OTEL_BSP_SCHEDULE_DELAY": "500",
         "OTEL_SERVICE_NAME": wiring.settings.agent.service if wiring.settings.agent else "agent",
     }
-    if wiring.settings.otlp.token:
-        found["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer {wiring.settings.otlp.token}"
-    return found
+    return found | otlp_headers(wiring.settings.otlp.token)
 
 
 def print_variables(wiring: Wiring, show: Show) -> None:

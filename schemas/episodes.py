@@ -88,7 +88,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """The episode by which its rollout counts; False: superseded by a later attempt."""
     error: str | None = None
     closed_by: str
-    """`complete`, `deadline` or `idle`."""
+    """`complete`, `deadline`, `idle` or `bound` (too many episodes were open)."""
     services: tuple[str, ...] = ()
     calls: tuple[EpisodeCall, ...]
     rewards: tuple[Reward, ...] = ()
