@@ -13,10 +13,13 @@ from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 
-SYSTEM = (
-    "Solve the problem step by step. For each calculation call the tool `calculator`, one call an answer, and wait for "
-    "its result. When you know the result, end with a line '#### N', where N is the final number."
-)
+SYSTEM = """You solve a problem with a calculator. Answer with one tool call and nothing else, such as
+```json
+{"name": "calculator", "arguments": {"expression": "48/2 + 12"}}
+```
+You then read its result. Repeat this for each calculation. When you know the final number N, answer with the line
+#### N
+and nothing else."""
 OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
