@@ -50,7 +50,7 @@ def calculator(expression: str) -> str:
     return f"{evaluate(ast.parse(expression, mode='eval')):g}"
 
 
-model = ChatOpenAI(model="policy", max_tokens=200, max_retries=0, timeout=600)  # type: ignore[call-arg]
+model = ChatOpenAI(model="policy", max_tokens=96, max_retries=0, timeout=600)  # type: ignore[call-arg]
 graph = create_react_agent(model, [calculator], prompt=SYSTEM)
 
 
