@@ -16,7 +16,16 @@ import pyarrow as pa
 
 from .errors import RecordError
 
-__all__ = ["TRANSITIONS_SCHEMA", "GroupSummary", "MemberSummary", "SegmentRow", "Turn", "decode_group", "encode_group"]
+__all__ = [
+    "TRANSITIONS_SCHEMA",
+    "GroupSummary",
+    "MemberSummary",
+    "SegmentRow",
+    "Turn",
+    "decode_group",
+    "encode_group",
+    "group_id_of",
+]
 
 _METADATA_KEY = b"tracegrad.group"
 MAX_LOGPROB = 1e-4
@@ -205,6 +214,20 @@ def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
     for row in rows:
         _check_row(row)
     return summary, rows
+
+
+def group_id_of(data: bytes | None) -> str | None:
+    """The group that even malformed bytes still name, as they spell it; None when they name none. Never raises.
+
+    Reads the schema message only: Arrow verifies that one itself, while column buffers that were not validated can
+    crash the process.
+    """
+    try:
+        with pa.ipc.open_stream(data or b"") as reader:
+            metadata = (reader.schema.metadata or {}).get(_METADATA_KEY, b"")
+        return msgspec.json.decode(metadata, type=GroupSummary).group_id
+    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _refuse_nulls(array: pa.Array, path: str) -> None:

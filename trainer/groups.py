@@ -11,18 +11,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import msgspec
-import pyarrow as pa
-
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log import Record
-from tracegrad.schemas.transitions import GroupSummary, SegmentRow, Turn, decode_group
+from tracegrad.schemas.transitions import GroupSummary, SegmentRow, Turn, decode_group, group_id_of
 
 __all__ = ["Group", "GroupLimits", "Verdict", "judge", "oldest_version", "token_versions"]
 
 _GROUP_ID = re.compile(r"[0-9A-Za-z._:-]{1,128}")
 _REASON_CHARACTERS = 60
-_SUMMARY_KEY = b"tracegrad.group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +74,9 @@ def judge(record: Record, limits: GroupLimits) -> Verdict:
 
 
 def _salvage_group_id(data: bytes | None) -> str | None:
-    """The group that malformed bytes still name. Reads the schema message only: Arrow verifies that one itself,
-    while column buffers that were not validated can crash the process.
-    """
-    try:
-        with pa.ipc.open_stream(data or b"") as reader:
-            metadata = (reader.schema.metadata or {}).get(_SUMMARY_KEY, b"")
-        summary = msgspec.json.decode(metadata, type=GroupSummary)
-    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return summary.group_id if _GROUP_ID.fullmatch(summary.group_id) else None
+    """The group that malformed bytes still name, when what they name can be one."""
+    group_id = group_id_of(data)
+    return group_id if group_id is not None and _GROUP_ID.fullmatch(group_id) else None
 
 
 def _check_summary(summary: GroupSummary, limits: GroupLimits) -> None:

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from tests.schemas.released import GOLDEN, ROW, SUMMARY
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.transitions import TRANSITIONS_SCHEMA, SegmentRow, Turn, decode_group, encode_group
+from tracegrad.schemas.transitions import (
+    TRANSITIONS_SCHEMA,
+    SegmentRow,
+    Turn,
+    decode_group,
+    encode_group,
+    group_id_of,
+)
 
 TEXT = st.text(max_size=12)
 FLOATS = st.floats(-1e6, 1e6)
@@ -78,6 +85,7 @@ def test_mutants_only_ever_raise_record_errors() -> None:
             decode_group(bytes(mutant))
         except RecordError:
             num_refused += 1
+            assert isinstance(group_id_of(bytes(mutant)), str | None)
     assert num_refused > 100
 
 
@@ -93,6 +101,13 @@ def test_tombstone_is_refused_by_name() -> None:
     with pytest.raises(RecordError) as caught:
         decode_group(None)
     assert caught.value.reason == "null_value"
+
+
+def test_what_is_refused_may_still_name_its_group() -> None:
+    """By the summary alone, whatever the columns are; other bytes name none."""
+    refused = stream(TRANSITIONS_SCHEMA.remove(0).with_metadata({b"tracegrad.group": msgspec.json.encode(SUMMARY)}), 1)
+    assert group_id_of(refused) == SUMMARY.group_id
+    assert [group_id_of(data) for data in (None, b"", b"\xff" * 64, stream(TRANSITIONS_SCHEMA, 1))] == [None] * 4
 
 
 def stream(schema: pa.Schema, num_batches: int) -> bytes:
