@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.topics import Stage
+from tracegrad.schemas.topics import INPUTS, Stage
 
 from . import kafka_node
 from .process import ProcessSpec, Role
@@ -49,7 +49,6 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }
 _PORT_WAIT_S = 5.0
-_STAGES = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 
 
 def prepare_run(settings: RunSettings, path: Path) -> RunDir:
@@ -129,7 +128,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
     if only in (None, "streams"):
         found += [
             _serve(wiring, "streams", layer=2, stage=stage, ordinal=ordinal)
-            for stage in _STAGES
+            for stage in INPUTS
             for ordinal in range(settings.streams.workers)
         ]
     if only in (None, "train"):

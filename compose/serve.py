@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
-from tracegrad.schemas.topics import Stage
+from tracegrad.schemas.topics import INPUTS, Stage
 
 from .checks import nearest
 from .run_dir import RunDir
@@ -26,7 +26,6 @@ from .wiring import Wiring
 
 __all__ = ["NAMES", "serve"]
 
-_STAGES = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 _LOCK_WAIT_S = 5.0
 """A predecessor that was told to die may still be leaving."""
 _SAY_EVERY_S = 10.0
@@ -79,8 +78,8 @@ def _quieten() -> Callable[[logging.LogRecord], bool]:
 def _check_name(name: str, stage: str | None) -> None:
     if name not in _ROOMS:
         raise ConfigurationError(f"no process {name!r}; {nearest(name, NAMES)}")
-    if name == "streams" and stage not in [known.value for known in _STAGES]:
-        raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(_STAGES)}, got {stage!r}")
+    if name == "streams" and stage not in list(INPUTS):
+        raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(INPUTS)}, got {stage!r}")
 
 
 def _otlp(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:

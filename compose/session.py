@@ -28,6 +28,7 @@ from .wiring import Wiring
 __all__ = ["INTERRUPTED", "run_session"]
 
 INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
 _logger = logging.getLogger(__name__)
 WatchFactory = Callable[[Wiring, Show], Watcher]
 ReportMaker = Callable[[Wiring, Show], bool]

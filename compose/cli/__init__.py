@@ -13,11 +13,10 @@ import typer
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
 
+from ..session import INTERRUPTED
 from . import look, run, serve, topics
 
 __all__ = ["app", "main"]
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="tracegrad",
