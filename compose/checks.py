@@ -8,7 +8,6 @@ which refuse what they cannot work with, are built here too, for a run that neve
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import math
 import re
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from tracegrad.producers.exposure import check_exposure
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import parse_run_name
 from tracegrad.schemas.topics import Stage
@@ -170,21 +170,10 @@ def _check_addresses(settings: RunSettings) -> None:
     if url is not None and not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"[engine] url: expected http://host:port, got {url!r}")
     for section, gateway in (("llm", settings.llm), ("otlp", settings.otlp)):
-        if not gateway.token and not _is_loopback(gateway.host):
-            raise ConfigurationError(
-                f"[{section}] host: expected 127.0.0.1, since there is no token, got {gateway.host!r}; "
-                f"set [{section}] token to listen elsewhere"
-            )
+        check_exposure(gateway.host, gateway.token, section=section)
     for key, name in (("topic_prefix", settings.kafka.topic_prefix), *settings.kafka.topics.items()):
         if not _TOPIC_CHARACTERS.fullmatch(name):
             raise ConfigurationError(f"[kafka] {key}: expected letters, digits, '.', '_' and '-' only, got {name!r}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_rooms(settings: RunSettings) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import threading
@@ -17,9 +16,9 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.errors import UnavailableError
 
-__all__ = ["check_exposure", "serve"]
+__all__ = ["serve"]
 
 _POLL_S = 0.1
 _BACKLOG = 1024
@@ -34,16 +33,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves the process's signals as they are."""
         yield
-
-
-def check_exposure(host: str, token: str | None, *, key: str) -> None:
-    """Raises ConfigurationError when a service would be reachable from outside without a token."""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback and not token:
-        raise ConfigurationError(f"{key}: host {host!r} is not loopback; set a token, or host = '127.0.0.1'")
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -8,7 +8,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..asgi import check_exposure
+from ..exposure import check_exposure
 
 __all__ = ["EngineRef", "LlmGatewayConfig", "PolicyRef", "check"]
 
@@ -88,4 +88,4 @@ def check(config: LlmGatewayConfig) -> None:
         raise ConfigurationError("policies: expected at least one policy, got none; set [policy] name")
     if len({policy.name for policy in config.policies}) != len(config.policies):
         raise ConfigurationError("policies: expected distinct names, got a repeated one; rename it")
-    check_exposure(config.host, config.token, key="llm gateway")
+    check_exposure(config.host, config.token, section="llm")
