@@ -30,9 +30,10 @@ from tracegrad.schemas.dead_letters import dead_letter_headers
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.log import Log, LogWriter, Position, Record
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import MAX_VALUE_BYTES, Topic, Topics
 
-from .asgi import check_exposure, serve
+from .asgi import serve
+from .exposure import check_exposure
 from .otlp_decode import JSON, PROTOBUF, BodyTooLarge, decode_traces, gunzip
 from .otlp_split import Rejected, SplitRequest, add_identity, split
 
@@ -60,8 +61,8 @@ class OtlpGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of all requests that wait for their acknowledgement."""
     record_target_bytes: int = 1_000_000
     """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
-    record_limit_bytes: int = 8 * 1024 * 1024 - 64 * 1024
-    """One span above this is a dead letter: the topics' max.message.bytes less headroom."""
+    record_limit_bytes: int = MAX_VALUE_BYTES
+    """One span above this is a dead letter."""
     ack_timeout_s: float = 8.0
     """Shorter than the SDK's export timeout of 10 s, so that the client hears 503 and sends again."""
     retry_after_s: int = 1
@@ -253,7 +254,7 @@ def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.
         ConfigurationError: not loopback and no token.
         UnavailableError: the address is taken, or no writer can be made now.
     """
-    check_exposure(config.host, config.token, key="otlp gateway")
+    check_exposure(config.host, config.token, section="otlp")
     writer = log.writer()
     try:
         gateway = OtlpGateway(config, topics=topics, writer=writer)

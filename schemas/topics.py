@@ -14,10 +14,22 @@ import msgspec
 from .errors import ConfigurationError
 from .ids import RunName
 
-__all__ = ["DEFAULT_PARTITIONS", "INPUTS", "MAX_MESSAGE_BYTES", "REGISTRY", "Stage", "Topic", "TopicSpec", "Topics"]
+__all__ = [
+    "DEFAULT_PARTITIONS",
+    "INPUTS",
+    "MAX_MESSAGE_BYTES",
+    "MAX_VALUE_BYTES",
+    "REGISTRY",
+    "Stage",
+    "Topic",
+    "TopicSpec",
+    "Topics",
+]
 
 DEFAULT_PARTITIONS = 4
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
+"""Room for key, headers and the batch's frame; a value above it would be refused by the broker."""
 _DAY_MS = 24 * 3600 * 1000
 _FOREVER = "-1"
 

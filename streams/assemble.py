@@ -25,12 +25,12 @@ from tracegrad.schemas.facts import (
     RolloutFact,
 )
 from tracegrad.schemas.log import Record
-from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
 
 from .closed import ClosedIds
 from .config import StreamsConfig
 from .counters import Counters
-from .dead_letter import MAX_VALUE_BYTES, dead_letter
+from .dead_letter import dead_letter
 from .deadlines import Deadlines
 from .identity import run_hashes
 from .open_episode import OpenEpisode, Waiting

@@ -5,15 +5,12 @@ from __future__ import annotations
 from tracegrad.schemas.dead_letters import dead_letter_headers
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log import Record
-from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, Stage, Topic
+from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
 
 from .counters import Counters
 from .stage import Output
 
 __all__ = ["MAX_VALUE_BYTES", "dead_letter"]
-
-MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
-"""Room for key, headers and the batch's frame; a value above it would be refused by the broker."""
 
 
 def dead_letter(

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from tracegrad.schemas.episodes import Episode, EpisodeCall
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.rollouts import RolloutState
+from tracegrad.schemas.topics import MAX_VALUE_BYTES
 from tracegrad.schemas.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 
 from .counters import Counters
-from .dead_letter import MAX_VALUE_BYTES
 from .rewards import is_usable
 from .segments import CallSlice, Segment, build_segments
 
