@@ -8,6 +8,7 @@ were here is chance.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,6 +26,7 @@ from .rewards import is_usable, sum_rewards
 
 __all__ = ["has_structure", "write_episode"]
 
+_NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
@@ -88,12 +90,10 @@ def _calls(
     joined = join_calls(records, spans)
     executions = join_tools(records, joined, tools)
     outcomes = episode.closed.outcomes if episode.closed else {}
-    num_turns: dict[str | None, int] = {}
+    fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
+    turns = _turns([match.agent for match in joined], fates)
     calls: list[EpisodeCall] = []
-    for record, match, answered in zip(records, joined, executions, strict=True):
-        turn = num_turns.get(match.agent, 0)
-        num_turns[match.agent] = turn + 1
-        outcome = outcomes.get(record.call_id, CallOutcome.UNKNOWN)
+    for record, match, turn, outcome, answered in zip(records, joined, turns, fates, executions, strict=True):
         calls.append(
             _call(
                 record,
@@ -105,6 +105,22 @@ def _calls(
             )
         )
     return _with_rewards(episode, calls, config)
+
+
+def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> list[int]:
+    """Each call's index within its agent, so that neither a lost span nor a client's retry moves the calls after it.
+
+    A call whose span is lost counts with the agent of the call before it (at the start: after it). An answer that its
+    client did not take shares its turn with the call that was made instead.
+    """
+    agent = next((name for name in agents if name is not None), None)
+    num_turns: dict[str | None, int] = {}
+    turns: list[int] = []
+    for name, outcome in zip(agents, outcomes, strict=True):
+        agent = name if name is not None else agent
+        turns.append(num_turns.get(agent, 0))
+        num_turns[agent] = turns[-1] + (outcome not in _NOT_TAKEN)
+    return turns
 
 
 def _call(

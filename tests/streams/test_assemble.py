@@ -272,6 +272,26 @@ def test_turns_are_counted_per_agent_in_the_order_of_the_log() -> None:
     ]
 
 
+@pytest.mark.parametrize("lost", [{0}, {1}, {2}, {0, 1}, {0, 2}])
+def test_a_missing_span_moves_no_call_to_another_turn(lost: set[int]) -> None:
+    """One agent: whichever calls left no span, each is compared with the same turn of its peers."""
+    calls = [call(name, R1, [1], [2]) for name in "abc"]
+    spans = [llm_span(OWN, 10 + n, name, parent=1) for n, name in enumerate("abc") if n not in lost]
+    sent = otlp(agent_span(OWN, 1, "solver"), *spans)
+    end = event(R1, spans_exported=1 + len(spans))
+    episode = one(*calls, closed(R1, calls), reward(R1), sent, end)
+    assert [c.turn for c in episode.calls] == [0, 1, 2]
+    assert [c.agent for c in episode.calls] == [None if n in lost else "solver" for n in range(3)]
+
+
+@pytest.mark.parametrize("outcome", [CallOutcome.SUPERSEDED, CallOutcome.CLIENT_DISCONNECTED])
+def test_a_retried_call_moves_no_later_call_to_another_turn(outcome: CallOutcome) -> None:
+    """The answer that the client did not take and the one it took are the same turn."""
+    calls = [call(name, R1, [1], [2]) for name in "abc"]
+    episode = one(*calls, closed(R1, calls, a=outcome), reward(R1), event(R1))
+    assert [c.turn for c in episode.calls] == [0, 0, 1]
+
+
 def test_air_pays_the_call_that_asked_for_the_tool() -> None:
     """First turn's tool works, second turn's fails."""
     calls = [

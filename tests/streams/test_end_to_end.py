@@ -97,10 +97,10 @@ def test_raw_records_become_arrow_rows() -> None:
         ("calculator", "1", 1.0, ()),
     ]
     assert (bad.token_ids, bad.loss_mask, bad.rollout_tokens) == ([1, 2, 9, 5, 7, 8], [0, 0, 1, 0, 0, 0], 1)
-    # The second call has no span: it trains without a name, as the first turn of nobody.
+    # The second call has no span: it trains without a name, and is still compared with second turns.
     assert [(t.agent, t.turn, t.return_, t.masked) for t in bad.turns] == [
         ("calculator", 0, 0.0, ""),
-        (None, 0, 0.0, "truncated"),
+        (None, 1, 0.0, "truncated"),
     ]
     tools = [EPISODES.decode(value).calls[0].tools for value in streams.values(Topic.EPISODES)]
     assert {(t[0].status.value, t[0].status_from, t[0].tool_call_id) for t in tools} == {
