@@ -7,7 +7,8 @@
 Invariant: what is excluded depends on (record, step) only - the records of the interval, the groups consumed
 before it and the version it starts from - so the same offsets give the same batch hash. Excluded groups count
 towards G: they were admitted. Duplicates and records that name no group do not.
-On failure: LogGapError when the offset lies outside the log; bad records are verdicts, never exceptions.
+On failure: LogGapError when an offset lies outside the log or is passed over; bad records are verdicts, never
+exceptions.
 """
 
 from __future__ import annotations
@@ -77,9 +78,22 @@ class OpenBatch:
         """Whether the G-th group is in."""
         return len(self._seen) >= self._num_groups
 
+    @property
+    def next_offset(self) -> int:
+        """Of the record that `add` takes next."""
+        return self._begin_offset + len(self._verdicts)
+
     def add(self, record: Record) -> None:
-        """Takes the partition's next record. Not to be called once the batch is complete."""
+        """Takes the partition's next record. Not to be called once the batch is complete.
+
+        Raises LogGapError when it is another record than the next: a batch is a contiguous interval.
+        """
         assert not self.is_complete
+        if record.offset != self.next_offset:
+            raise LogGapError(
+                f"expected offset {self.next_offset} of {record.topic!r}[{record.partition}], got {record.offset}; "
+                "records are gone (retention, compaction?): restore the topic, or start a new run"
+            )
         verdict = judge(record, self._limits)
         self._verdicts.append(verdict)
         if verdict.group_id is not None and verdict.group_id not in self._consumed:
@@ -112,7 +126,7 @@ class OpenBatch:
                 groups.append(verdict.group)
         return Batch(
             begin_offset=self._begin_offset,
-            next_offset=self._verdicts[-1].record.offset + 1 if self._verdicts else self._begin_offset,
+            next_offset=self.next_offset,
             groups=tuple(groups),
             untrained=tuple(untrained),
             excluded=excluded,

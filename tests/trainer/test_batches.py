@@ -121,6 +121,14 @@ def test_offset_that_retention_took_is_fatal(memory_log: MemoryLog) -> None:
             TransitionsSource(memory_log, topic="t", partition=0, next_offset=offset)
 
 
+@pytest.mark.parametrize("offset", [9, 12])
+def test_record_that_is_not_the_next_is_fatal(offset: int) -> None:
+    """A batch is a contiguous interval: a record passed over, or seen again, is never trained around."""
+    batch = open_batch([group_bytes(0)], num_groups=3)
+    with pytest.raises(LogGapError, match="expected offset 11 of .*, got " + str(offset)):
+        batch.add(record(group_bytes(1), offset))
+
+
 def test_source_reads_in_order_and_tells_its_lag(memory_log: MemoryLog) -> None:
     """From the offset given."""
     memory_log.create_topic("t", 1)
