@@ -13,7 +13,7 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracegrad.producers.runner_config import otlp_headers
+from tracegrad.producers.agent_environment import agent_environment
 from tracegrad.schemas.calls import CALLS, CallRecord
 from tracegrad.schemas.episodes import EPISODES, Episode
 from tracegrad.schemas.errors import RecordError
@@ -34,21 +34,14 @@ _EVERY = 100
 
 def variables(wiring: Wiring) -> dict[str, str]:
     """What an agent that we do not start is given."""
-    endpoints = wiring.endpoints
-    found = {
-        "OPENAI_BASE_URL": f"{endpoints.llm_url}/v1",
-        "OPENAI_API_KEY": wiring.settings.llm.token or "tracegrad",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoints.otlp_endpoint,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
-        "OTEL_PROPAGATORS": "tracecontext,baggage",
-        "OTEL_BSP_MAX_QUEUE_SIZE": "32768",
-        "OTEL_BSP_SCHEDULE_DELAY": "500",
-        "OTEL_SERVICE_NAME": wiring.settings.agent.service if wiring.settings.agent else "agent",
-    }
-    return found | otlp_headers(wiring.settings.otlp.token)
+    agent = wiring.settings.agent
+    return agent_environment(
+        llm_url=wiring.endpoints.llm_url,
+        llm_token=wiring.settings.llm.token,
+        otlp_endpoint=wiring.endpoints.otlp_endpoint,
+        otlp_token=wiring.settings.otlp.token,
+        service=agent.service if agent else "agent",
+    )
 
 
 def print_variables(wiring: Wiring, show: Show) -> None:

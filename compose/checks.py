@@ -28,6 +28,7 @@ _AT_LEAST = {
     "seed": 0,
     "agent.concurrency": 1,
     "agent.hosts": 1,
+    "agent.flush_timeout_s": 1,
     "tasks.max_running": 1,
     "tasks.max_attempts": 1,
     "policy.max_tokens": 1,
@@ -98,6 +99,14 @@ def _check_agent(settings: RunSettings) -> None:
         _check_spec("[agent] callable", agent.callable)
     if settings.reward is not None:
         _check_spec("[reward] grader", settings.reward.grader)
+    # Here, for only an agent needs it, and `tracegrad status` checks none.
+    from tracegrad.producers.agent_host import FLUSH_LIMIT_S
+
+    if agent.flush_timeout_s >= FLUSH_LIMIT_S:
+        raise ConfigurationError(
+            f"[agent] flush_timeout_s: expected less than {FLUSH_LIMIT_S:g}, after which an agent host gives up its "
+            f"flush, got {agent.flush_timeout_s:g}"
+        )
     if agent.python is not None and "/" in agent.python and not Path(agent.python).is_file():
         raise ConfigurationError(f"[agent] python: no such file: {agent.python}")
 

@@ -49,7 +49,8 @@ class AgentSettings(_Section, frozen=True, kw_only=True):
     hosts: int = 2
     """Long-lived processes that share them (callables only)."""
     flush_timeout_s: float = 10.0
-    """At an attempt's end: how long its spans may take to be accepted; later ones are counted as lost."""
+    """At an attempt's end: how long its spans may take to be accepted; later ones are counted as lost (callables only:
+    a command has its SDK's own time-out)."""
     time_limit_s: float = 300.0
     """Wall-clock seconds of one attempt; beyond it the attempt is `truncated` and graded."""
     service: str = "agent"

@@ -15,7 +15,7 @@ from tracegrad.schemas.topics import Stage, Topics
 
 from .kafka import KafkaLog
 from .run_dir import Endpoints, RunDir, RunRecord
-from .settings import RunSettings
+from .settings import AgentSettings, RunSettings
 
 if TYPE_CHECKING:
     from tracegrad.consumers.weight_sync import WeightSyncConfig
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["ENGINE_ID", "Wiring", "topics_of"]
 
 ENGINE_ID = "engine-0"
+_ACK_SHARE = 0.8
+"""Of the agents' export time-out: the OTLP gateway answers 503 before they give up, so that they send again."""
 
 
 def topics_of(settings: RunSettings, record: RunRecord) -> Topics:
@@ -73,10 +75,13 @@ class Wiring:
         """`serve otlp`."""
         from tracegrad.producers.otlp_gateway import OtlpGatewayConfig
 
+        flush_timeout_s = (self.settings.agent or AgentSettings()).flush_timeout_s
         return OtlpGatewayConfig(
             host=self.settings.otlp.host,
             port=port_of(self.endpoints.otlp_endpoint),
             token=self.settings.otlp.token,
+            # Agents that we do not start keep their SDK's default, for which the gateway's own is made.
+            ack_timeout_s=min(OtlpGatewayConfig().ack_timeout_s, _ACK_SHARE * flush_timeout_s),
         )
 
     def llm(self) -> LlmGatewayConfig:
@@ -184,7 +189,7 @@ class Wiring:
             otlp_endpoint=self.endpoints.otlp_endpoint,
             llm_token=self.settings.llm.token,
             otlp_token=self.settings.otlp.token,
-            otlp_timeout_s=agent.flush_timeout_s,
+            flush_timeout_s=agent.flush_timeout_s,
             service_name=agent.service,
             log_dir=str(self.run_dir.logs),
         )

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from tracegrad.schemas.rollouts import RolloutRequest, RolloutState
 
+from .agent_environment import command_environment
 from .agent_result import AgentResult
 from .children import Child, Reaper
-from .runner_config import RunnerConfig, command_environment
+from .runner_config import RunnerConfig
 
 __all__ = ["CommandPool"]
 

@@ -19,9 +19,10 @@ from typing import Any
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.rollouts import RolloutRequest, RolloutState
 
+from .agent_environment import host_environment
 from .agent_result import AgentResult, from_host
 from .children import Child, Reaper
-from .runner_config import RunnerConfig, host_environment, interpreter
+from .runner_config import RunnerConfig, interpreter
 
 __all__ = ["HostPool", "HostSlot"]
 

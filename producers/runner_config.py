@@ -1,19 +1,17 @@
-"""What a runner needs to know, and the environment that its agents are given."""
+"""What a runner needs to know."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["RunnerConfig", "check", "command_environment", "host_environment", "interpreter", "otlp_headers"]
+__all__ = ["RunnerConfig", "check", "interpreter"]
 
 
 class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +56,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long an attempt waits for a gateway that is away before it is aborted."""
     end_timeout_s: float = 150.0
     """How long the end of an attempt waits for the gateway, calls in flight included."""
-    otlp_timeout_s: float = 10.0
-    """The agents' export time-out; a gateway that restarts within it costs no span."""
+    flush_timeout_s: float = 10.0
+    """The hosts' export time-out; a gateway that restarts within it costs no span."""
     hang_grace_s: float = 30.0
     """After a time limit, until a host that said nothing is held to be hung."""
     retry_backoff_s: float = 1.0
@@ -98,52 +96,3 @@ def check(config: RunnerConfig) -> None:
 def interpreter(config: RunnerConfig) -> str:
     """The Python of the agent and the grader."""
     return config.python or sys.executable
-
-
-def _telemetry(config: RunnerConfig) -> dict[str, str]:
-    return {
-        **otlp_headers(config.otlp_token),
-        "OTEL_EXPORTER_OTLP_ENDPOINT": config.otlp_endpoint.rstrip("/"),
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        "OTEL_EXPORTER_OTLP_TIMEOUT": f"{config.otlp_timeout_s:g}",
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
-        "OTEL_PROPAGATORS": "tracecontext,baggage",
-        "OTEL_SERVICE_NAME": config.service_name,
-        # The SDK's defaults lose spans silently when a burst meets a slow gateway (queue of 2048).
-        "OTEL_BSP_MAX_QUEUE_SIZE": "32768",
-        "OTEL_BSP_SCHEDULE_DELAY": "1000",
-    }
-
-
-def otlp_headers(token: str | None) -> dict[str, str]:
-    """The variable by which exporters present a token; its value is percent-encoded."""
-    return {"OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{quote(token, safe='')}"} if token else {}
-
-
-def host_environment(config: RunnerConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an agent host: identity travels by `traceparent`, so no rollout is named in it."""
-    return {
-        **environ,
-        **_telemetry(config),
-        "OPENAI_BASE_URL": f"{config.llm_url.rstrip('/')}/v1",
-        "OPENAI_API_KEY": config.llm_token or "tracegrad",
-        **config.env,
-    }
-
-
-def command_environment(
-    config: RunnerConfig, environ: Mapping[str, str], *, rollout: str, attempt: str, span: str
-) -> dict[str, str]:
-    """The environment of a command: every variable by which some client learns its rollout."""
-    identity = f"rollout.id={rollout},attempt.id={attempt}"
-    given = config.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
-    return {
-        **host_environment(config, environ),
-        "OPENAI_BASE_URL": f"{config.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
-        "OPENAI_API_KEY": config.llm_token or f"rt-{rollout}.{attempt}",
-        "OTEL_RESOURCE_ATTRIBUTES": f"{given},{identity}" if given else identity,
-        "TRACEPARENT": f"00-{rollout}{attempt}-{span}-01",
-        "BAGGAGE": identity,
-    }

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tracegrad.compose.arrivals import variables
 from tracegrad.compose.config import load, read_resolved, write_resolved
+from tracegrad.compose.wiring import Wiring
+from tracegrad.producers.agent_environment import host_environment
 from tracegrad.schemas.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +115,8 @@ def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text:
         ('callable = "agent.py:solve"', 'callable = "agent.py"', 'expected "file.py:function"'),
         ('grader = "grade.py:grade"', 'grader = "other.py:grade"', "no such file"),
         ("[tasks]", "time_limit_s = -1\n[tasks]", r"\[agent\] time_limit_s: expected more than 0 seconds, got -1"),
+        ("[tasks]", "flush_timeout_s = 20\n[tasks]", r"flush_timeout_s: expected less than 20, after which .* got 20"),
+        ("[tasks]", "flush_timeout_s = 0.5\n[tasks]", r"\[agent\] flush_timeout_s: expected at least 1, got 0.5"),
         ("[policy]", "time_limit_s = nan\n[policy]", r"\[reward\] time_limit_s: expected a finite number, got nan"),
         ("[reward]", "max_attempts = 0\n[reward]", r"\[tasks\] max_attempts: expected at least 1, got 0"),
         ('[reward]\ngrader = "grade.py:grade"', "", r"needs a section \[reward\]"),
@@ -161,6 +166,24 @@ def test_resolved_settings_come_back_equal(folder: Path) -> None:
     assert read_resolved(folder / "config.json") == settings
     with pytest.raises(ConfigurationError, match="--run-dir"):
         read_resolved(folder / "none.json")
+
+
+@pytest.mark.parametrize(("flush_timeout_s", "ack_timeout_s"), [(5.0, 4.0), (10.0, 8.0), (19.0, 8.0)])
+def test_the_otlp_gateway_answers_before_an_agent_gives_up(
+    folder: Path, flush_timeout_s: float, ack_timeout_s: float
+) -> None:
+    """Whichever gives up first: the run's own agent, or one that keeps its SDK's default of 10 s."""
+    text = GOOD.replace("[tasks]", f"flush_timeout_s = {flush_timeout_s}\n[tasks]")
+    wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
+    assert wiring.otlp().ack_timeout_s == ack_timeout_s
+    assert wiring.runner().flush_timeout_s == flush_timeout_s
+
+
+def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
+    """But for the export time-out, which is for hosts."""
+    text = GOOD + '[llm]\ntoken = "a"\n[otlp]\ntoken = "b c"\n'
+    wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
+    assert host_environment(wiring.runner(), {}) == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"}
 
 
 def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:

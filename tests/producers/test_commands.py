@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from tests.producers.rig import Rig, until
+from tracegrad.producers.agent_environment import command_environment, host_environment
 from tracegrad.producers.reaper import leftovers
-from tracegrad.producers.runner_config import RunnerConfig, check, command_environment
+from tracegrad.producers.runner_config import RunnerConfig, check
 from tracegrad.schemas.calls import CallRecord, CallsClosed
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.rollouts import RolloutState
@@ -115,6 +116,20 @@ def test_the_environment_names_the_rollout_in_every_way() -> None:
     assert env["TRACEPARENT"] == f"00-{rollout}0a0b-{'f' * 16}-01"
     assert env["BAGGAGE"] == f"rollout.id={rollout},attempt.id=0a0b"
     assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otlp:2"
+
+
+def test_only_a_host_is_told_an_export_time_out() -> None:
+    """It is Python, where the variable is in seconds; to the SDKs of other languages 10 is 10 ms."""
+    fields = {"run_hash": "ab12cd34", "command": ("x",), "llm_url": "http://gw", "otlp_endpoint": "http://otlp"}
+    config = RunnerConfig(**fields, flush_timeout_s=12.5)  # type: ignore[arg-type]
+    command = command_environment(config, {}, rollout="ab12cd34" + "0" * 20, attempt="0a0b", span="f" * 16)
+    assert host_environment(config, {})["OTEL_EXPORTER_OTLP_TIMEOUT"] == "12.5"
+    assert "OTEL_EXPORTER_OTLP_TIMEOUT" not in command
+    assert {name for name, value in host_environment(config, {}).items() if command.get(name) != value} == {
+        "OTEL_EXPORTER_OTLP_TIMEOUT",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+    }
 
 
 @pytest.mark.parametrize(

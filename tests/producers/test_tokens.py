@@ -10,9 +10,10 @@ import pytest
 
 from tests.producers.rig import Rig, until
 from tracegrad.producers import otlp_gateway
+from tracegrad.producers.agent_environment import command_environment, host_environment
 from tracegrad.producers.llm_gateway.tracing import SERVICE_NAME
 from tracegrad.producers.otlp_gateway import OtlpGatewayConfig
-from tracegrad.producers.runner_config import RunnerConfig, command_environment, host_environment
+from tracegrad.producers.runner_config import RunnerConfig
 from tracegrad.schemas.calls import CallRecord, CallsClosed
 from tracegrad.schemas.rollouts import RolloutState
 
