@@ -5,7 +5,8 @@
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
     starts.json     where the run began on the raw topics   written once
     status/         supervisor.json: the processes now
-    logs/ kafka/ weights/ trainer/ results/ locks/
+    trainer/        checkpoints and, under weights/, the versions
+    logs/ kafka/ streams/ engine-plugin/ results/ locks/
 
 In: the name of a run. Out: paths and small records. Invariant: one supervisor at a time (a lock that the kernel
 drops with its holder); the same name resumes, and refuses settings that would contradict what is on the log.

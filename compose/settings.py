@@ -1,5 +1,5 @@
-"""What the one TOML file may say: a record per section, a docstring under each key, defaults that are the
-recommended run.
+"""What the one TOML file may say: a record per section, a docstring under each key, defaults to start from; the files
+under examples/ set what their models need (`lr`, say).
 
 In: nothing but values. Out: `RunSettings`, which `config.py` fills and `wiring.py` turns into each room's own
 record. Invariant: every path is absolute once loaded. JSON-able: it lies beside the run as `config.json`.

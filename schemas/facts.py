@@ -124,7 +124,8 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     schema: str = "close/1"
     episode_id: str
     reason: str
-    """`deadline` (a count stayed incomplete) or `idle` (an agent without runner fell silent)."""
+    """`deadline` (a count stayed incomplete), `idle` (an episode of which no runner spoke fell silent) or `bound` (too
+    many were open)."""
 
 
 EPISODE_EVENTS: Codec[Facts | Close] = Codec(Facts | Close, released=("facts/1", "close/1"), wire="msgpack")

@@ -57,7 +57,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     members: tuple[MemberSummary, ...]
     excluded: str = ""
-    """Why the whole group trains nothing, decided by credit: `all_members_excluded`; else empty."""
+    """Why the whole group trains nothing, decided by credit: `all_members_excluded`, `too_large`, `unencodable`; else
+    empty."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

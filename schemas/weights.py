@@ -76,7 +76,7 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, tag="version"):
     """Absolute path of the folder."""
     files: tuple[WeightFile, ...]
     step: int
-    """The optimiser step that made it."""
+    """The number of the last batch before it, 0 without one; a batch that made no version has a number too."""
     next_offset: int
     """The first offset of `transitions` that it has not consumed."""
     metrics: dict[str, float] = {}

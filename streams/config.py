@@ -63,7 +63,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bootstrap_servers: str
     """Kafka's `host:port[,host:port]`."""
     data_dir: str
-    """Folder of the worker for Faust's own files; its parent must exist."""
+    """Folder that a run's workers share: status, locks, poison list, Faust's own files; made when it is missing."""
     run_hash: str
     """8 hex; rollout ids and trace ids that begin with it are the run's own."""
     policies: tuple[str, ...]

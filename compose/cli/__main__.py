@@ -1,4 +1,4 @@
-"""`python -m tracegrad.compose.cli`: the same as the console script, for children of the supervisor."""
+"""`python -m tracegrad.compose.cli`: the same as the console script. The supervisor starts `compose.serve` instead."""
 
 from . import main
 

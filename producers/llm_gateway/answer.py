@@ -2,7 +2,7 @@
 
 In: what the engine sampled and the message that it parses to. Out: an Answer, and from it the body of a chat
 completion, or the chunks of a streamed one cut from the finished message. The engine's derender leaves all of this
-to its caller (FACTS); a contract test compares each case with the engine's own chat endpoint.
+to its caller; a contract test compares each case with the engine's own chat endpoint.
 """
 
 from __future__ import annotations
