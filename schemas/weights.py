@@ -126,7 +126,6 @@ class Lineage:
         """The claim in force: the first one of the highest number."""
         self.versions: dict[int, VersionManifest] = {}
         """Surviving manifests by version; a higher epoch's manifest replaces a lower one's."""
-        self.num_void = 0
 
     def fold(self, record: WeightRecord) -> bool:
         """Takes the next record. False: it is void, or of another policy, and must be ignored."""
@@ -134,13 +133,11 @@ class Lineage:
             return False
         if isinstance(record, EpochClaim):
             if self.claim is not None and record.epoch <= self.claim.epoch:
-                self.num_void += 1
                 return False
             self.claim = record
             return True
         if isinstance(record, VersionManifest):
             if self.claim is None or record.epoch != self.claim.epoch:
-                self.num_void += 1
                 return False
             self.versions[record.version] = record
         return True

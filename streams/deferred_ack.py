@@ -53,12 +53,12 @@ class PartitionLedger:
         self.num_open += 1
         return True
 
-    def done(self, offset: int) -> bool:
-        """Closes an offset. False: it was not open."""
+    def done(self, offset: int) -> None:
+        """Closes an offset; nothing for one that is not open."""
         starts, ends = self._starts, self._ends
         index = bisect_right(starts, offset) - 1
         if index < 0 or offset >= ends[index]:
-            return False
+            return
         start, end = starts[index], ends[index]
         if start == offset and end == offset + 1:
             del starts[index], ends[index]
@@ -71,7 +71,6 @@ class PartitionLedger:
             starts.insert(index + 1, offset + 1)
             ends.insert(index + 1, end)
         self.num_open -= 1
-        return True
 
 
 class Ledger:
@@ -97,16 +96,14 @@ class Ledger:
             ledger = self._partitions[topic, partition] = PartitionLedger()
         return ledger.deliver(offset)
 
-    def done(self, positions: Iterable[Position], *, epoch: int) -> int:
-        """Closes positions whose effects are on the log; ignored when `epoch` is over. Returns how many it closed."""
+    def done(self, positions: Iterable[Position], *, epoch: int) -> None:
+        """Closes positions whose effects are on the log; ignored when `epoch` is over."""
         if epoch != self.epoch:
-            return 0
-        num_closed = 0
+            return
         for topic, partition, offset in positions:
             ledger = self._partitions.get((topic, partition))
-            if ledger is not None and ledger.done(offset):
-                num_closed += 1
-        return num_closed
+            if ledger is not None:
+                ledger.done(offset)
 
     def next_offset(self, topic_partition: TopicPartition) -> int | None:
         """One past the last delivered offset of a partition; None before the first."""

@@ -82,9 +82,6 @@ class PoisonList:
     def __contains__(self, position: Position) -> bool:
         return position in self._poison
 
-    def __bool__(self) -> bool:
-        return bool(self._poison)
-
     def add(self, position: Position) -> int:
         """Counts one more end at this position; returns how many there were."""
         self._folder.mkdir(parents=True, exist_ok=True)

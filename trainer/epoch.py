@@ -48,7 +48,7 @@ class Ownership:
         """0 until claimed."""
         self.lineage = Lineage(policy)
 
-    def claim(self) -> int:
+    def claim(self) -> None:
         """Takes the next epoch. Blocks for at most the time given at each of three waits.
 
         Raises:
@@ -68,7 +68,6 @@ class Ownership:
         self._read_until(position.offset + 1)
         self._require()
         _log.info("policy=%s epoch=%d claimed, trainer_id=%s", self._policy, epoch, self.trainer_id)
-        return epoch
 
     def look(self) -> None:
         """Takes what has come since, without waiting. Raises FencedError on a higher claim."""
