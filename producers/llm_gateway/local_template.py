@@ -102,6 +102,9 @@ def load(folder: Path) -> LocalTemplate | None:
         template = environment.from_string(source)
         # A broken tokenizer file raises a bare Exception of the library's.
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # The engine cuts and pads nothing, whatever was set when the file was saved; the probes are too short to tell.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
     except (OSError, ValueError, TypeError, AttributeError, TemplateError):
         return None
     tokens = {

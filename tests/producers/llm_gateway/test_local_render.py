@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
 from tracegrad.producers.llm_gateway.answer import ParsedMessage
@@ -106,6 +107,17 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
 def test_unusual_requests_are_not_rendered_here(fields: Any, message: Any) -> None:
     """The probes do not speak for them."""
     assert not can_render(fields, [message])
+
+
+def test_a_prompt_is_neither_cut_nor_padded(folder: Path) -> None:
+    """A tokenizer that was saved after training may bear its collator's settings; the probes are too short to tell."""
+    plain = loaded(folder).encode("long " * 400)
+    assert len(plain) > 200
+    saved = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    saved.enable_truncation(200)
+    saved.enable_padding(length=4000)
+    saved.save(str(folder / "tokenizer.json"))
+    assert loaded(folder).encode("long " * 400) == plain
 
 
 def test_the_template_runs_in_a_sandbox(folder: Path) -> None:
