@@ -2,7 +2,8 @@
 
 The call runs in a task of its own. A stream's status is held back until the answer is there or `keep_alive_s` has
 passed, so that most failures still have their HTTP status; after that comments keep the connection open, and a
-failure is an event. A client that has gone does not stop the call: its record is written all the same.
+failure is an event. A client that has gone does not stop the call: its record is written all the same. A request that
+is cancelled (the server stops) cancels its call.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class CallResponse(Response):
 
     Args:
         call: the call; ends with Served or with one of the errors that `failure` knows.
-        settled: called once at the end with the result and what became of the answer (None: an error was sent).
+        settled: called exactly once, when the call has ended and its answer was sent or could not be, with what the
+            call gave: the result, whose outcome says whether the client has it, or the error.
     """
 
     def __init__(
@@ -100,25 +102,36 @@ class CallResponse(Response):
         gone = asyncio.create_task(_wait_until_gone(receive))
         call = asyncio.create_task(self._call())
         try:
-            started = await self._keep_alive(call, send) if self._is_stream else False
-            await asyncio.wait({call})
-            error = asyncio.CancelledError() if call.cancelled() else call.exception()
-            if error is not None:
-                self._settled(None, error)
-                await self._send_failure(send, error, started)
-                return
-            served = call.result()
-            await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
-            if not gone.done():
-                served.summary.outcome = CallOutcome.DELIVERED
-            await self._send(send, served, started)
-            self._settled(served, None)
+            await self._answer(call, gone, send)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
         finally:
             gone.cancel()
-            if not call.done():
-                call.cancel()
+            # Whatever became of the request, and not before the call has ended: its slot is what `/end` waits for.
+            if call.done():
+                self._settle(call)
+            else:
+                call.add_done_callback(self._settle)
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
+
+    async def _answer(self, call: asyncio.Task[Served], gone: asyncio.Task[None], send: Send) -> None:
+        started = await self._keep_alive(call, send) if self._is_stream else False
+        await asyncio.wait({call})
+        if (error := _error_of(call)) is not None:
+            await self._send_failure(send, error, started)
+            return
+        served = call.result()
+        await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
+        is_here = not gone.done()
+        await self._send(send, served, started)
+        if is_here:
+            served.summary.outcome = CallOutcome.DELIVERED
+
+    def _settle(self, call: asyncio.Task[Served]) -> None:
+        error = _error_of(call)
+        self._settled(call.result() if error is None else None, error)
 
     async def _keep_alive(self, call: asyncio.Task[Served], send: Send) -> bool:
         """Comments while the call runs; whether the response has begun."""
@@ -148,6 +161,10 @@ class CallResponse(Response):
             await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
         else:
             await _send_whole(send, status, body, headers)
+
+
+def _error_of(call: asyncio.Task[Served]) -> BaseException | None:
+    return asyncio.CancelledError() if call.cancelled() else call.exception()
 
 
 async def _send_whole(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

@@ -1,0 +1,145 @@
+"""A call's slot: given back exactly once, when the call has ended, whatever became of the request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tracegrad.producers.llm_gateway.answer import ParsedMessage, finish, mint_call_id
+from tracegrad.producers.llm_gateway.calls import Served
+from tracegrad.producers.llm_gateway.record import CallSummary
+from tracegrad.producers.llm_gateway.sampling import RequestError
+from tracegrad.producers.llm_gateway.send_answer import CallResponse
+from tracegrad.schemas.calls import CallOutcome
+
+Settled = list[tuple[Served | None, BaseException | None]]
+
+
+def made() -> Served:
+    """A call whose record is acknowledged; nobody has its answer yet."""
+    call_id = mint_call_id()
+    answer = finish(
+        ParsedMessage(content="42"), call_id=call_id, engine_finish="stop", stop=None, request={}, num_tokens=(3, 1)
+    )
+    summary = CallSummary(
+        call_id=call_id,
+        outcome=CallOutcome.CLIENT_DISCONNECTED,
+        content="42",
+        tool_calls=[],
+        finish_reason="stop",
+        num_sampled=1,
+    )
+    return Served(answer=answer, summary=summary)
+
+
+class Request:
+    """One request to a CallResponse, with a connection that does what a test asks of it."""
+
+    def __init__(self, *, is_stream: bool = False, error: Exception | None = None) -> None:
+        self.settled: Settled = []
+        self.goes_on = asyncio.Event()
+        """The call ends once it is set."""
+        self.sends: list[str] = []
+        self.broken_from: int | None = None
+        """Sends from this one on raise; negative: they block."""
+        self._error = error
+        self._response = CallResponse(
+            self._call,
+            model="policy",
+            is_stream=is_stream,
+            include_usage=False,
+            keep_alive_s=0.001,
+            settled=lambda served, error: self.settled.append((served, error)),
+        )
+        self.task = asyncio.create_task(self._response({"type": "http"}, self._receive, self._send))
+
+    async def _call(self) -> Served:
+        await self.goes_on.wait()
+        if self._error is not None:
+            raise self._error
+        return made()
+
+    async def _receive(self) -> Any:
+        await asyncio.Event().wait()
+
+    async def _send(self, message: Any) -> None:
+        self.sends.append(message["type"])
+        if self.broken_from is not None and len(self.sends) > self.broken_from:
+            if self.broken_from < 0:
+                await asyncio.Event().wait()
+            raise OSError("the connection is gone")
+
+    async def end(self, expected: type[BaseException] | None = None) -> Settled:
+        """Waits for the request and for what it leaves behind; how often and with what the slot was given back."""
+        if expected is None:
+            await self.task
+        else:
+            with pytest.raises(expected):
+                await self.task
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return self.settled
+
+
+async def test_an_answer_that_was_sent_is_delivered() -> None:
+    """The ordinary case: once, with the outcome."""
+    request = Request()
+    request.goes_on.set()
+    ((served, error),) = await request.end()
+    assert served is not None and error is None
+    assert served.summary.outcome is CallOutcome.DELIVERED
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_answer_that_cannot_be_sent_gives_its_slot_back(is_stream: bool) -> None:
+    """The call counts as one whose client is gone; `/end` need not wait for it."""
+    request = Request(is_stream=is_stream)
+    request.goes_on.set()
+    request.broken_from = 1
+    ((served, error),) = await request.end(OSError)
+    assert served is not None and error is None
+    assert served.summary.outcome is CallOutcome.CLIENT_DISCONNECTED
+
+
+async def test_an_error_that_cannot_be_sent_gives_its_slot_back() -> None:
+    """Once, with the call's error."""
+    failed = RequestError("no")
+    request = Request(error=failed)
+    request.goes_on.set()
+    request.broken_from = 0
+    assert await request.end(OSError) == [(None, failed)]
+
+
+async def test_a_client_lost_between_comments_does_not_stop_the_call() -> None:
+    """Its slot is given back when the call ends, not before: its record may still come."""
+    request = Request(is_stream=True)
+    request.broken_from = 1
+    assert await request.end(OSError) == []
+    request.goes_on.set()
+    ((served, error),) = await request.end(OSError)
+    assert served is not None and error is None
+    assert served.summary.outcome is CallOutcome.CLIENT_DISCONNECTED
+
+
+async def test_a_cancelled_request_gives_its_slot_back() -> None:
+    """In the middle of the call, which is cancelled with it."""
+    request = Request()
+    await asyncio.sleep(0.005)
+    request.task.cancel()
+    ((served, error),) = await request.end(asyncio.CancelledError)
+    assert served is None and isinstance(error, asyncio.CancelledError)
+
+
+async def test_a_request_cancelled_while_it_sends_gives_its_slot_back() -> None:
+    """The call had ended; nobody knows whether the client has its answer."""
+    request = Request()
+    request.goes_on.set()
+    request.broken_from = -1
+    while not request.sends:
+        await asyncio.sleep(0)
+    request.task.cancel()
+    ((served, error),) = await request.end(asyncio.CancelledError)
+    assert served is not None and error is None
+    assert served.summary.outcome is CallOutcome.CLIENT_DISCONNECTED
