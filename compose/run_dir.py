@@ -70,6 +70,7 @@ class RunDir:
         self.status = path / "status"
         self.locks = path / "locks"
         self.kafka = path / "kafka"
+        self.streams = path / "streams"
         self.trainer = path / "trainer"
         self.results = path / "results"
         self.config = path / "config.json"

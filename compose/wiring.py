@@ -116,7 +116,7 @@ class Wiring:
         )
         return StreamsConfig(
             bootstrap_servers=self.endpoints.bootstrap_servers,
-            data_dir=str(self.run_dir.path / "streams"),
+            data_dir=str(self.run_dir.streams),
             run_hash=self.record.hash,
             policies=(settings.policy.name,),
             instance_id=f"{stage.value}-{ordinal}",

@@ -2,11 +2,12 @@
 
 In: its figures, as plain data. Out: `<data_dir>/status/streams-<stage>-<instance>.json`, always a whole document, and
 log lines without payloads. A clean stop removes the file; the file of a worker that died stays, with its old time.
-`tracegrad status` does not read it: that shows what the supervisor knows.
+`tracegrad status` shows those whose process the supervisor knows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -18,7 +19,7 @@ from tracegrad.schemas.topics import Stage
 
 from .instance import file_name
 
-__all__ = ["Heartbeat", "Status"]
+__all__ = ["Heartbeat", "Status", "read_statuses"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Emissions that wait for acknowledgement."""
     open: int
     """Inputs on which something open depends."""
+    open_ids: int = 0
+    """Episodes or groups that wait for something."""
     ranges: int
     """What the ledger holds for them."""
     lag: int
@@ -93,3 +96,13 @@ class Heartbeat:
     def remove(self) -> None:
         """After a clean stop nobody is alive under this name."""
         self.path.unlink(missing_ok=True)
+
+
+def read_statuses(data_dir: Path) -> dict[int, Status]:
+    """The last report of each worker, by process id; one that another release wrote is passed over."""
+    found = {}
+    for path in sorted((data_dir / "status").glob("streams-*.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
+            status = msgspec.json.decode(path.read_bytes(), type=Status)
+            found[status.pid] = status
+    return found

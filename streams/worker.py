@@ -343,6 +343,7 @@ class _Worker:
             emissions=emissions.counts["emissions"],
             in_flight=emissions.num_in_flight,
             open=self._ledger.num_open,
+            open_ids=getattr(self._fold, "num_open", 0),
             ranges=self._ledger.num_ranges,
             lag=sum(self._lag.values()),
             dead_letters=emissions.counts[Topic.DEAD_LETTERS.value],

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -22,10 +22,15 @@ from ..watch import stream_lag
 from ..wiring import Wiring
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, reachable_log
 
+if TYPE_CHECKING:
+    from tracegrad.streams.heartbeat import Status
+
 __all__ = ["register"]
 
 _PANEL = "Look"
 _RUNS = Path("runs")
+_SILENT_S = 10.0
+"""A stream worker reports every 2 s."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +53,7 @@ def status(
     wiring = Wiring(folder)
     is_running = folder.is_locked()
     processes = _processes(folder) if is_running else []
+    workers = _workers(folder, processes)
     lag: int | None = None
     if is_running:
         try:
@@ -62,6 +68,7 @@ def status(
             "lag": lag,
             "endpoints": msgspec.to_builtins(wiring.endpoints),
             "processes": msgspec.to_builtins(processes),
+            "streams": {name: msgspec.to_builtins(worker) for name, worker in workers.items()},
         }
         typer.echo(json.dumps(fields, indent=2))
     else:
@@ -70,6 +77,8 @@ def status(
             up_s = max(0, int(time.time() - process.since_ms / 1000)) if process.pid else 0
             restarts = f", {process.num_restarts} restarts" if process.num_restarts else ""
             typer.echo(f"  {process.name:24} {process.state:8} pid {process.pid or '-':>7}  {up_s:6d} s{restarts}")
+            if process.name in workers:
+                typer.echo(f"    {_progress(workers[process.name])}")
         if lag is not None:
             typer.echo(f"  {lag} records wait or belong to what is still open")
     raise typer.Exit(0 if is_running else 1)
@@ -80,6 +89,23 @@ def _processes(folder: RunDir) -> list[ProcessStatus]:
         return msgspec.json.decode(folder.status_file.read_bytes(), type=list[ProcessStatus])
     except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
         return []
+
+
+def _workers(folder: RunDir, processes: list[ProcessStatus]) -> dict[str, Status]:
+    """The last report of each stream worker that the supervisor has, by the process's name."""
+    from tracegrad.streams.heartbeat import read_statuses
+
+    reports = read_statuses(folder.streams)
+    return {process.name: reports[process.pid] for process in processes if process.pid in reports}
+
+
+def _progress(worker: Status) -> str:
+    silent_s = time.time() - worker.at_s
+    said = f", silent for {silent_s:.0f} s" if silent_s > _SILENT_S else ""
+    return (
+        f"{worker.records} records, {worker.open_ids} open, {worker.in_flight} in flight, {worker.lag} to come, "
+        f"{worker.dead_letters} dead letters{said}"
+    )
 
 
 def tail(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tracegrad.compose.settings import RunSettings
+from tracegrad.compose.process import ProcessState, ProcessStatus
+from tracegrad.compose.run_dir import Endpoints, RunDir
+from tracegrad.compose.session import write_status
+from tracegrad.compose.settings import PolicySettings, RunSettings
 from tracegrad.compose.wiring import Wiring
+from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.topics import Stage
+from tracegrad.streams.heartbeat import Heartbeat, Status
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,3 +146,53 @@ def test_up_takes_what_arrives_and_train_its_own_rollouts(
     settings = started_with(monkeypatch, command, file, *(["--set", given] if given else []))
     assert settings.select.capture_all is is_captured
     assert Wiring.planned(settings).streams(Stage.ASSEMBLE, 0).select.capture_all is bool(is_captured)
+
+
+def test_status_shows_how_far_each_stream_worker_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its last report; one of a process that the supervisor does not have is not shown."""
+    from tracegrad.compose import cli
+
+    def away(_: object) -> None:
+        raise UnavailableError("nobody there")
+
+    settings = RunSettings(run="mine", policy=PolicySettings(model="none"))
+    run_dir = RunDir.create(tmp_path / "mine", settings)
+    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
+    write_status(run_dir, [ProcessStatus(name="streams-assemble-0", state=ProcessState.RUNNING, pid=7, since_ms=1)])
+    for pid, instance in ((7, "assemble-0"), (8, "assemble-1")):
+        Heartbeat(run_dir.streams, Stage.ASSEMBLE, instance).write(
+            Status(
+                stage="assemble",
+                instance_id=instance,
+                pid=pid,
+                at_s=time.time() - 60,
+                is_ready=True,
+                assigned={},
+                records=90 + pid,
+                emissions=2,
+                in_flight=1,
+                open=5,
+                open_ids=3,
+                ranges=1,
+                lag=4,
+                dead_letters=0,
+                shell={},
+                outputs={},
+                fold={},
+            )
+        )
+    (run_dir.streams / "status" / "streams-credit-old.json").write_text('{"stage": "credit"}')
+    monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", away)
+    with run_dir.lock():
+        for more in ([], ["--json"]):
+            monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path), *more])
+            with pytest.raises(SystemExit) as left:
+                cli.main()
+            assert left.value.code == 0
+    text, _, encoded = capsys.readouterr().out.partition("{")
+    assert " 97 records, 3 open, 1 in flight, 4 to come, 0 dead letters, silent for 6" in text.splitlines()[-1]
+    assert {name: worker["pid"] for name, worker in json.loads("{" + encoded)["streams"].items()} == {
+        "streams-assemble-0": 7
+    }
