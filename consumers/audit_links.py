@@ -136,6 +136,12 @@ def _rollouts(seen: Evidence) -> Iterator[str]:
         started = f"event:{rollout}/{attempt}/started"
         if state not in ("started", "given_up") and started not in seen.raw:
             yield f"attempt ended but never started: {rollout}/{attempt}"
+    if Topic.ROLLOUT_EVENTS not in seen.expired:
+        # The runner commits a request when its final event is on the log; one above its commits is on its way.
+        for rollout, position in seen.rollouts.items():
+            is_ours = rollout.startswith(seen.run) and position not in seen.dead
+            if is_ours and rollout not in seen.final_rollouts and seen.is_done(Stage.RUNNER, position):
+                yield f"rollout asked for, committed by the runner and without a final event: {rollout}"
     for rollout in sorted(filter(None, final)):
         if rollout.startswith(seen.run) and rollout not in seen.final_rollouts:
             yield f"final episode without a final rollout event: {rollout}"

@@ -44,6 +44,7 @@ __all__ = ["Evidence", "SeenEpisode", "gather"]
 
 T = TypeVar("T")
 GATEWAY_SERVICE = "tracegrad-llm-gateway"
+_READ_BY_GROUPS = {**INPUTS, Stage.RUNNER: (Topic.ROLLOUTS,)}
 
 
 class SeenEpisode(msgspec.Struct, kw_only=True):
@@ -94,7 +95,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     group_digests: dict[str, bytes] = msgspec.field(default_factory=dict)
     steps: list[TrainingStep] = msgspec.field(default_factory=list)
     manifests: dict[int, VersionManifest] = msgspec.field(default_factory=dict)
-    rollouts: set[str] = msgspec.field(default_factory=set)
+    rollouts: dict[str, Position] = msgspec.field(default_factory=dict)
+    """Rollout id -> where it was first asked for."""
     final_rollouts: set[str] = msgspec.field(default_factory=set)
     """Rollouts with a final event."""
 
@@ -119,7 +121,7 @@ def gather(
             for topic in read
             for partition, offset in log.committed(topics.group(stage), topics.name(topic)).items()
         }
-        for stage, read in INPUTS.items()
+        for stage, read in _READ_BY_GROUPS.items()
     }
     seen = Evidence(run=run, committed=committed)
     lineage = Lineage(policy)
@@ -272,7 +274,7 @@ def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
 
 def _rollout(seen: Evidence, record: Record) -> None:
     if request := _decoded(ROLLOUTS.decode, record):
-        seen.rollouts.add(request.rollout_id)
+        seen.rollouts.setdefault(request.rollout_id, record.position)
 
 
 def _event_key(event: RolloutEvent) -> str:

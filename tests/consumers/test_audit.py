@@ -10,13 +10,13 @@ import pytest
 from tests.consumers.small_run import copy_without, memory_log, records, small_run, step
 from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
 from tracegrad.consumers.audit import Report, audit, surviving_steps
-from tracegrad.schemas.calls import CALLS, CallRecord
+from tracegrad.schemas.calls import CALLS, CallRecord, Purpose
 from tracegrad.schemas.episodes import CLOSED, EPISODES
 from tracegrad.schemas.facts import EPISODE_EVENTS, CallFact, CallsClosedFact, Facts, RewardFact, RolloutFact, SpanFact
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log import Log, Record
-from tracegrad.schemas.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, RolloutState
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.log import Log, Record, TopicPartition
+from tracegrad.schemas.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
+from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.schemas.training import TRAINING_STEPS
 from tracegrad.schemas.transitions import decode_group
 from tracegrad.schemas.weights import WEIGHTS, EpochClaim, VersionManifest
@@ -142,6 +142,22 @@ def test_what_is_on_its_way_is_open_not_missing() -> None:
     report = audited(log)
     assert report.calls.terms["open"] == 1
     assert [line for line in report.missing if "asked for" not in line] == []
+
+
+def test_a_rollout_that_its_runner_committed_and_lost_is_named() -> None:
+    """Not even its start was heard of: open while the runner holds it, missing once its request is committed."""
+    log = memory_log(run())
+    own, name = rollout(99), TOPICS.name(Topic.ROLLOUTS)
+    where, group = TopicPartition(name, 0), GroupRef(id=f"{RUN_HASH}{99:016x}", size=2, member=0, index=99)
+    request = RolloutRequest(
+        rollout_id=own, group=group, task_id="task-1", input="?", policy="policy", purpose=Purpose.TRAIN
+    )
+    asked = log.append(name, b"k", ROLLOUTS.encode(request), (), 0).result()
+    commits = log.groups[TOPICS.group(Stage.RUNNER)]
+    commits[where] = asked.offset
+    assert audited(log).missing == []
+    commits[where] = asked.offset + 1
+    assert audited(log).missing == [f"rollout asked for, committed by the runner and without a final event: {own}"]
 
 
 def test_calls_of_another_run_are_not_selected() -> None:
