@@ -43,6 +43,8 @@ FIRST = ["constant.a", "constant.b"]
 LAST = ["spread.a", "spread.b"]
 TASKS = [*FIRST, *(kind for kind in SCRIPT if kind not in ("constant", "spread")), *LAST]
 """A group each; constants come first, so that training starts with nothing to learn from."""
+DULL = [f"constant.{letter}" for letter in "abcdef"]
+"""A run in which nothing is ever learnt, of twice as many steps as may be admitted ahead."""
 SUCCESS, ZERO = ("succeeded", 1.0, ""), ("succeeded", 0.0, "")
 MEMBERS: dict[str, list[tuple[str, float | None, str]]] = {
     "spread": [SUCCESS, ZERO, SUCCESS],
@@ -82,6 +84,8 @@ class Finished:
     """By task."""
     steps: dict[str, TrainingStep]
     """By the task of their only group."""
+    staleness: int
+    """Batches that may be admitted ahead of the trainer."""
     run_dir: RunDir
 
 
@@ -99,13 +103,11 @@ def scripted_engine() -> Iterator[str]:
         thread.join(20)
 
 
-def settings_of(folder: Path, engine: str, broker: str) -> Any:
-    """One group a batch, three rollouts a group, and a seed that puts the tasks in the order wanted."""
-    write_files(folder, TASKS)
-    tasks = read_tasks(folder / "tasks.jsonl")
+def settings_of(folder: Path, engine: str, broker: str, tasks: list[str], **more: Any) -> Any:
+    """One group a batch, three rollouts a group."""
+    write_files(folder, tasks)
     flags = {
         "run": "bad-days",
-        "seed": next(seed for seed in itertools.count() if is_wanted([t.id for t in in_order(tasks, seed)])),
         "agent.callable": str(folder / "agent.py:solve"),
         "agent.cwd": str(folder),
         "agent.concurrency": 4,
@@ -119,17 +121,16 @@ def settings_of(folder: Path, engine: str, broker: str) -> Any:
         "engine.url": engine,
         "kafka.bootstrap_servers": broker,
         "kafka.topic_prefix": f"t{uuid.uuid4().hex[:12]}.",
-        "trainer.steps": len(TASKS),
+        "trainer.steps": len(tasks),
         "trainer.groups_per_step": 1,
-        # A group that hangs is overtaken by many others.
-        "trainer.max_staleness": 100,
+        **more,
     }
     return load(None, environ={}, flags=flags, for_training=True)
 
 
-def in_order(tasks: Any, seed: int) -> list[Any]:
-    """The tasks as they are admitted."""
-    return [task_of_group(tasks, index, seed=seed) for index in range(len(tasks))]
+def in_order(tasks: Any, seed: int) -> list[str]:
+    """The tasks' ids as they are admitted."""
+    return [task_of_group(tasks, index, seed=seed).id for index in range(len(tasks))]
 
 
 def is_wanted(order: list[str]) -> bool:
@@ -139,11 +140,20 @@ def is_wanted(order: list[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def finished(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """The run, to its end; its supervisor is this thread."""
+    """The run of all kinds, with a seed that puts the tasks in the order wanted."""
     folder = tmp_path_factory.mktemp("bad-days")
+    write_files(folder, TASKS)
+    tasks = read_tasks(folder / "tasks.jsonl")
+    seed = next(seed for seed in itertools.count() if is_wanted(in_order(tasks, seed)))
+    # A group that hangs is overtaken by many others.
+    return run_to_its_end(broker, folder, TASKS, **{"seed": seed, "trainer.max_staleness": 100})
+
+
+def run_to_its_end(broker: str, folder: Path, tasks: list[str], **more: Any) -> Finished:
+    """A run of these tasks, each once; its supervisor is this thread."""
     said = io.StringIO()
     with scripted_engine() as engine:
-        settings = settings_of(folder, engine, broker)
+        settings = settings_of(folder, engine, broker, tasks, **more)
         status = run_session(settings, folder / "run", PlainShow(said), for_training=True)
     run_dir = RunDir.open(folder / "run")
     log, topics = KafkaLog(broker), Wiring(run_dir).topics
@@ -158,7 +168,7 @@ def finished(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
         (group,) = (*step.group_ids, *step.excluded_ids)
         assert steps.setdefault(tasks_by_group[group], step) == step
     episodes = {value: EPISODES.decode(value) for value in values(log, topics, Topic.EPISODES)}
-    return Finished(status, said.getvalue(), list(episodes.values()), groups, steps, run_dir)
+    return Finished(status, said.getvalue(), list(episodes.values()), groups, steps, settings.pace.staleness, run_dir)
 
 
 def values(log: Log, topics: Topics, topic: Topic) -> list[bytes]:
@@ -228,3 +238,17 @@ def test_what_was_left_out_is_said(finished: Finished) -> None:
     assert '"unscored (grader raised RuntimeError: the grader\'s own)": 3' in end
     assert finished.said.count("no update: no_advantage") == 2
     assert finished.said.count("no update: no_tokens") == 2
+
+
+def test_a_run_without_any_advantage_goes_on_to_its_end(broker: str, tmp_path: Path) -> None:
+    """Every group has zero variance: admission needs no new version, and each step says why it changed nothing."""
+    finished = run_to_its_end(broker, tmp_path, DULL)
+    assert finished.status == 0, finished.said
+    assert len(DULL) > finished.staleness + 1
+    assert finished.groups.keys() == finished.steps.keys() == set(DULL)
+    for task, step in finished.steps.items():
+        assert [member.reward for member in finished.groups[task].members] == [1.0] * 3
+        assert (step.skipped, step.is_updated, step.version) == ("no_advantage", False, 0)
+    assert sorted(step.step for step in finished.steps.values()) == list(range(1, len(DULL) + 1))
+    assert finished.said.count("no update: no_advantage") == len(DULL)
+    assert (finished.run_dir.logs / "tasks.log").read_text().count("trained nothing: no_advantage") == len(DULL)
