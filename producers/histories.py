@@ -1,14 +1,21 @@
 """What `rollout_events` say of each rollout: the fold that runner and tasks rest on after a restart.
 
-In: events in the order of their partition. Out: a History per rollout. Invariant: the first `started` of an attempt
-number owns it; the first end of an attempt is its end; once final, always final. Failure: none; odd events are ignored.
+In: events in the order of their partition. Out: a History of each rollout that is asked for. Invariant: the first
+`started` of an attempt number owns it; the first end of an attempt is its end; once final, always final, and no later
+`started` owns anything. Failure: none; odd events are ignored. Memory: of a rollout that is final, all its attempts
+ended, only that is kept, as long as its group is in the works (`Members`); it must be known, for the request may be
+delivered again, or read after its final event, and must not run again.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
-from tracegrad.schemas.rollouts import RolloutEvent, RolloutState
+from tracegrad.schemas.calls import Purpose
+from tracegrad.schemas.rollouts import RolloutEvent, RolloutRequest, RolloutState
+
+from .members import Members
 
 __all__ = ["Histories", "History"]
 
@@ -23,8 +30,8 @@ class History:
     """Attempt -> its number; also the ones that were not first."""
     ended: dict[str, RolloutState] = field(default_factory=dict)
     """Attempt -> how it ended."""
-    final: RolloutState | None = None
-    """How the rollout ended; None while another attempt may follow."""
+    is_final: bool = False
+    """No further attempt follows."""
     error: str | None = None
     """Of the last end."""
 
@@ -42,13 +49,13 @@ class History:
     def fold(self, event: RolloutEvent) -> None:
         """Takes the next event of this rollout."""
         if event.state is RolloutState.STARTED:
-            self.owners.setdefault(event.attempt_number, event.attempt_id)
+            if not self.is_final:
+                self.owners.setdefault(event.attempt_number, event.attempt_id)
             self.started.setdefault(event.attempt_id, event.attempt_number)
         elif event.state.is_end and event.attempt_id not in self.ended:
             self.ended[event.attempt_id] = event.state
             self.error = event.error
-            if event.is_final and self.final is None:
-                self.final = event.state
+            self.is_final = self.is_final or event.is_final
 
 
 class Histories:
@@ -57,14 +64,30 @@ class Histories:
     def __init__(self, run_hash: str) -> None:
         self._run_hash = run_hash
         self._rollouts: dict[str, History] = {}
+        """Those that are not final, or of which an attempt is open."""
+        self._final: defaultdict[Purpose, Members] = defaultdict(Members)
 
     def fold(self, event: RolloutEvent) -> bool:
         """Takes the next event. False: of another run."""
-        if not event.rollout_id.startswith(self._run_hash):
+        rollout = event.rollout_id
+        if not rollout.startswith(self._run_hash):
             return False
-        self._rollouts.setdefault(event.rollout_id, History()).fold(event)
+        final = self._final[event.purpose]
+        history = self._rollouts.get(rollout) or History(is_final=event.group in final)
+        history.fold(event)
+        self._rollouts[rollout] = history
+        if history.is_final:
+            final.add(event.group)
+            if not history.open_attempts:
+                del self._rollouts[rollout]
         return True
 
-    def of(self, rollout: str) -> History:
-        """The history of a rollout; empty when nothing was heard of it."""
-        return self._rollouts.get(rollout) or History()
+    def of(self, request: RolloutRequest) -> History:
+        """The history of a rollout: empty when nothing was heard of it, and but for `is_final` when it is over."""
+        known = self._rollouts.get(request.rollout_id)
+        return known or History(is_final=request.group in self._final[request.purpose])
+
+    @property
+    def num_kept(self) -> int:
+        """Rollouts whose history takes memory."""
+        return len(self._rollouts)

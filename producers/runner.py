@@ -225,7 +225,7 @@ class Runner:
         rollout = active.request.rollout_id
         try:
             is_suspect = False
-            while (history := self._histories.of(rollout)).final is None or history.open_attempts:
+            while not (history := self._histories.of(active.request)).is_final or history.open_attempts:
                 if TopicPartition(active.position.topic, active.position.partition) not in self._owned:
                     logger.info("rollout %s: its partition was taken over by another runner", rollout)
                     return
@@ -241,11 +241,11 @@ class Runner:
 
     async def _advance(self, active: _Active, *, is_suspect: bool) -> bool:
         """One step towards the final event. True: the next attempt must run alone, for it may crash its host."""
-        request, history = active.request, self._histories.of(active.request.rollout_id)
+        request, history = active.request, self._histories.of(active.request)
         max_attempts = max(request.limits.max_attempts, 1)
         if history.open_attempts:
             number, attempt = history.open_attempts[0]
-            is_last = number + 1 >= max_attempts and history.owners[number] == attempt
+            is_last = number + 1 >= max_attempts and history.owners.get(number) == attempt
             await self._abort(request, number, attempt, "its runner stopped", is_final=is_last)
             return is_suspect
         number = history.next_number
@@ -259,7 +259,7 @@ class Runner:
         async with self._slot(is_suspect) as slot:
             attempt = _draw_attempt()
             await self._tell(event_of(request, attempt, number, RolloutState.STARTED))
-            if self._histories.of(request.rollout_id).owners.get(number) != attempt:
+            if self._histories.of(request).owners.get(number) != attempt:
                 await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)
                 return is_suspect
             active.attempt = attempt

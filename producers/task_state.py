@@ -2,7 +2,8 @@
 
 In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, each topic in its own order.
 Out: RunProgress, open rollouts, validation scores, exclusions. Invariant: the same records give the same state, so a
-restart goes on where the log ends. Failure: none; records of other runs and policies are ignored.
+restart goes on where the log ends. Failure: none; records of other runs and policies are ignored. Memory follows the
+groups in the works and the validation tasks, not the rollouts of the run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tracegrad.schemas.training import TrainingStep
 from tracegrad.schemas.weights import WeightAck
 
 from .histories import Histories, History
+from .members import Members
 from .pace import RunProgress
 
 __all__ = ["EPISODE_OUTCOMES", "EpisodeOutcome", "OpenRollout", "RunState"]
@@ -29,6 +31,10 @@ __all__ = ["EPISODE_OUTCOMES", "EpisodeOutcome", "OpenRollout", "RunState"]
 _MAX_REASONS = 100
 
 logger = logging.getLogger(__name__)
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """That there was a call; a validation episode is kept, and what was sampled in it is not."""
 
 
 class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +46,7 @@ class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     state: RolloutState
     is_final: bool
-    calls: tuple[msgspec.Raw, ...] = ()
+    calls: tuple[_Call, ...] = ()
     reward: float | None = None
     unscored: str = ""
 
@@ -74,12 +80,13 @@ class RunState:
         self._policy = policy
         self._clock = clock
         self._histories = Histories(run_hash)
-        self._admitted: dict[Purpose, dict[int, set[int]]] = {Purpose.TRAIN: {}, Purpose.VALIDATION: {}}
-        """Index of the group -> members asked for."""
+        self._admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
+        """Asked for; a request may be on the log twice."""
         self._acked: dict[str, int] = {}
         self._num_final_episodes: Counter[str] = Counter()
         self._group_exclusions: dict[str, Counter[str]] = defaultdict(Counter)
-        self._seen_final: set[str] = set()
+        self._seen_final = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
+        """Have a final episode; a restarted stage may emit it again, and two attempts may both claim to be final."""
         self.open: dict[str, OpenRollout] = {}
         self.scores: dict[int, EpisodeOutcome] = {}
         """Index of the validation group -> its final episode."""
@@ -103,11 +110,7 @@ class RunState:
     def _fold_request(self, request: RolloutRequest) -> None:
         if request.purpose not in self._admitted or not request.rollout_id.startswith(self._run_hash):
             return
-        members = self._admitted[request.purpose].setdefault(request.group.index, set())
-        if request.group.member in members:
-            return
-        members.add(request.group.member)
-        if self._histories.of(request.rollout_id).final is None:
+        if self._admitted[request.purpose].add(request.group) and not self._histories.of(request).is_final:
             self.open[request.rollout_id] = OpenRollout(request, self._clock())
 
     def _fold_event(self, event: RolloutEvent) -> None:
@@ -116,14 +119,15 @@ class RunState:
         if rollout is None:
             return
         rollout.active_s = self._clock()
-        if self._histories.of(event.rollout_id).final is not None:
+        if self._histories.of(rollout.request).is_final:
             del self.open[event.rollout_id]
 
     def _fold_episode(self, episode: EpisodeOutcome) -> None:
-        group, rollout = episode.group, episode.rollout_id
-        if group is None or rollout is None or not episode.is_final or rollout in self._seen_final:
+        group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)
+        if group is None or rollout is None or seen is None or not rollout.startswith(self._run_hash):
             return
-        self._seen_final.add(rollout)
+        if not episode.is_final or not seen.add(group):
+            return
         if episode.purpose is Purpose.VALIDATION:
             self.scores[group.index] = episode
             return
@@ -155,18 +159,17 @@ class RunState:
             )
             logger.warning("step %d: %d groups excluded: %s", step.step, len(step.excluded_ids), reasons)
 
-    def history(self, rollout: str) -> History:
-        """The events of a rollout."""
-        return self._histories.of(rollout)
+    def history(self, request: RolloutRequest) -> History:
+        """The events of a rollout that is open."""
+        return self._histories.of(request)
 
     def missing(self, purpose: Purpose, index: int, size: int) -> list[int]:
         """Members of a group that were not asked for yet."""
-        members = self._admitted[purpose].get(index, set())
-        return [member for member in range(size) if member not in members]
+        return self._admitted[purpose].missing(index, size)
 
-    def incomplete(self, purpose: Purpose, size: int) -> list[int]:
+    def incomplete(self, purpose: Purpose) -> list[int]:
         """Groups of which some members were asked for: a restart came between."""
-        return [index for index, members in self._admitted[purpose].items() if len(members) < size]
+        return self._admitted[purpose].incomplete()
 
     def num_open(self, purpose: Purpose) -> int:
         """Rollouts without a final event."""
@@ -179,7 +182,7 @@ class RunState:
             rollout.request.group.index for rollout in self.open.values() if rollout.request.purpose is Purpose.TRAIN
         }
         return RunProgress(
-            admitted=len(self._admitted[Purpose.TRAIN]),
+            admitted=self._admitted[Purpose.TRAIN].num_groups,
             running=len(running),
             consumed=step.accounting.consumed if step else 0,
             step=step.step if step else 0,

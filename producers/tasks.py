@@ -156,7 +156,7 @@ class TaskAdmission:
 
     def _admit_training(self) -> None:
         config = self._config
-        for index in self.state.incomplete(Purpose.TRAIN, config.group_size):
+        for index in self.state.incomplete(Purpose.TRAIN):
             self._admit(Purpose.TRAIN, index, self._train_task(index), config.group_size)
         for _ in range(capacity(self._pace, self.state.progress())):
             index = self.state.progress().admitted
@@ -237,7 +237,7 @@ class TaskAdmission:
             if not reason:
                 continue
             request = rollout.request
-            history = self.state.history(request.rollout_id)
+            history = self.state.history(request)
             aborted = [
                 replace(event_of(request, attempt, number, RolloutState.ABORTED, error=reason), calls_closed=False)
                 for number, attempt in history.open_attempts
@@ -256,7 +256,7 @@ class TaskAdmission:
         limit_s = max(self._config.give_up_s, 2 * rollout.request.limits.time_s + 600.0)
         if silent_s > limit_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
-        history = self.state.history(rollout.request.rollout_id)
+        history = self.state.history(rollout.request)
         is_used_up = history.next_number >= rollout.request.limits.max_attempts and not history.open_attempts
         if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
             return f"{history.next_number} attempts were aborted, the last one: {history.error}"

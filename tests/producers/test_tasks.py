@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
+from tracegrad.producers.rollout_records import event_of
+from tracegrad.producers.task_state import EpisodeOutcome, RunState
 from tracegrad.producers.tasks import TaskAdmission, TasksConfig, run
 from tracegrad.schemas.calls import Purpose
 from tracegrad.schemas.episodes import EPISODES, Episode
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.ids import RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.rollouts import (
     ROLLOUT_EVENTS,
     ROLLOUTS,
+    GroupRef,
     Limits,
     RolloutEvent,
     RolloutRequest,
@@ -275,8 +279,47 @@ def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkey
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 100.0)
     world.turn()
-    history = world.admission.state.history(request.rollout_id)
-    assert (history.final, history.error) == (RolloutState.GIVEN_UP, "1 attempts were aborted, the last one: engine")
+    assert request.rollout_id not in world.admission.state.open
+    last = ROLLOUT_EVENTS.decode(world.log.records(TOPICS.name(Topic.ROLLOUT_EVENTS))[-1].value)
+    assert (last.state, last.is_final, last.rollout_id) == (RolloutState.GIVEN_UP, True, request.rollout_id)
+    assert last.error == "1 attempts were aborted, the last one: engine"
+
+
+def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture) -> None:
+    """Over a thousand rollouts leave nothing behind; a record that comes again is still known for what it is."""
+    caplog.set_level(logging.ERROR)  # captured log lines take memory too
+    state = RunState("ab12cd34", "policy")
+    run, records = RunHash("ab12cd34"), []
+    for index in range(300):
+        group = group_id(run, "train", index)
+        for member in range(4):
+            request = RolloutRequest(
+                rollout_id=rollout_id(group, member),
+                group=GroupRef(id=group, size=4, member=member, index=index),
+                task_id="", input="", policy="policy", purpose=Purpose.TRAIN,
+            )  # fmt: skip
+            end = event_of(request, "aaaa", 0, RolloutState.ABORTED, is_final=True)
+            episode = EpisodeOutcome(
+                rollout_id=request.rollout_id,
+                group=request.group,
+                purpose=Purpose.TRAIN,
+                state=end.state,
+                is_final=True,
+            )
+            records += [request, event_of(request, "aaaa", 0, RolloutState.STARTED), end, episode]
+    tracemalloc.start()
+    for again in (records, records[:4000]):
+        for record in again:
+            state.fold(record)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 200_000
+    progress = state.progress()
+    assert (progress.admitted, progress.running, state.open, state.incomplete(Purpose.TRAIN)) == (300, 0, {}, [])
+    assert state.exclusions == {"aborted": 1200}
+    foreign = msgspec.structs.replace(records[3], rollout_id="ffffffff" + "0" * 20)
+    state.fold(msgspec.structs.replace(foreign, group=GroupRef(id="f", size=1, member=0, index=300)))
+    assert state.exclusions == {"aborted": 1200}
 
 
 def test_malformed_records_are_left_out(world: World) -> None:
