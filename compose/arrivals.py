@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.producers.agent_environment import agent_environment
+from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE, SERVICE_NAME
 from tracegrad.schemas.calls import CALLS, CallRecord
 from tracegrad.schemas.episodes import EPISODES, Episode
 from tracegrad.schemas.errors import RecordError
@@ -26,7 +27,6 @@ from .wiring import Wiring
 
 __all__ = ["Arrivals", "print_variables", "variables", "watch_arrivals"]
 
-_GATEWAY_SERVICE = "tracegrad-llm-gateway"
 _PATIENCE_S = 20.0
 """After a first sign of the agent, how long the other signs may take before their absence is said."""
 _EVERY = 100
@@ -127,8 +127,8 @@ class Arrivals:
     def _spans(self, record: Record) -> list[Event]:
         request = ExportTraceServiceRequest.FromString(record.value or b"")
         for resource in request.resource_spans:
-            service = next((a.value.string_value for a in resource.resource.attributes if a.key == "service.name"), "")
-            if service == _GATEWAY_SERVICE:
+            service = next((a.value.string_value for a in resource.resource.attributes if a.key == SERVICE_NAME), "")
+            if service == LLM_GATEWAY_SERVICE:
                 continue
             spans = [span for scope in resource.scope_spans for span in scope.spans]
             is_first = self.num_spans == 0 and bool(spans)

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.schemas.attributes import SERVICE_NAME
 from tracegrad.schemas.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -177,7 +178,7 @@ def _spans(request: ExportTraceServiceRequest) -> str:
     names: list[str] = []
     services: set[str] = set()
     for resource in request.resource_spans:
-        services.update(a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
+        services.update(a.value.string_value for a in resource.resource.attributes if a.key == SERVICE_NAME)
         names += [span.name for scope in resource.scope_spans for span in scope.spans]
     return f"{len(names)} spans of {', '.join(sorted(services)) or '?'}: {_cut(', '.join(sorted(set(names))))}"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
+
 from .runner_config import RunnerConfig
 
 __all__ = ["agent_environment", "command_environment", "host_environment"]
@@ -62,7 +64,7 @@ def command_environment(
     config: RunnerConfig, environ: Mapping[str, str], *, rollout: str, attempt: str, span: str
 ) -> dict[str, str]:
     """The environment of a command: every variable by which some client learns its rollout."""
-    identity = f"rollout.id={rollout},attempt.id={attempt}"
+    identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
     given = config.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
     return {
         **environ,

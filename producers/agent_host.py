@@ -33,6 +33,7 @@ __all__ = ["Host", "SpanLedger", "load_callable", "main"]
 
 logger = logging.getLogger("tracegrad.agent_host")
 
+ROLLOUT_ID, ATTEMPT_ID = "rollout.id", "attempt.id"  # as in schemas/attributes.py
 MAX_OUTPUT_BYTES = 1_000_000
 CANCEL_GRACE_S, BLOCKED_AFTER_S = 3.0, 2.0
 FLUSH_LIMIT_S = 20.0
@@ -105,9 +106,8 @@ class SpanLedger:
         """Takes spans that were handed in for export, or that were exported with success."""
         with self._lock:
             for span in spans:
-                attributes = span.attributes or {}
-                episode = f"{attributes.get('rollout.id', '')}{attributes.get('attempt.id', '')}"
-                episode = episode or format(span.context.trace_id, "032x")
+                said = span.attributes or {}
+                episode = f"{said.get(ROLLOUT_ID, '')}{said.get(ATTEMPT_ID, '')}" or f"{span.context.trace_id:032x}"
                 submitted, exported = self._exported.setdefault(episode, (set(), set()))
                 submitted.add(span.context.span_id)
                 if is_exported:
@@ -187,7 +187,7 @@ class SpanLedger:
             def on_start(self, span: Any, parent_context: Any = None) -> None:
                 episode = _CURRENT.get()
                 if episode and format(span.context.trace_id, "032x") != episode:
-                    span.set_attributes({"rollout.id": episode[:28], "attempt.id": episode[28:]})
+                    span.set_attributes({ROLLOUT_ID: episode[:28], ATTEMPT_ID: episode[28:]})
 
         init = provider.__init__
 
@@ -214,8 +214,8 @@ def enter_episode(rollout: str, attempt: str) -> None:
         trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
     )
     root = trace.set_span_in_context(trace.NonRecordingSpan(parent), context.Context())
-    root = baggage.set_baggage("rollout.id", rollout, root)
-    context.attach(baggage.set_baggage("attempt.id", attempt, root))
+    root = baggage.set_baggage(ROLLOUT_ID, rollout, root)
+    context.attach(baggage.set_baggage(ATTEMPT_ID, attempt, root))
 
 
 class Run:

@@ -14,6 +14,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
+from tracegrad.schemas.attributes import (
+    AGENTLIGHTNING_ATTEMPT_ID,
+    AGENTLIGHTNING_ROLLOUT_ID,
+    ATTEMPT_ID,
+    ROLLOUT_ID,
+)
+
 __all__ = ["Piece", "Rejected", "SplitRequest", "add_identity", "split"]
 
 _ENVELOPE_BYTES = 32
@@ -52,8 +59,8 @@ def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str)
     Returns:
         The spans whose resource, or which themselves, claim another identity; they are taken out of the request.
     """
-    told = {"rollout.id": rollout, "attempt.id": attempt}
-    names = {**told, "agentlightning.rollout_id": rollout, "agentlightning.attempt_id": attempt}
+    told = {ROLLOUT_ID: rollout, ATTEMPT_ID: attempt}
+    names = {**told, AGENTLIGHTNING_ROLLOUT_ID: rollout, AGENTLIGHTNING_ATTEMPT_ID: attempt}
     rejected: list[Rejected] = []
     for resource_spans in request.resource_spans:
         attributes = resource_spans.resource.attributes

@@ -15,6 +15,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
+from tracegrad.schemas.attributes import (
+    AGENTLIGHTNING_ATTEMPT_ID,
+    AGENTLIGHTNING_ROLLOUT_ID,
+    ATTEMPT_ID,
+    ROLLOUT_ID,
+    SERVICE_NAME,
+)
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.facts import SpanFact, SpanKind
 
@@ -25,12 +32,11 @@ from .identity import EpisodeKey, Identities
 
 __all__ = ["Refused", "SpanReader", "SpanScan"]
 
-ROLLOUT_KEYS = ("rollout.id", "agentlightning.rollout_id")
-ATTEMPT_KEYS = ("attempt.id", "agentlightning.attempt_id")
-SERVICE = "service.name"
+ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
+ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 _SPAN_KEYS = KEYS | _IDENTITY_KEYS
-_RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE}
+_RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME}
 _MAX_NAME = 200
 _PLAIN = Reading(kind=SpanKind.OTHER)
 
@@ -83,7 +89,7 @@ class SpanReader:
         return scan
 
     def _read_span(self, span: Span, resource: dict[str, AttributeValue], scan: SpanScan) -> None:
-        service = str(resource.get(SERVICE, ""))[:_MAX_NAME]
+        service = str(resource.get(SERVICE_NAME, ""))[:_MAX_NAME]
         if service == self._skip_service:
             self._counters.add("gateway_spans")
             return

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.calls import Identity
 from tracegrad.schemas.errors import TracegradError
 from tracegrad.schemas.ids import (
@@ -86,7 +87,7 @@ def _from_baggage(baggage: str) -> str | None:
         name, found, value = member.partition("=")
         if found:
             entries[name.strip()] = unquote(value.split(";")[0].strip())
-    return _join(entries.get("rollout.id"), entries.get("attempt.id"))
+    return _join(entries.get(ROLLOUT_ID), entries.get(ATTEMPT_ID))
 
 
 def judge(claims: Identity, run_hash: str) -> Caller:

@@ -14,13 +14,24 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
+from tracegrad.schemas.attributes import (
+    ATTEMPT_ID,
+    ERROR_TYPE,
+    GEN_AI_FINISH_REASONS,
+    GEN_AI_INPUT_TOKENS,
+    GEN_AI_OPERATION_NAME,
+    GEN_AI_OUTPUT_TOKENS,
+    GEN_AI_REQUEST_MODEL,
+    GEN_AI_RESPONSE_ID,
+    LLM_GATEWAY_SERVICE,
+    ROLLOUT_ID,
+    SERVICE_NAME,
+)
+
 from .answer import Answer
 from .identity import Caller
 
-__all__ = ["SERVICE_NAME", "CallTracer"]
-
-SERVICE_NAME = "tracegrad-llm-gateway"
-"""Streams leave spans of this service out: calls come from `llm_calls`."""
+__all__ = ["CallTracer"]
 
 
 class CallTracer:
@@ -30,7 +41,8 @@ class CallTracer:
         self._provider: TracerProvider | None = None
         if exporter is not None:
             # shutdown_on_exit would register an atexit hook that outlives the gateway in a test or a host process.
-            self._provider = TracerProvider(resource=Resource({"service.name": SERVICE_NAME}), shutdown_on_exit=False)
+            resource = Resource({SERVICE_NAME: LLM_GATEWAY_SERVICE})
+            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
             self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
             self._tracer = self._provider.get_tracer(__name__)
 
@@ -55,18 +67,18 @@ class CallTracer:
                 int(caller.trace_id, 16), int(caller.parent_span_id, 16), True, trace.TraceFlags(1)
             )
             context = trace.set_span_in_context(trace.NonRecordingSpan(remote))
-        attributes: dict[str, Any] = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model}
+        attributes: dict[str, Any] = {GEN_AI_OPERATION_NAME: "chat", GEN_AI_REQUEST_MODEL: model}
         if caller.rollout_id is not None:
-            attributes["rollout.id"] = caller.rollout_id
+            attributes[ROLLOUT_ID] = caller.rollout_id
         if caller.attempt_id is not None:
-            attributes["attempt.id"] = caller.attempt_id
+            attributes[ATTEMPT_ID] = caller.attempt_id
         if answer is not None:
-            attributes["gen_ai.response.id"] = answer.call_id
-            attributes["gen_ai.response.finish_reasons"] = [answer.finish_reason]
-            attributes["gen_ai.usage.input_tokens"] = answer.prompt_tokens
-            attributes["gen_ai.usage.output_tokens"] = answer.sampled_tokens
+            attributes[GEN_AI_RESPONSE_ID] = answer.call_id
+            attributes[GEN_AI_FINISH_REASONS] = [answer.finish_reason]
+            attributes[GEN_AI_INPUT_TOKENS] = answer.prompt_tokens
+            attributes[GEN_AI_OUTPUT_TOKENS] = answer.sampled_tokens
         if error is not None:
-            attributes["error.type"] = error
+            attributes[ERROR_TYPE] = error
         span = self._tracer.start_span(
             f"chat {model}", context, trace.SpanKind.SERVER, attributes, start_time=times_ns[0]
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tracegrad.schemas.attributes import ERROR_TYPE
 from tracegrad.schemas.facts import SpanKind, ToolStatus
 
 from .dialect import MAX_TEXT, Reading, SpanView, ToolErrorText, judge_tool
@@ -24,7 +25,6 @@ TOOL_NAME = "tool.name"
 TOOL_ID = "tool.id"
 TOOL_CALL_ID = "tool_call.id"
 OUTPUT = "output.value"
-ERROR_TYPE = "error.type"
 
 # Our gateway mints this form, so nothing else in an LLM span's output can be taken for it.
 _RESPONSE_ID = re.compile(r'"id"\s*:\s*"(chatcmpl-[0-9a-f]{32})"')

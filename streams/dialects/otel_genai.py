@@ -5,19 +5,20 @@ A span speaks it by `gen_ai.operation.name`: `execute_tool`, `invoke_agent`, `ch
 
 from __future__ import annotations
 
+from tracegrad.schemas.attributes import (
+    ERROR_TYPE,
+    GEN_AI_AGENT_NAME,
+    GEN_AI_OPERATION_NAME,
+    GEN_AI_RESPONSE_ID,
+    GEN_AI_TOOL_CALL_ID,
+    GEN_AI_TOOL_NAME,
+    GEN_AI_TOOL_RESULT,
+)
 from tracegrad.schemas.facts import SpanKind, ToolStatus
 
 from .dialect import Reading, SpanView, ToolErrorText, judge_tool
 
 __all__ = ["OtelGenAi"]
-
-OPERATION = "gen_ai.operation.name"
-AGENT_NAME = "gen_ai.agent.name"
-RESPONSE_ID = "gen_ai.response.id"
-TOOL_NAME = "gen_ai.tool.name"
-TOOL_CALL_ID = "gen_ai.tool.call.id"
-TOOL_RESULT = "gen_ai.tool.call.result"
-ERROR_TYPE = "error.type"
 
 _LLM_OPERATIONS = frozenset({"chat", "text_completion", "generate_content"})
 
@@ -26,30 +27,40 @@ class OtelGenAi:
     """The dialect `otel_genai`."""
 
     name = "otel_genai"
-    keys = frozenset({OPERATION, AGENT_NAME, RESPONSE_ID, TOOL_NAME, TOOL_CALL_ID, TOOL_RESULT, ERROR_TYPE})
+    keys = frozenset(
+        {
+            GEN_AI_OPERATION_NAME,
+            GEN_AI_AGENT_NAME,
+            GEN_AI_RESPONSE_ID,
+            GEN_AI_TOOL_NAME,
+            GEN_AI_TOOL_CALL_ID,
+            GEN_AI_TOOL_RESULT,
+            ERROR_TYPE,
+        }
+    )
 
     def read(self, span: SpanView, is_error: ToolErrorText) -> Reading | None:
         """As Dialect.read."""
-        operation = span.text(OPERATION)
+        operation = span.text(GEN_AI_OPERATION_NAME)
         if operation is None:
             return None
         error_type = span.text(ERROR_TYPE)
         if operation == "execute_tool":
             return self._tool(span, error_type, is_error)
         if operation == "invoke_agent":
-            name = span.text(AGENT_NAME) or span.name.removeprefix("invoke_agent ")
+            name = span.text(GEN_AI_AGENT_NAME) or span.name.removeprefix("invoke_agent ")
             return Reading(kind=SpanKind.AGENT, agent_name=name, error_type=error_type)
         if operation in _LLM_OPERATIONS:
             return Reading(
                 kind=SpanKind.LLM,
-                agent_name=span.text(AGENT_NAME),
-                response_id=span.text(RESPONSE_ID),
+                agent_name=span.text(GEN_AI_AGENT_NAME),
+                response_id=span.text(GEN_AI_RESPONSE_ID),
                 error_type=error_type,
             )
         return Reading(kind=SpanKind.OTHER)
 
     def _tool(self, span: SpanView, error_type: str | None, is_error: ToolErrorText) -> Reading:
-        result = span.attributes.get(TOOL_RESULT)
+        result = span.attributes.get(GEN_AI_TOOL_RESULT)
         status, status_from = judge_tool(
             span,
             error_type=error_type,
@@ -59,8 +70,8 @@ class OtelGenAi:
         )
         return Reading(
             kind=SpanKind.TOOL,
-            tool_name=span.text(TOOL_NAME) or span.name.removeprefix("execute_tool "),
-            tool_call_id=span.text(TOOL_CALL_ID),
+            tool_name=span.text(GEN_AI_TOOL_NAME) or span.name.removeprefix("execute_tool "),
+            tool_call_id=span.text(GEN_AI_TOOL_CALL_ID),
             tool_status=status,
             tool_status_from=status_from,
             error_type=error_type,

@@ -18,6 +18,7 @@ from tests.producers.rig import Rig, free_port, is_healthy, until
 from tracegrad.producers import agent_host
 from tracegrad.producers.agent_host import SpanLedger, http_errors
 from tracegrad.producers.agent_result import gateway_fault
+from tracegrad.schemas import attributes
 
 ROLLOUT = "ab12cd34" + "0" * 19
 AGENT = """
@@ -213,6 +214,11 @@ def test_spans_that_cannot_be_sent_are_lost_not_counted(tmp_path: Path) -> None:
         host.run(1, "go")
         result = host.read()
         assert (result["state"], result["spans_exported"], result["spans_lost"]) == ("succeeded", 0, 1)
+
+
+def test_it_names_rollout_and_attempt_as_everybody_does() -> None:
+    """It cannot import the registry: it runs where we are not installed."""
+    assert (agent_host.ROLLOUT_ID, agent_host.ATTEMPT_ID) == (attributes.ROLLOUT_ID, attributes.ATTEMPT_ID)
 
 
 class _Response(Exception):

@@ -11,9 +11,9 @@ import pytest
 from tests.producers.rig import Rig, until
 from tracegrad.producers import otlp_gateway
 from tracegrad.producers.agent_environment import command_environment, host_environment
-from tracegrad.producers.llm_gateway.tracing import SERVICE_NAME
 from tracegrad.producers.otlp_gateway import OtlpGatewayConfig
 from tracegrad.producers.runner_config import RunnerConfig
+from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.calls import CallRecord, CallsClosed
 from tracegrad.schemas.rollouts import RolloutState
 
@@ -60,7 +60,7 @@ def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
         assert (event.state, event.error, event.calls_closed) == (RolloutState.SUCCEEDED, None, True)
         assert (event.spans_exported, event.spans_lost) == (1, 0)
         assert [type(call) for call in rig.calls(rollout)] == [CallRecord, CallsClosed]
-        until(lambda: {"agent", SERVICE_NAME} <= {service for service, _ in rig.spans()})
+        until(lambda: {"agent", LLM_GATEWAY_SERVICE} <= {service for service, _ in rig.spans()})
 
 
 def test_agents_get_the_tokens_by_their_environment() -> None:

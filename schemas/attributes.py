@@ -1,0 +1,64 @@
+"""The registry of span and resource attributes that more than one module writes or reads, and of baggage keys.
+
+OpenTelemetry's `gen_ai.*` conventions are pinned here; the keys of another dialect stay with it (`streams/dialects/`).
+`producers/agent_host.py` runs where we are not installed and spells the first two itself; a test compares.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AGENTLIGHTNING_ATTEMPT_ID",
+    "AGENTLIGHTNING_ROLLOUT_ID",
+    "ATTEMPT_ID",
+    "ERROR_TYPE",
+    "GEN_AI_AGENT_NAME",
+    "GEN_AI_FINISH_REASONS",
+    "GEN_AI_INPUT_TOKENS",
+    "GEN_AI_OPERATION_NAME",
+    "GEN_AI_OUTPUT_TOKENS",
+    "GEN_AI_REQUEST_MODEL",
+    "GEN_AI_RESPONSE_ID",
+    "GEN_AI_TOOL_CALL_ID",
+    "GEN_AI_TOOL_NAME",
+    "GEN_AI_TOOL_RESULT",
+    "LLM_GATEWAY_SERVICE",
+    "ROLLOUT_ID",
+    "SERVICE_NAME",
+]
+
+ROLLOUT_ID = "rollout.id"
+"""Of a resource or a span, and in baggage: the rollout, 28 hex."""
+ATTEMPT_ID = "attempt.id"
+"""Likewise the attempt, 4 hex."""
+AGENTLIGHTNING_ROLLOUT_ID = "agentlightning.rollout_id"
+"""The rollout as Agent Lightning's tracers spell it; read, never written."""
+AGENTLIGHTNING_ATTEMPT_ID = "agentlightning.attempt_id"
+"""Likewise the attempt."""
+
+SERVICE_NAME = "service.name"
+"""Of a resource: who emitted its spans."""
+LLM_GATEWAY_SERVICE = "tracegrad-llm-gateway"
+"""The service name of the LLM gateway's own spans, which are plumbing: calls come from `llm_calls`."""
+
+ERROR_TYPE = "error.type"
+"""The class of an error, or the HTTP status; absent when there was none."""
+GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
+"""`chat`, `execute_tool`, `invoke_agent`, ..."""
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+"""The model that was asked for: the policy."""
+GEN_AI_RESPONSE_ID = "gen_ai.response.id"
+"""The completion's id, which the LLM gateway mints: the call id."""
+GEN_AI_FINISH_REASONS = "gen_ai.response.finish_reasons"
+"""A list, one a choice."""
+GEN_AI_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+"""Tokens of the prompt."""
+GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+"""Tokens that were sampled."""
+GEN_AI_AGENT_NAME = "gen_ai.agent.name"
+"""The agent that is invoked, or that calls."""
+GEN_AI_TOOL_NAME = "gen_ai.tool.name"
+"""The tool that is executed."""
+GEN_AI_TOOL_CALL_ID = "gen_ai.tool.call.id"
+"""The id under which the model called it."""
+GEN_AI_TOOL_RESULT = "gen_ai.tool.call.result"
+"""What it returned."""
