@@ -161,6 +161,8 @@ class RunDir:
                 ("[policy] name", before.policy.name, settings.policy.name),
                 ("[policy] model", before.policy.model, settings.policy.model),
                 ("[trainer] groups_per_step", before.trainer.groups_per_step, settings.trainer.groups_per_step),
+                ("[trainer] lora_rank", before.trainer.lora_rank, settings.trainer.lora_rank),
+                ("[trainer] lora_alpha", before.trainer.lora_alpha, settings.trainer.lora_alpha),
                 ("[tasks] group_size", _group_size(before), _group_size(settings)),
             )
             if old != new
