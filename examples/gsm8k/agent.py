@@ -13,13 +13,14 @@ from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 
-SYSTEM = """You solve a problem with a calculator. Answer with one tool call and nothing else, such as
+SYSTEM = """You solve a problem with tools. Answer with one tool call and nothing else, such as
 ```json
 {"name": "calculator", "arguments": {"expression": "48/2 + 12"}}
 ```
-You then read its result. Repeat this for each calculation. When you know the final number N, answer with the line
-#### N
-and nothing else."""
+You then read its result. Repeat this for each calculation. When a result is what the problem asks for, give it:
+```json
+{"name": "answer", "arguments": {"number": 36}}
+```"""
 OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -50,12 +51,18 @@ def calculator(expression: str) -> str:
     return f"{evaluate(ast.parse(expression, mode='eval')):g}"
 
 
+@tool(return_direct=True)
+def answer(number: float) -> str:
+    """Give the final answer. This ends the problem."""
+    return f"{number:g}"
+
+
 model = ChatOpenAI(model="policy", max_tokens=96, max_retries=0, timeout=600)  # type: ignore[call-arg]
-graph = create_react_agent(model, [calculator], prompt=SYSTEM)
+graph = create_react_agent(model, [calculator, answer], prompt=SYSTEM)
 
 
 async def solve(task: dict[str, Any]) -> str | None:
-    """The text of the last message; None when the steps ran out."""
+    """The text of the last message, or of the answer given; None when the steps ran out."""
     try:
         state = await graph.ainvoke(
             {"messages": [{"role": "user", "content": task["input"]}]}, {"recursion_limit": MAX_STEPS}

@@ -1,4 +1,4 @@
-"""A vLLM tool parser (`--tool-parser-plugin`) for models that write a call as a JSON block: Qwen2.5-Coder mostly does,
+"""A vLLM tool parser (`--tool-parser-plugin`) for models that write a call as plain JSON: Qwen2.5-Coder mostly does,
 whatever its template says. Calls between <tool_call> tags are read as ever.
 """
 
@@ -10,11 +10,14 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 
 BLOCK = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
+LINE = re.compile(r"^(\{.*\})$", re.MULTILINE)
 
 
 def tagged(text: str) -> str:
-    """`text` with each JSON block that is a call between tags."""
-    return BLOCK.sub(lambda block: f"<tool_call>{block[1]}</tool_call>" if is_call(block[1]) else block[0], text)
+    """`text` with each JSON block, and each line of JSON, that is a call between tags."""
+    for pattern in (BLOCK, LINE):
+        text = pattern.sub(lambda found: f"<tool_call>{found[1]}</tool_call>" if is_call(found[1]) else found[0], text)
+    return text
 
 
 def is_call(text: str) -> bool:
