@@ -30,8 +30,9 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 15.0
 """For each question to the cluster; more than a broker's restart (3 s) takes."""
-_PROPAGATION_S = 1.0
-"""How long a topic that was made a moment ago may be unknown to the broker that is asked."""
+_UNKNOWN_S = 15.0
+"""How long a topic may be unknown to the broker that is asked: it was made a moment ago, or the broker has just come
+back. Past it a whole run ends."""
 
 
 class NewTopicSpec(NamedTuple):
@@ -93,8 +94,8 @@ class KafkaAdmin:
                 raise translate(partition.error, doing=doing)
 
     def partition_counts(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Partitions of each topic, or of all. Raises ConfigurationError for a topic that does not exist."""
-        deadline = time.monotonic() + _PROPAGATION_S
+        """Partitions of each topic, or of all. Raises ConfigurationError for a topic that stays unknown."""
+        deadline = time.monotonic() + _UNKNOWN_S
         while True:
             with boundary("list topics"):
                 found = self._client.list_topics(timeout=_TIMEOUT_S).topics

@@ -1,8 +1,9 @@
 """LogReader on a consumer: by explicit assignment (`TailReader`) or as a member of a group (`GroupReader`).
 
 In: topics and checked start offsets. Out: records in order within each partition. Invariants: an offset outside
-the log is a LogGapError, never a silent jump; a reader tells and commits only partitions that it owns now.
-Failure: while the broker is away `read` gives nothing and goes on by itself when it is back.
+the log is a LogGapError, never a silent jump; a reader tells and commits only partitions that it owns now; a read
+that raises has lost nothing, the next one gives it. Failure: while the broker is away `read` gives nothing and goes
+on by itself when it is back.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TailReader:
         self._admin = admin
         self._next: dict[TopicPartition, int] = {}
         self._unread: list[Message] = []
-        """Messages that came while a commit was awaited."""
+        """Messages that came while a commit was awaited, or beside an error that is not judged yet."""
         self._failure: TracegradError | None = None
         self._consumer = self._new_consumer(settings)
 
@@ -56,18 +57,19 @@ class TailReader:
             self._consumer.assign([partition_of(where, offset) for where, offset in starts.items()])
 
     def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
-        messages, self._unread = self._unread[:max_records], self._unread[max_records:]
-        if not messages:
+        self._raise_failure()
+        if not self._unread:
             with boundary("read"):
-                messages = self._consumer.consume(max_records, timeout_s)
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+                self._unread = self._consumer.consume(max_records, timeout_s)
+            self._raise_failure()
+        # Callers take an UnavailableError for "nothing read": no message may be taken out before its neighbours
+        # are judged.
+        for message in self._unread[:max_records]:
+            self._judge(message)
+        messages, self._unread = self._unread[:max_records], self._unread[max_records:]
         records = []
         for message in messages:
-            error = message.error()
-            if error is not None:
-                self._judge(error, message)
+            if message.error() is not None:
                 continue
             record = _record(message)
             where = TopicPartition(record.topic, record.partition)
@@ -77,8 +79,16 @@ class TailReader:
                 records.append(record)
         return records
 
-    def _judge(self, error: KafkaError, message: Message) -> None:
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _judge(self, message: Message) -> None:
         """Raises when reading cannot go on; transient errors only log, librdkafka tries again."""
+        error = message.error()
+        if error is None:
+            return
         where = f"read {message.topic()!r} partition {message.partition()} offset {message.offset()}"
         failure = translate(error, doing=where)
         if isinstance(failure, UnavailableError | OverloadedError):
@@ -211,7 +221,9 @@ class GroupReader(TailReader):
                 if not paused and len(self._unread) >= _MAX_UNREAD:
                     paused = self._consumer.assignment()
                     self._consumer.pause(paused)
-                self._unread += self._consumer.consume(1, 0.02)
+                found = self._consumer.consume(1, 0.02)
+            # Only now: a revocation in that call may have taken some of `_unread` away.
+            self._unread += found
         if paused:
             self._consumer.resume(paused)
         raise UnavailableError(f"expected Kafka to {doing} within {_COMMIT_TIMEOUT_S} s, got no answer; try again")

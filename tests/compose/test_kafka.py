@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from tests.memory_log import partition_for
+from tracegrad.compose import kafka_admin
 from tracegrad.compose.kafka import KafkaLog
-from tracegrad.compose.kafka_admin import NewTopicSpec
+from tracegrad.compose.kafka_admin import KafkaAdmin, NewTopicSpec
 from tracegrad.compose.kafka_errors import CODES, boundary, translate
-from tracegrad.compose.kafka_settings import shared_settings
+from tracegrad.compose.kafka_reader import GroupReader, TailReader
+from tracegrad.compose.kafka_settings import Settings, shared_settings
 from tracegrad.compose.local_kafka import LocalKafka
 from tracegrad.schemas.errors import (
     ConfigurationError,
@@ -102,6 +105,160 @@ def test_full_queue_is_overloaded_at_once() -> None:
     with pytest.raises(UnavailableError):
         writer.close(timeout_s=0.0)
     assert all(isinstance(future.exception(1.0), UnavailableError) for future in futures)
+
+
+class _Clock:
+    """Stands in for the module `time`: whoever sleeps moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def admin_of_a_topic_unknown_for(unknown_s: float, monkeypatch: pytest.MonkeyPatch) -> KafkaAdmin:
+    """Its broker learns of `t` only then."""
+    clock = _Clock()
+    monkeypatch.setattr(kafka_admin, "time", clock)
+
+    def list_topics(timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(topics={"t": SimpleNamespace(partitions=[0])} if clock.now_s > unknown_s else {})
+
+    monkeypatch.setattr(KafkaAdmin, "_new_client", lambda _: SimpleNamespace(list_topics=list_topics))
+    return KafkaAdmin({"bootstrap.servers": NOWHERE})
+
+
+def test_a_topic_that_a_restarted_broker_does_not_know_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds, not one: the error ends the whole run."""
+    assert admin_of_a_topic_unknown_for(12, monkeypatch).partition_counts(["t"]) == {"t": 1}
+
+
+def test_a_topic_that_stays_unknown_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said in bounded time, with the remedy."""
+    with pytest.raises(ConfigurationError, match="topics create"):
+        admin_of_a_topic_unknown_for(20, monkeypatch).partition_counts(["t"])
+
+
+class _Script:
+    """A consumer and an admin in one: batches to consume, and what the broker says when it is asked for its topics."""
+
+    def __init__(self, batches: Sequence[list[Message]], answers: Sequence[TracegradError | None] = ()) -> None:
+        self.batches = list(batches)
+        self.answers = list(answers)
+
+    def assign(self, partitions: Sequence[confluent_kafka.TopicPartition]) -> None:
+        pass
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        return self.batches.pop(0) if self.batches else []
+
+    def partition_counts(self, topics: Sequence[str]) -> dict[str, int]:
+        if (answer := self.answers.pop(0)) is not None:
+            raise answer
+        return dict.fromkeys(topics, 1)
+
+
+class _ScriptedReader(TailReader):
+    """Reads partition 0 of `t` from 0."""
+
+    def __init__(self, script: _Script) -> None:
+        self._script = script
+        super().__init__(script, {})  # type: ignore[arg-type]
+        self.assign({WHERE: 0})
+
+    def _new_consumer(self, settings: Settings) -> Consumer:
+        return self._script  # type: ignore[return-value]
+
+    def offsets(self, *, max_records: int = 500) -> list[int]:
+        """Of the next records."""
+        return [record.offset for record in self.read(max_records=max_records)]
+
+
+WHERE = TopicPartition("t", 0)
+
+
+def message(offset: int) -> Message:
+    """A good one."""
+    return Message(topic="t", partition=0, offset=offset, value=b"v")
+
+
+def trouble(code: int) -> Message:
+    """An error in a message's place."""
+    return Message(topic="t", partition=0, error=KafkaError(code, "trouble"))
+
+
+def test_a_read_that_raises_loses_no_record() -> None:
+    """The broker restarts under the second opinion on an unknown topic; the records beside that error come later."""
+    away = UnavailableError("away")
+    script = _Script(
+        [[message(0), message(1), trouble(KafkaError.UNKNOWN_TOPIC_OR_PART), message(2)], [message(3)]],
+        [away, away, None],
+    )
+    reader = _ScriptedReader(script)
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            reader.read()
+        assert reader.positions() == {WHERE: 0}
+    assert reader.offsets() == [0, 1, 2]
+    assert reader.positions() == {WHERE: 3}
+    assert reader.offsets() == [3]
+
+
+def test_a_topic_that_is_gone_still_ends_the_reader() -> None:
+    """When the broker has answered."""
+    gone = ConfigurationError("no such topic")
+    reader = _ScriptedReader(_Script([[message(0), trouble(KafkaError.UNKNOWN_TOPIC_OR_PART)]], [gone]))
+    with pytest.raises(ConfigurationError):
+        reader.read()
+
+
+def test_a_passing_error_costs_no_neighbour_and_no_exception() -> None:
+    """Also when the batch is handed out in parts."""
+    batch = [message(0), trouble(KafkaError._TRANSPORT), message(1), message(2)]
+    reader = _ScriptedReader(_Script([batch]))
+    assert [reader.offsets(max_records=2) for _ in range(3)] == [[0], [1, 2], []]
+
+
+def test_an_assignment_that_failed_costs_no_record_of_the_batch() -> None:
+    """The callback's error is raised by the read that it came in; the batch of that read stays."""
+    script = _Script([[message(0)]])
+    reader = _ScriptedReader(script)
+    reader._failure = UnavailableError("no start offsets")
+    with pytest.raises(UnavailableError):
+        reader.read()
+    assert reader.offsets() == [0]
+
+
+class _Rebalanced(GroupReader):
+    """Owns partition 0 of `t`, which goes and comes back, from 0, in the first wait for a commit."""
+
+    def __init__(self, batches: Sequence[list[Message]]) -> None:
+        self._batches = list(batches)
+        super().__init__(None, {}, "g", ["t"])  # type: ignore[arg-type]
+        self._next[WHERE] = 0
+
+    def _new_consumer(self, settings: Settings) -> Consumer:
+        nothing = dict.fromkeys(("subscribe", "commit", "incremental_unassign"), lambda *_, **__: None)
+        return SimpleNamespace(consume=self._consume, **nothing)  # type: ignore[return-value]
+
+    def _consume(self, num_messages: int, timeout: float) -> list[Message]:
+        if num_messages == 1:
+            self._on_revoke(self._consumer, [confluent_kafka.TopicPartition("t", 0)])
+            self._next[WHERE] = 0
+            self._on_commit(None, [confluent_kafka.TopicPartition("t", 0, 1)])
+        return self._batches.pop(0)
+
+
+def test_what_was_read_ahead_goes_with_its_partition() -> None:
+    """Given first when the partition is back, it would hide the records before it."""
+    member = _Rebalanced([[message(0), message(1)], [], [message(0), message(1)]])
+    assert [record.offset for record in member.read(max_records=1)] == [0]
+    member.commit({WHERE: 1})
+    assert [record.offset for record in member.read()] == [0, 1]
 
 
 @pytest.mark.kafka

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.memory_log import MemoryLog, partition_for
+from tracegrad.compose import kafka_admin
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.compose.kafka_admin import NewTopicSpec
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
@@ -163,8 +164,9 @@ def test_unknown_partition_is_a_configuration_error(log: Log, new_topic: NewTopi
     writer.close()
 
 
-def test_unknown_topic_is_a_configuration_error(log: Log) -> None:
+def test_unknown_topic_is_a_configuration_error(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is created by itself; the writer says so soon, not after the delivery time-out."""
+    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 1.0)
     for ask in (
         lambda: log.tail(["nowhere"]),
         lambda: log.join("group", ["nowhere"]),
