@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log import Log, TopicPartition
 
-__all__ = ["Liveness", "check_partitions", "group_starts", "patiently", "refuse_skipped"]
+__all__ = ["Jumps", "Liveness", "check_partitions", "group_starts", "patiently"]
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
-"""How long to look for a record before its offset counts as empty (compacted, or a transaction's control record)."""
+"""How long to look for a record."""
+_LOOK_RECORDS = 1_000
+"""How many offsets a look brings at most."""
 
 
 def patiently(ask: Callable[[], T], *, patience_s: float = 20.0) -> T:
@@ -73,33 +76,57 @@ def check_partitions(log: Log, topics: Sequence[str], expected: int) -> None:
             )
 
 
-def refuse_skipped(log: Log, where: TopicPartition, *, expected: int, delivered: int) -> None:
-    """Judges a jump in delivered offsets: harmless when the log holds no record in between.
+class Jumps:
+    """Judges each jump in delivered offsets: harmless when the log holds no record in between (compacted, or a
+    transaction's control record).
 
-    Raises:
-        UnavailableError: a record in between was not delivered.
-        LogGapError: the log does not go back to `expected` any more.
+    What a look at the log showed past the jump is kept, one look a partition, so that a topic with many gaps costs
+    few looks.
     """
-    found = _first_offset(log, where, expected)
-    if found is not None and found < delivered:
-        raise UnavailableError(
-            f"expected offset {found} of {where.topic!r} partition {where.partition} to be delivered before "
-            f"{delivered}, got it passed over; restart and read again"
-        )
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._looks: dict[TopicPartition, tuple[int, Sequence[int]]] = {}
+        """Where the look began, and the offsets that it found."""
+
+    def refuse_skipped(self, where: TopicPartition, *, expected: int, delivered: int) -> None:
+        """Returns when nothing was passed over.
+
+        Raises:
+            UnavailableError: a record in between was not delivered, or the broker did not show what lies there.
+            LogGapError: the log does not go back to `expected` any more.
+        """
+        begin, offsets = self._looks.get(where, (0, ()))
+        if not (offsets and begin <= expected and delivered <= offsets[-1]):
+            offsets = _look(self._log, where, expected)
+            if not offsets:
+                # Silence proves nothing, while committing past a record that was passed over loses it.
+                raise UnavailableError(
+                    f"expected the record at offset {delivered} of {where.topic!r} partition {where.partition} within "
+                    f"{_LOOK_S} s, got none from {expected} on; restart and read again"
+                )
+            self._looks[where] = (expected, offsets)
+        found = offsets[bisect_left(offsets, expected)]
+        if found < delivered:
+            raise UnavailableError(
+                f"expected offset {found} of {where.topic!r} partition {where.partition} to be delivered before "
+                f"{delivered}, got it passed over; restart and read again"
+            )
 
 
-def _first_offset(log: Log, where: TopicPartition, start: int) -> int | None:
-    """The offset of the first record at or after `start`; None when none was found in time."""
+def _look(log: Log, where: TopicPartition, start: int) -> Sequence[int]:
+    """The offsets of the next records at or after `start`; empty when none came in time."""
     reader = log.tail([where.topic], start={where: start})
     try:
         deadline = time.monotonic() + _LOOK_S
         while time.monotonic() < deadline:
-            records = reader.read(max_records=1, timeout_s=0.5)
-            if records:
-                return records[0].offset
+            # One record ends the wait at once; what came with it is taken without waiting.
+            if first := reader.read(max_records=1, timeout_s=0.5):
+                more = reader.read(max_records=_LOOK_RECORDS - 1, timeout_s=0.0)
+                return [record.offset for record in (*first, *more)]
     finally:
         reader.close()
-    return None
+    return ()
 
 
 class Liveness:
@@ -159,10 +186,9 @@ class Liveness:
         if position == end or position != seen:
             self._since[where] = (position, now_s)
         elif now_s - since_s > self._stall_s:
-            found = _first_offset(self._log, where, position)
-            if found is not None:
+            if found := _look(self._log, where, position):
                 raise UnavailableError(
-                    f"expected offset {found} of {where.topic!r} partition {where.partition} to be delivered within "
+                    f"expected offset {found[0]} of {where.topic!r} partition {where.partition} to be delivered within "
                     f"{self._stall_s} s, got position {position} standing still; restart"
                 )
             self._since[where] = (position, now_s)

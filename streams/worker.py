@@ -36,7 +36,7 @@ from .faust_app import FaustSeam
 from .folds import build_fold
 from .heartbeat import Heartbeat, Status
 from .instance import PoisonList, hold_instance
-from .liveness import Liveness, check_partitions, group_starts, patiently, refuse_skipped
+from .liveness import Jumps, Liveness, check_partitions, group_starts, patiently
 from .markers import read_markers
 from .stage import Emission, Fold
 
@@ -99,6 +99,7 @@ class _Worker:
         self._config = config
         self._stage = stage
         self._log = log
+        self._jumps = Jumps(log)
         self._marker_topic = topics.name(fold.marker_topic) if fold.marker_topic is not None else None
         data_dir = Path(config.data_dir)
         self._heartbeat = Heartbeat(data_dir, stage, config.instance_id)
@@ -119,8 +120,6 @@ class _Worker:
         self._lag: Mapping[TopicPartition, int] = {}
         self._starts: dict[TopicPartition, int] = {}
         """Where each assigned partition began in this epoch."""
-        self._gappy: set[str] = set()
-        """Topics that hold offsets without records (compacted, or written in transactions)."""
         self._is_ready = False
         self._is_closing = False
         self._folding: Position | None = None
@@ -196,7 +195,7 @@ class _Worker:
         expected = self._ledger.next_offset(where)
         if expected is None:
             expected = self._starts.get(where, message.offset)
-        if message.offset > expected and message.topic not in self._gappy:
+        if message.offset > expected:
             await self._judge_jump(where, expected, message.offset)
             if epoch != self._ledger.epoch:
                 return
@@ -211,9 +210,9 @@ class _Worker:
         await self._emissions.emit(emission, record, epoch=epoch)
 
     async def _judge_jump(self, where: TopicPartition, expected: int, delivered: int) -> None:
-        await asyncio.to_thread(refuse_skipped, self._log, where, expected=expected, delivered=delivered)
-        self._gappy.add(where.topic)
-        logger.info("streams %s: %s has offsets without records, from %d on", self._stage, where.topic, expected)
+        await asyncio.to_thread(self._jumps.refuse_skipped, where, expected=expected, delivered=delivered)
+        self._counts["offsets_without_record"] += delivered - expected
+        logger.debug("streams %s: no records at %s[%d]@%d..%d", self._stage, *where, expected, delivered - 1)
 
     def _poison_letter(self, record: Record) -> Emission:
         error = RecordError("expected folding to end, got the process's end several times", reason="poison")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
-from tracegrad.schemas.log import Position, TopicPartition
-from tracegrad.schemas.topics import Stage
-from tracegrad.streams import instance
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log import Position, Record, TopicPartition
+from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.streams import instance, liveness, worker
+from tracegrad.streams.config import StreamsConfig
 from tracegrad.streams.heartbeat import Heartbeat, Status
 from tracegrad.streams.instance import PoisonList, hold_instance
-from tracegrad.streams.liveness import Liveness, check_partitions, group_starts, refuse_skipped
+from tracegrad.streams.liveness import Jumps, Liveness, check_partitions, group_starts
+from tracegrad.streams.stage import Emission, Output
 
 WHERE = TopicPartition("events", 0)
 
@@ -55,14 +60,112 @@ def test_unequal_partition_counts_are_refused(log: MemoryLog) -> None:
 def test_a_record_that_was_passed_over_ends_the_process(log: MemoryLog) -> None:
     """3 was expected, 5 came, and 3 lies on the log."""
     with pytest.raises(UnavailableError, match="passed over"):
-        refuse_skipped(log, WHERE, expected=3, delivered=5)
+        Jumps(log).refuse_skipped(WHERE, expected=3, delivered=5)
 
 
 def test_a_jump_over_deleted_records_is_a_gap(log: MemoryLog) -> None:
     """Retention overtook the worker while it ran."""
     log.truncate("events", 0, begin=5)
     with pytest.raises(LogGapError):
-        refuse_skipped(log, WHERE, expected=3, delivered=5)
+        Jumps(log).refuse_skipped(WHERE, expected=3, delivered=5)
+
+
+class _HoledLog(MemoryLog):
+    """Shows no record at some offsets, as after compaction; or none at all, as a broker that does not answer."""
+
+    def __init__(self, holes: Collection[int]) -> None:
+        super().__init__()
+        self.holes = holes
+        self.num_tails = 0
+        self.create_topic("events", partitions=2)
+        writer = self.writer()
+        for n in range(10):
+            writer.append("events", key=b"k", value=b"%d" % n, partition=0)
+
+    def tail(self, topics: Sequence[str], *, start: Any = "beginning") -> Any:
+        self.num_tails += 1
+        return super().tail(topics, start=start)
+
+    def read(self, positions: dict[TopicPartition, int], max_records: int) -> list[Record]:
+        while taken := super().read(positions, max_records):
+            if found := [record for record in taken if record.offset not in self.holes]:
+                return found
+        return []
+
+
+def test_a_jump_that_the_broker_does_not_explain_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer in time is no proof that nothing lies there; what was passed over must not be committed past."""
+    monkeypatch.setattr(liveness, "_LOOK_S", 0.01)
+    with pytest.raises(UnavailableError, match="got none from 3 on"):
+        Jumps(_HoledLog(range(10))).refuse_skipped(WHERE, expected=3, delivered=5)
+
+
+def test_a_jump_over_a_hole_is_harmless_and_one_look_serves_many() -> None:
+    """A topic written in transactions has a hole for each; none of them hides a record that was passed over."""
+    log = _HoledLog({3, 5, 7})
+    jumps = Jumps(log)
+    for expected in (3, 5, 7):
+        jumps.refuse_skipped(WHERE, expected=expected, delivered=expected + 1)
+    assert log.num_tails == 1
+    with pytest.raises(UnavailableError, match=r"expected offset 8 .* passed over"):
+        jumps.refuse_skipped(WHERE, expected=7, delivered=9)
+
+
+class _Seam:
+    """A Faust app that calls every message current."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def is_current(self, message: Any) -> bool:
+        return True
+
+
+class _Message:
+    """As Faust hands it over."""
+
+    topic, partition = WHERE
+    key, value, headers, timestamp = b"k", b"v", None, 0.0
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
+class _Nothing:
+    """A fold that is done with each record at once."""
+
+    marker_topic: Topic | None = None
+
+    def reset(self) -> None:
+        pass
+
+    def restore(self, markers: Iterable[Record]) -> None:
+        pass
+
+    def fold(self, record: Record) -> Emission:
+        return Emission(done=(record.position,))
+
+    def propose(self, now_s: float) -> Sequence[Output]:
+        return ()
+
+
+async def test_a_record_passed_over_after_a_real_hole_ends_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hole says nothing of the next jump in the same topic."""
+    monkeypatch.setattr(worker, "FaustSeam", _Seam)
+    log = _HoledLog({1})
+    config = StreamsConfig(
+        bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), run_hash="0a1b2c3d", policies=("policy",)
+    )
+    shell = worker._Worker(_Nothing(), config, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer())
+    shell._reset()
+    shell._is_ready = True
+    for offset in (0, 2):
+        await shell._on_message(_Message(offset))
+    with pytest.raises(UnavailableError, match=r"expected offset 3 .* passed over"):
+        await shell._on_message(_Message(4))
+    assert shell._ledger.next_offset(WHERE) == 3
 
 
 def test_a_position_that_stands_still_under_lag_ends_the_process(log: MemoryLog) -> None:
