@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 _HEALTH_TIMEOUT_S = 1.0
 _LAYER_PATIENCE_S = 180.0
-"""For the hook before a layer, counted from the layer below; includes the wait for that one's gates."""
+"""For the hook before a layer, counted from its first failure: the gates below may take longer to be ready."""
 
 
 class OutcomeKind(StrEnum):
@@ -72,6 +72,10 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.greatest_s, self.first_s * 2.0 ** max(0, failures - 1))
 
 
+class _KillAllAtOnce(BaseException):
+    """The second interrupt, raised by its handler in what cannot look at the count: the caller's own `before_stop`."""
+
+
 class Supervisor:
     """Owns the children of one run."""
 
@@ -96,7 +100,8 @@ class Supervisor:
             on_change: told whenever a process changed state; writes the status file.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
                 UnavailableError is tried again for a while, any other error stops all.
-            before_stop: called once, before the first process is stopped: who reads from the broker leaves here.
+            before_stop: called once, before the first process is stopped: who reads from the broker leaves here. The
+                second interrupt breaks it off.
             say: a line for people.
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
@@ -107,9 +112,10 @@ class Supervisor:
         self._before_stop = before_stop
         self._say = say
         self._num_interrupts = 0
+        self._is_before_stop = False
         self._layers = sorted({spec.layer for spec in specs})
         self._open_layers = 0
-        self._layer_since = 0.0
+        self._hook_failing_since: float | None = None
         self._ready: set[str] = set()
 
     def statuses(self) -> list[ProcessStatus]:
@@ -141,10 +147,11 @@ class Supervisor:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
             self._say("stopping (Ctrl-C again to kill all at once)")
+        if self._num_interrupts == 2 and self._is_before_stop:
+            raise _KillAllAtOnce
 
     def _watch(self, ends_with_jobs: bool) -> Outcome:
         self._num_interrupts = 0
-        self._layer_since = time.monotonic()
         while True:
             if self._num_interrupts:
                 return Outcome(kind=OutcomeKind.STOPPED)
@@ -175,12 +182,15 @@ class Supervisor:
             self._on_layer(self._layers[self._open_layers])
         except UnavailableError as error:
             # A broker that just started may be slow to answer its first questions.
-            if time.monotonic() - self._layer_since > _LAYER_PATIENCE_S:
+            now = time.monotonic()
+            if self._hook_failing_since is None:
+                self._hook_failing_since = now
+            if now - self._hook_failing_since > _LAYER_PATIENCE_S:
                 raise
             _logger.warning("waiting: %s", error)
             return
         self._open_layers += 1
-        self._layer_since = time.monotonic()
+        self._hook_failing_since = None
 
     def _is_ready(self, child: Child) -> bool:
         if child.state is not ProcessState.RUNNING:
@@ -221,8 +231,7 @@ class Supervisor:
 
     def _stop(self, children: Sequence[Child]) -> None:
         """By layer, the highest first; the layers above a stubborn one never wait for it twice."""
-        before_stop, self._before_stop = self._before_stop, lambda: None
-        before_stop()
+        self._call_before_stop()
         for layer in reversed(self._layers):
             running = [child for child in children if child.spec.layer == layer and child.state is ProcessState.RUNNING]
             if self._num_interrupts < 2:
@@ -232,6 +241,18 @@ class Supervisor:
             for child in running:
                 child.kill()
             self._changed()
+
+    def _call_before_stop(self) -> None:
+        before_stop, self._before_stop = self._before_stop, lambda: None
+        try:
+            self._is_before_stop = True
+            if self._num_interrupts < 2:
+                before_stop()
+            self._is_before_stop = False
+        except _KillAllAtOnce:
+            _logger.warning("interrupted twice: not waiting for who still reads")
+        finally:
+            self._is_before_stop = False
 
     def _wait(self, running: Sequence[Child]) -> None:
         started = time.monotonic()

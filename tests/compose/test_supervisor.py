@@ -17,6 +17,7 @@ import pytest
 
 from tracegrad.compose.process import ProcessSpec, ProcessState, Role
 from tracegrad.compose.supervisor import Backoff, OutcomeKind, Supervisor
+from tracegrad.schemas.errors import UnavailableError
 
 pytestmark = pytest.mark.slow
 
@@ -154,6 +155,73 @@ def test_second_interrupt_kills_all_at_once(tmp_path: Path) -> None:
         supervisor.run()
     assert time.monotonic() - began < 10
     assert gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["while it waits", "before it is called"])
+def test_second_interrupt_does_not_wait_for_who_still_reads(tmp_path: Path, is_early: bool) -> None:
+    """`before_stop` joins a thread that takes a minute; the processes are killed at once all the same."""
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; touch {tmp_path}/up; {FOREVER}"
+    is_joining, never = threading.Event(), threading.Event()
+
+    def join() -> None:
+        is_joining.set()
+        never.wait(60)
+
+    def hook(layer: int) -> None:
+        if is_early:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupt_twice() -> None:
+        if is_early:
+            return
+        eventually((tmp_path / "up").exists, "it is up")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert is_joining.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    supervisor = Supervisor([shell("deaf", script, stop_s=60)], logs=tmp_path, on_layer=hook, before_stop=join)
+    began = time.monotonic()
+    with meanwhile(interrupt_twice):
+        assert supervisor.run().kind is OutcomeKind.STOPPED
+    assert time.monotonic() - began < 10
+    assert is_joining.is_set() is not is_early
+    assert all(status.pid is None for status in supervisor.statuses())
+
+
+def test_a_hook_is_tried_again_however_long_the_gate_below_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose first download outlasts the hook's patience, and that is then slow to answer twice."""
+    monkeypatch.setattr("tracegrad.compose.supervisor._LAYER_PATIENCE_S", 0.5)
+    began = time.monotonic()
+    calls: list[int] = []
+
+    def hook(layer: int) -> None:
+        calls.append(layer)
+        if layer == 1 and calls.count(1) <= 2:
+            raise UnavailableError("no answer yet")
+
+    broker = ProcessSpec(
+        name="broker",
+        argv=("/bin/sh", "-c", "exec sleep 60"),
+        is_gate=True,
+        is_ready=lambda: time.monotonic() - began > 1.0,
+    )
+    supervisor = Supervisor([broker, shell("job", "exit 0", layer=1, role=Role.JOB)], logs=tmp_path, on_layer=hook)
+    assert supervisor.run().kind is OutcomeKind.DONE
+    assert calls == [0, 1, 1, 1]
+
+
+def test_a_hook_that_goes_on_failing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience counts from its first failure, and ends."""
+    monkeypatch.setattr("tracegrad.compose.supervisor._LAYER_PATIENCE_S", 0.3)
+
+    def hook(layer: int) -> None:
+        raise UnavailableError("no answer")
+
+    with pytest.raises(UnavailableError, match="no answer"):
+        Supervisor([shell("job", "exit 0", role=Role.JOB)], logs=tmp_path, on_layer=hook).run()
 
 
 def test_a_layer_waits_for_the_gates_below(tmp_path: Path) -> None:
