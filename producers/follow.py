@@ -36,6 +36,10 @@ class Tail:
             codecs: by full topic name.
             starts: where the run began on topics that it shares with others; partitions not named are read from
                 their beginning.
+
+        Raises:
+            LogGapError: a start lies outside the log. Of this run's own past nothing may be missing: a rollout
+                whose end was deleted would be run again.
         """
         self._codecs = codecs
         kept = {
@@ -44,7 +48,7 @@ class Tail:
             for partition, offsets in log.offsets(topic).items()
         }
         self._ends = {where: offsets.end for where, offsets in kept.items()}
-        begins = {where: max(offsets.begin, (starts or {}).get(where, 0)) for where, offsets in kept.items()}
+        begins = {where: (starts or {}).get(where, offsets.begin) for where, offsets in kept.items()}
         self._reader = log.tail(list(codecs), start=begins)
         self._ahead: Mapping[TopicPartition, int] = {}
         self._settled: Mapping[TopicPartition, int] = {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.memory_log import MemoryLog
 from tests.producers.rig import RUN_HASH, TOPICS, rollout_of
 from tracegrad.producers.follow import Tail
 from tracegrad.producers.rollout_records import event_of
 from tracegrad.schemas.calls import Purpose
+from tracegrad.schemas.errors import LogGapError
 from tracegrad.schemas.ids import group_id
 from tracegrad.schemas.log import TopicPartition
 from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutRequest, RolloutState
@@ -42,3 +45,18 @@ def test_a_shared_topic_is_followed_from_where_the_run_began(memory_log: MemoryL
     everything = Tail(memory_log, {EVENTS: ROLLOUT_EVENTS})
     assert len(everything.read(0.1)) == 4
     everything.close()
+
+
+def test_a_past_of_the_run_that_retention_has_taken_is_a_gap(memory_log: MemoryLog) -> None:
+    """Nothing of it may be missing; what lay there before the run may, and so may what the run never named."""
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    writer = memory_log.writer()
+    for _ in range(5):
+        writer.append(EVENTS, key=None, value=b"", partition=0).result(5)
+    memory_log.truncate(EVENTS, 0, begin=3)
+    codecs = {EVENTS: ROLLOUT_EVENTS}
+    for starts in ({TopicPartition(EVENTS, 0): 3}, {TopicPartition(EVENTS, 1): 0}, None):
+        Tail(memory_log, codecs, starts=starts).close()
+    for outside in (2, 6):
+        with pytest.raises(LogGapError):
+            Tail(memory_log, codecs, starts={TopicPartition(EVENTS, 0): outside})
