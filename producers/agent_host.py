@@ -26,14 +26,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 __all__ = ["Host", "SpanLedger", "load_callable", "main"]
 
 logger = logging.getLogger("tracegrad.agent_host")
 
-ROLLOUT_ID, ATTEMPT_ID = "rollout.id", "attempt.id"  # as in schemas/attributes.py
+ROLLOUT_ID, ATTEMPT_ID, COUNTED_SPAN = "rollout.id", "attempt.id", "tracegrad.counted"  # as in schemas/attributes.py
 MAX_OUTPUT_BYTES = 1_000_000
 CANCEL_GRACE_S, BLOCKED_AFTER_S = 3.0, 2.0
 FLUSH_LIMIT_S = 20.0
@@ -88,10 +88,23 @@ def http_errors(error: BaseException) -> list[dict[str, Any]]:
     return found
 
 
+class MarkedSpan:
+    """A finished span as the exporter sends it: with another resource."""
+
+    def __init__(self, span: Any, resource: Any) -> None:
+        self._span = span
+        self.resource = resource
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._span, name)
+
+
 class SpanLedger:
     """Which spans of which episode reached our OTLP endpoint, counted at the exporter. Thread-safe.
 
-    Without the OpenTelemetry SDK nothing is exported and every count is 0.
+    A span that is counted is sent with the mark COUNTED_SPAN, and no other is: not one that ends after the count was
+    taken, nor one of a child process, also a forked one, though it bears the same trace id. So who waits for as many
+    marked spans waits for these. Without the OpenTelemetry SDK nothing is exported and every count is 0.
     """
 
     MAX_EPISODES = 4096
@@ -99,15 +112,18 @@ class SpanLedger:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._exported: collections.OrderedDict[str, tuple[set[int], set[int]]] = collections.OrderedDict()
+        self._taken: collections.OrderedDict[str, None] = collections.OrderedDict()
         self.providers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def note(self, spans: Iterable[Any], *, is_exported: bool) -> None:
         """Takes spans that were handed in for export, or that were exported with success."""
         with self._lock:
             for span in spans:
-                said = span.attributes or {}
-                episode = f"{said.get(ROLLOUT_ID, '')}{said.get(ATTEMPT_ID, '')}" or f"{span.context.trace_id:032x}"
+                episode = episode_of(span)
+                if episode in self._taken:
+                    continue
                 submitted, exported = self._exported.setdefault(episode, (set(), set()))
                 submitted.add(span.context.span_id)
                 if is_exported:
@@ -115,10 +131,22 @@ class SpanLedger:
             while len(self._exported) > self.MAX_EPISODES:
                 self._exported.popitem(last=False)
 
+    def mark(self, spans: Sequence[Any], mark: Any) -> Sequence[Any]:
+        """The spans to export; the resource `mark` is merged into that of each span which is counted."""
+        if os.getpid() != self._pid:
+            return spans
+        with self._lock:
+            is_counted = [episode_of(span) not in self._taken for span in spans]
+        pairs = zip(spans, is_counted, strict=True)
+        return [MarkedSpan(span, span.resource.merge(mark)) if counted else span for span, counted in pairs]
+
     def take(self, episode: str) -> tuple[int, int]:
-        """(exported, lost) of an episode, which is then forgotten."""
+        """(exported, lost) of an episode, which is then over: no later span of it is counted."""
         with self._lock:
             submitted, exported = self._exported.pop(episode, (set(), set()))
+            self._taken[episode] = None
+            if len(self._taken) > self.MAX_EPISODES:
+                self._taken.popitem(last=False)
         return len(exported), len(submitted - exported)
 
     def is_ours(self, exporter: Any) -> bool:
@@ -141,11 +169,13 @@ class SpanLedger:
         try:
             from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
         except ImportError as error:
             return f"the OpenTelemetry SDK is not installed ({error.name})"
-        self._count_exports(OTLPSpanExporter, BatchSpanProcessor, SpanExportResult.SUCCESS)
+        mark = Resource({COUNTED_SPAN: True})
+        self._count_exports(OTLPSpanExporter, BatchSpanProcessor, SpanExportResult.SUCCESS, mark)
         self._adopt_providers(TracerProvider, SpanProcessor)
         try:
             from opentelemetry.instrumentation.auto_instrumentation import initialize
@@ -159,14 +189,17 @@ class SpanLedger:
             trace.set_tracer_provider(provider)
         return ""
 
-    def _count_exports(self, exporter: Any, processor: Any, success: Any) -> None:
+    def _count_exports(self, exporter: Any, processor: Any, success: Any, mark: Any) -> None:
         export, on_end = exporter.export, processor.on_end
 
         @functools.wraps(export)
         def counted_export(this: Any, spans: Any, *args: Any, **kwargs: Any) -> Any:
-            result = export(this, spans, *args, **kwargs)
-            if self.is_ours(this):
-                self.note(spans, is_exported=result is success)
+            if not self.is_ours(this):
+                return export(this, spans, *args, **kwargs)
+            self.note(spans, is_exported=False)  # one still on its way when the count is taken counts as lost
+            result = export(this, self.mark(spans, mark), *args, **kwargs)
+            if result is success:
+                self.note(spans, is_exported=True)
             return result
 
         @functools.wraps(on_end)
@@ -198,6 +231,12 @@ class SpanLedger:
             self.providers.add(this)
 
         provider.__init__ = adopted_init
+
+
+def episode_of(span: Any) -> str:
+    """What a span says of itself, else its trace id."""
+    said = span.attributes or {}
+    return f"{said.get(ROLLOUT_ID, '')}{said.get(ATTEMPT_ID, '')}" or f"{span.context.trace_id:032x}"
 
 
 def enter_episode(rollout: str, attempt: str) -> None:

@@ -327,6 +327,7 @@ def _records(
         event_of(request, attempt, number, result.state, is_final=is_final, error=result.error),
         spans_exported=result.spans_exported,
         spans_lost=result.spans_lost,
+        spans_marked=result.spans_exported is not None,
         calls_closed=outcome.calls_closed,
         rewards_awaited=outcome.reward_names or request.rewards_awaited,
         duration_s=result.duration_s,

@@ -1,7 +1,7 @@
 """The registry of span and resource attributes that more than one module writes or reads, and of baggage keys.
 
 OpenTelemetry's `gen_ai.*` conventions are pinned here; the keys of another dialect stay with it (`streams/dialects/`).
-`producers/agent_host.py` runs where we are not installed and spells the first two itself; a test compares.
+`producers/agent_host.py` runs where we are not installed and spells the first three itself; a test compares.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ __all__ = [
     "AGENTLIGHTNING_ATTEMPT_ID",
     "AGENTLIGHTNING_ROLLOUT_ID",
     "ATTEMPT_ID",
+    "COUNTED_SPAN",
     "ERROR_TYPE",
     "GEN_AI_AGENT_NAME",
     "GEN_AI_FINISH_REASONS",
@@ -30,6 +31,9 @@ ROLLOUT_ID = "rollout.id"
 """Of a resource or a span, and in baggage: the rollout, 28 hex."""
 ATTEMPT_ID = "attempt.id"
 """Likewise the attempt, 4 hex."""
+COUNTED_SPAN = "tracegrad.counted"
+"""Of a resource, true: an agent host counted its spans in `spans_exported`. Its exporter sets it on each export; the
+environment would give it to the agent's child processes too."""
 AGENTLIGHTNING_ROLLOUT_ID = "agentlightning.rollout_id"
 """The rollout as Agent Lightning's tracers spell it; read, never written."""
 AGENTLIGHTNING_ATTEMPT_ID = "agentlightning.attempt_id"

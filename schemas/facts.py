@@ -79,6 +79,8 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     tool_status_from: str = ""
     """What the status was read from: `span_status`, `exception`, `text`, `attribute`."""
     error_type: str | None = None
+    is_counted: bool = False
+    """Its agent host counted it in the end event's `spans_exported`; spans of other processes in the trace are not."""
 
 
 class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -116,6 +116,9 @@ class RolloutEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The writer's clock, for people."""
     duration_s: float | None = None
     """Of the attempt, at its end."""
+    spans_marked: bool = False
+    """Whether each span in `spans_exported` says on its resource that it was counted (`attributes.COUNTED_SPAN`).
+    False in records of runners that did not mark them: there every span of the episode has to be taken for one."""
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,8 @@ class OpenEpisode:
         self.num_bytes = 0
         self.spans: dict[tuple[str, str], SpanFact] = {}
         """By (trace id, span id)."""
+        self.counted: set[tuple[str, str]] = set()
+        """Places of spans that their agent host counted."""
         self.calls: dict[str, CallFact] = {}
         self.closed: CallsClosed | None = None
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
@@ -81,6 +83,9 @@ class OpenEpisode:
         if isinstance(fact, SpanFact):
             place = (fact.trace_id, fact.span_id)
             self.spans[place] = _later(self.spans.get(place), fact, lambda span: span.end_ns)
+            if fact.is_counted:
+                # Kept apart from the fact: the same span may also come by a Collector, unmarked.
+                self.counted.add(place)
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
             self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
@@ -106,13 +111,20 @@ class OpenEpisode:
         if self.end.state is RolloutState.ABORTED:
             # Spans are left out of an aborted attempt's record, so nobody waits for them.
             return Waiting.NOTHING if self.end.calls_closed else Waiting.UNCOUNTED
-        if not self._has_its_rewards() or len(self.spans) < (self.end.spans_exported or 0):
+        if not self._has_its_rewards() or not self._has_its_spans():
             return Waiting.COUNTED
         is_counted = self.end.calls_closed and self.end.spans_exported is not None and self.end.spans_lost == 0
         return Waiting.NOTHING if is_counted else Waiting.UNCOUNTED
 
     def _has_its_calls(self) -> bool:
         return self.closed is not None and self.closed.outcomes.keys() <= self.calls.keys()
+
+    def _has_its_spans(self) -> bool:
+        """Whether all that the agent host counted are here. Spans of other processes that share the trace are taken in
+        and not waited for; were they counted, they would close the episode before the host's own came."""
+        assert self.end is not None
+        here = self.counted if self.end.spans_marked else self.spans
+        return len(here) >= (self.end.spans_exported or 0)
 
     def _has_its_rewards(self) -> bool:
         assert self.end is not None

@@ -19,6 +19,7 @@ from tracegrad.schemas.attributes import (
     AGENTLIGHTNING_ATTEMPT_ID,
     AGENTLIGHTNING_ROLLOUT_ID,
     ATTEMPT_ID,
+    COUNTED_SPAN,
     ROLLOUT_ID,
     SERVICE_NAME,
 )
@@ -36,7 +37,7 @@ ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 _SPAN_KEYS = KEYS | _IDENTITY_KEYS
-_RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME}
+_RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN}
 _MAX_NAME = 200
 _PLAIN = Reading(kind=SpanKind.OTHER)
 
@@ -89,8 +90,7 @@ class SpanReader:
         return scan
 
     def _read_span(self, span: Span, resource: dict[str, AttributeValue], scan: SpanScan) -> None:
-        service = str(resource.get(SERVICE_NAME, ""))[:_MAX_NAME]
-        if service == self._skip_service:
+        if _service(resource) == self._skip_service:
             self._counters.add("gateway_spans")
             return
         if len(span.trace_id) != 16 or not any(span.trace_id):
@@ -104,9 +104,9 @@ class SpanReader:
         if episode is None:
             self._counters.add("not_selected_spans")
             return
-        scan.facts.setdefault(episode, []).append(self._fact(span, attributes, service))
+        scan.facts.setdefault(episode, []).append(self._fact(span, attributes, resource))
 
-    def _fact(self, span: Span, attributes: dict[str, AttributeValue], service: str) -> SpanFact:
+    def _fact(self, span: Span, attributes: dict[str, AttributeValue], resource: dict[str, AttributeValue]) -> SpanFact:
         view = SpanView(
             name=span.name[:_MAX_NAME],
             attributes=attributes,
@@ -122,7 +122,7 @@ class SpanReader:
             name=view.name,
             kind=reading.kind,
             dialect=dialect,
-            service=service,
+            service=_service(resource),
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
             agent_name=reading.agent_name,
@@ -132,7 +132,12 @@ class SpanReader:
             tool_status=reading.tool_status,
             tool_status_from=reading.tool_status_from,
             error_type=reading.error_type,
+            is_counted=resource.get(COUNTED_SPAN) is True,
         )
+
+
+def _service(resource: dict[str, AttributeValue]) -> str:
+    return str(resource.get(SERVICE_NAME, ""))[:_MAX_NAME]
 
 
 def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:

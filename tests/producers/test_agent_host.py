@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from tests.producers.rig import Rig, free_port, is_healthy, until
 from tracegrad.producers import agent_host
 from tracegrad.producers.agent_host import SpanLedger, http_errors
 from tracegrad.producers.agent_result import gateway_fault
 from tracegrad.schemas import attributes
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.counters import Counters
+from tracegrad.streams.identity import Identities
+from tracegrad.streams.read_spans import SpanReader
 
 ROLLOUT = "ab12cd34" + "0" * 19
 AGENT = """
@@ -42,6 +48,14 @@ async def solve(task):
             from opentelemetry.context import Context
             for name in ("one", "two"):
                 trace.get_tracer("t").start_span(name, context=Context()).end()
+        if what == "tool server":
+            import os, subprocess, sys
+            context = trace.get_current_span().get_span_context()
+            parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+            subprocess.run([sys.executable, "tool_server.py", parent], check=True)
+        if what == "late":
+            late = trace.get_tracer("t").start_span("late")
+            asyncio.get_running_loop().call_later(0.5, late.end)
         await asyncio.sleep(0)
     if what == "own":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -55,12 +69,26 @@ async def solve(task):
     return what
 """
 
+TOOL_SERVER = """
+import sys
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+caller = TraceContextTextMapPropagator().extract({"traceparent": sys.argv[1]})
+provider.get_tracer("t").start_span("served", context=caller).end()
+"""
+
 
 class HostProcess:
     """One agent host, spoken to as the runner does."""
 
     def __init__(self, folder: Path, otlp_url: str, agent: str, env: dict[str, str]) -> None:
         (folder / "agent.py").write_text(agent)
+        (folder / "tool_server.py").write_text(TOOL_SERVER)
         self.process = subprocess.Popen(
             [sys.executable, agent_host.__file__, "--callable", "agent.py:solve"],
             stdin=subprocess.PIPE,
@@ -139,6 +167,21 @@ def received(rig: Rig, episode: str) -> set[str]:
     return found
 
 
+def counted(rig: Rig, episode: str) -> dict[str, bool]:
+    """Names of the spans that name an episode -> whether they say that they were counted, as streams read them."""
+    counters = Counters()
+    identities = Identities(frozenset({ROLLOUT[:8]}))
+    reader = SpanReader(identities, tool_error_prefixes=(), skip_service="none", counters=counters)
+    scans = [reader.read(value).facts for value in rig.values(Topic.OTLP_SPANS)]
+    return {
+        fact.name: fact.is_counted
+        for scan in scans
+        for key, facts in scan.items()
+        for fact in facts
+        if key.episode_id == episode
+    }
+
+
 @pytest.mark.e2e
 def test_spans_exported_are_counted_per_episode(rig: Rig, host: HostProcess) -> None:
     """Concurrent rollouts: each result names as many spans as the log has of its trace, after they are there."""
@@ -156,6 +199,17 @@ def test_spans_in_traces_of_their_own_name_their_episode(rig: Rig, host: HostPro
     episode = host.run(5, "roots")
     assert host.read()["spans_exported"] == 3
     assert received(rig, episode) == {"work", "one", "two"}
+    assert counted(rig, episode) == {"work": True, "one": True, "two": True}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("what", "other"), [("tool server", "served"), ("late", "late")])
+def test_only_counted_spans_say_so(rig: Rig, host: HostProcess, what: str, other: str) -> None:
+    """Neither one of a child process, which has our environment and our trace id, nor one that ended too late."""
+    episode = host.run({"late": 8}.get(what, 9), what)
+    assert host.read()["spans_exported"] == 1
+    until(lambda: other in received(rig, episode))
+    assert counted(rig, episode) == {"work": True, other: False}
 
 
 @pytest.mark.e2e
@@ -216,9 +270,22 @@ def test_spans_that_cannot_be_sent_are_lost_not_counted(tmp_path: Path) -> None:
         assert (result["state"], result["spans_exported"], result["spans_lost"]) == ("succeeded", 0, 1)
 
 
-def test_it_names_rollout_and_attempt_as_everybody_does() -> None:
+def test_it_names_attributes_as_everybody_does() -> None:
     """It cannot import the registry: it runs where we are not installed."""
     assert (agent_host.ROLLOUT_ID, agent_host.ATTEMPT_ID) == (attributes.ROLLOUT_ID, attributes.ATTEMPT_ID)
+    assert agent_host.COUNTED_SPAN == attributes.COUNTED_SPAN
+
+
+def test_a_forked_process_marks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inherits the ledger, and nobody asks it for its count."""
+    mark = Resource({attributes.COUNTED_SPAN: True})
+    span = TracerProvider().get_tracer("t").start_span("work")
+    assert isinstance(span, ReadableSpan)
+    ledger = SpanLedger("http://gw")
+    (sent,) = ledger.mark([span], mark)
+    assert sent.name == "work" and sent.resource == span.resource.merge(mark)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert list(ledger.mark([span], mark)) == [span]
 
 
 class _Response(Exception):

@@ -55,7 +55,7 @@ def test_a_command_answers_by_its_last_line(rig: Rig) -> None:
     """Its calls carry its identity five ways, which agree; spans are not counted."""
     rollout = rig.request(input="go")
     event = rig.final(rollout)
-    assert (event.state, event.spans_exported) == (RolloutState.SUCCEEDED, None)
+    assert (event.state, event.spans_exported, event.spans_marked) == (RolloutState.SUCCEEDED, None, False)
     assert [type(call) for call in rig.calls(rollout)] == [CallRecord, CallsClosed]
     assert rig.rewards(rollout)["len"].value == len("curl 0")
 

@@ -128,7 +128,7 @@ def test_a_rollout_runs_is_graded_and_committed(rig: Rig) -> None:
     rollout = rig.request(input="go", expected="yes")
     event = rig.final(rollout)
     assert rig.states(rollout) == [RolloutState.STARTED, RolloutState.SUCCEEDED]
-    assert (event.spans_exported, event.spans_lost, event.calls_closed) == (1, 0, True)
+    assert (event.spans_exported, event.spans_lost, event.spans_marked, event.calls_closed) == (1, 0, True, True)
     call, closed = rig.calls(rollout)
     assert isinstance(call, CallRecord) and isinstance(closed, CallsClosed)
     assert (call.attempt_id, list(closed.outcomes)) == (event.attempt_id, [call.call_id])

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tracegrad.schemas import calls, episodes, facts, rollouts, training, transitions, weights
 from tracegrad.schemas.ids import CallId, RunName
 from tracegrad.schemas.tokens import ids_to_bytes, logprobs_to_bytes
@@ -270,6 +272,14 @@ ROW = transitions.SegmentRow(
 GROUP_RECORD = (SUMMARY, [ROW])
 
 
+# Fields added within a release.
+MARKED_EVENT = msgspec.structs.replace(ROLLOUT_EVENT, spans_marked=True)
+COUNTED_FACTS = facts.Facts(
+    episode_id=EPISODE,
+    facts=(msgspec.structs.replace(SPAN, is_counted=True), facts.RolloutFact(event=MARKED_EVENT)),
+)
+
+
 class Released(NamedTuple):
     """A released record: its file under golden/, an instance, and how it becomes bytes and comes back."""
 
@@ -288,8 +298,10 @@ RELEASED = (
     _of("calls_closed-1.msgpack", CALLS_CLOSED, calls.CALLS),
     _of("rollout-1.json", ROLLOUT_REQUEST, rollouts.ROLLOUTS),
     _of("rollout_event-1.json", ROLLOUT_EVENT, rollouts.ROLLOUT_EVENTS),
+    _of("rollout_event-1-b.json", MARKED_EVENT, rollouts.ROLLOUT_EVENTS),
     _of("reward-1.json", REWARD, rollouts.REWARDS),
     _of("facts-1.msgpack", FACTS, facts.EPISODE_EVENTS),
+    _of("facts-1-b.msgpack", COUNTED_FACTS, facts.EPISODE_EVENTS),
     _of("close-1.msgpack", facts.Close(episode_id=EPISODE, reason="deadline"), facts.EPISODE_EVENTS),
     _of("episode-1.json", EPISODE_RECORD, episodes.EPISODES),
     _of("closed-1.json", episodes.ClosedMarker(id=EPISODE, disposition="emitted", num_calls=3), episodes.CLOSED),

@@ -11,6 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
+from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.calls import (
     CALLS,
     CallOutcome,
@@ -182,9 +183,12 @@ def _any(value: str | int | bool) -> AnyValue:
     return AnyValue(bool_value=value) if isinstance(value, bool) else AnyValue(int_value=value)
 
 
-def otlp(*spans: Span, service: str = "agent", **resource: str) -> bytes:
-    """A request of one resource and scope."""
-    attributes = pairs({"service.name": service, **{key.replace("__", "."): value for key, value in resource.items()}})
+def otlp(*spans: Span, service: str = "agent", is_counted: bool = False, **resource: Any) -> bytes:
+    """A request of one resource and scope; `is_counted`: as an agent host sends it."""
+    mark: dict[str, bool] = {COUNTED_SPAN: True} if is_counted else {}
+    attributes = pairs(
+        {"service.name": service, **mark, **{key.replace("__", "."): value for key, value in resource.items()}}
+    )
     value: bytes = ExportTraceServiceRequest(
         resource_spans=[ResourceSpans(resource=Resource(attributes=attributes), scope_spans=[ScopeSpans(spans=spans)])]
     ).SerializeToString()

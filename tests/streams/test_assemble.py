@@ -70,6 +70,33 @@ def test_an_episode_waits_for_everything_that_was_counted() -> None:
         assert {offset for topic, offset in streams.done if topic == "test.episode_events"} == set(range(len(parts)))
 
 
+def test_spans_of_another_process_do_not_fill_the_count() -> None:
+    """A traced tool server shares the trace id; the host's own tool span still comes before the close, and pays."""
+    asked = call("a", R1, [1], [2], tool_calls=(tool_call("1"),))
+    served = otlp(span(OWN, 8, parent=2), span(OWN, 9, parent=8), service="tools")
+    own = [agent_span(OWN, 1, "x"), tool_span(OWN, 2, parent=1, gen_ai__tool__call__id="call_1")]
+    end = event(R1, spans_exported=2, spans_marked=True)
+    streams = Streams(config(air=AIR))
+    streams.feed(asked, closed(R1, [asked]), reward(R1), served, end, otlp(own[0], is_counted=True))
+    assert episodes(streams) == []
+    # The same span by way of a Collector: in either order one place, and counted.
+    streams.feed(otlp(own[1]))
+    assert episodes(streams) == []
+    streams.feed(otlp(own[1], is_counted=True))
+    (episode,) = episodes(streams)
+    assert (episode.closed_by, episode.num_spans) == ("complete", 4)
+    assert [r.value for r in episode.calls[0].rewards] == [0.5]
+
+
+def test_without_marks_every_span_counts() -> None:
+    """Records of a runner that did not mark its spans, and a replay of them."""
+    parts: list[Item] = [A, closed(R1, [A]), reward(R1), otlp(span(OWN, 1))]
+    assert one(*parts, event(R1, spans_exported=1)).closed_by == "complete"
+    streams = Streams()
+    streams.feed(*parts, event(R1, spans_exported=1, spans_marked=True))
+    assert episodes(streams) == []
+
+
 def test_the_record_repeats_what_credit_needs() -> None:
     """Group, task, policy, purpose and the attempt come from the rollout's event."""
     episode = one(closed(R1, []), reward(R1, 0.25), event(R1, attempt_number=2, duration_s=1.5, error="none"))

@@ -7,7 +7,21 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.streams.make import RUN_HASH, TOPICS, Item, call, closed, config, event, otlp, raw, reward, rollout, span
+from tests.streams.make import (
+    RUN_HASH,
+    TOPICS,
+    Item,
+    call,
+    closed,
+    config,
+    event,
+    otlp,
+    raw,
+    reward,
+    rollout,
+    span,
+)
+from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.calls import CALLS
 from tracegrad.schemas.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
@@ -53,6 +67,16 @@ def test_spans_of_one_request_are_grouped_by_episode() -> None:
     assert {facts(output).episode_id for output in emission.outputs} == {OWN, CAPTURED}
     assert [position.offset for position in emission.done] == [5]
     assert dict(emission.outputs[0].headers)["tracegrad.origin"] == b"otlp_spans/2/5"
+
+
+@pytest.mark.parametrize(("mark", "is_counted"), [(True, True), (False, False), ("true", False), (None, False)])
+def test_a_span_was_counted_when_its_resource_says_so(mark: bool | str | None, is_counted: bool) -> None:
+    """True, and nothing that looks like it."""
+    said: dict[str, Any] = {} if mark is None else {COUNTED_SPAN: mark}
+    (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, otlp(span(OWN, 1), **said)).outputs
+    (fact,) = facts(output).facts
+    assert isinstance(fact, SpanFact)
+    assert fact.is_counted is is_counted
 
 
 def test_facts_do_not_depend_on_where_the_record_lay() -> None:

@@ -61,8 +61,8 @@ RAW = [
     *((*raw(item), offset) for offset, item in enumerate(ON_CALLS)),
     (*raw(reward(R1, 1.0)), 0),
     (*raw(event(R1, RolloutState.STARTED)), 0),
-    (*raw(event(R1, spans_exported=len(SPANS), at_ms=2)), 1),
-    *((*raw(otlp(*SPANS[start : start + 2])), start) for start in range(0, len(SPANS), 2)),
+    (*raw(event(R1, spans_exported=len(SPANS), spans_marked=True, at_ms=2)), 1),
+    *((*raw(otlp(*SPANS[start : start + 2], is_counted=True)), start) for start in range(0, len(SPANS), 2)),
 ]
 """(topic, bytes, offset on its topic) of a planner that delegates to a coder whose tool fails."""
 
