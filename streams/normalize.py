@@ -1,7 +1,11 @@
 """Stage `normalize`: raw records become facts, grouped by episode; the first stage, and one without state.
 
 In: `otlp_spans`, `llm_calls`, `rewards`, `rollout_events`. Out: `episode_events`, keyed by rollout id, else trace id.
-Invariant: facts depend on the raw record only (its origin travels in a header), so a replay gives equal bytes.
+Invariant: facts depend on the raw record only (its origin travels in a header), so a replay gives equal bytes. A raw
+record gives at most one record of facts for an episode, and one more for each further 500 spans: facts are larger than
+spans, so those of a request of 8 MiB fit in no single record. That is sound, since the cuts are the request's own: a
+re-delivery appends equal records, in order, under one key; the request is done when all are acknowledged; and whoever
+reads only some of them takes each fact once and closes by counts, never by records.
 Failure: what cannot be read is a dead letter with its reason; what belongs to other runs is dropped and counted.
 """
 
@@ -28,7 +32,7 @@ __all__ = ["ORIGIN_HEADER", "Normalize"]
 ORIGIN_HEADER = "tracegrad.origin"
 """Header of a fact: topic/partition/offset of the raw record."""
 MAX_FACTS_PER_RECORD = 500
-"""Keeps a batch of facts far below the topic's message limit: a fact is at most a few KB."""
+"""Keeps a record below the topic's message limit: a span's fact is at most 6 KB, for its texts are cut."""
 
 
 class Normalize:

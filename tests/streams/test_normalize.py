@@ -11,6 +11,7 @@ from tests.streams.make import (
     RUN_HASH,
     TOPICS,
     Item,
+    Streams,
     call,
     closed,
     config,
@@ -144,10 +145,28 @@ def test_the_gateways_own_spans_are_left_out() -> None:
 
 
 def test_a_large_request_is_split_into_batches_of_facts() -> None:
-    """So that no batch outgrows the topic's message limit."""
+    """So that no batch outgrows the topic's message limit. The cuts are the request's own: again, they are the same."""
     value = otlp(*(span(OWN, number + 1) for number in range(MAX_FACTS_PER_RECORD + 1)))
-    outputs = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs
-    assert [len(facts(output).facts) for output in outputs] == [MAX_FACTS_PER_RECORD, 1]
+    emission = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value)
+    assert [len(facts(output).facts) for output in emission.outputs] == [MAX_FACTS_PER_RECORD, 1]
+    assert {output.key for output in emission.outputs} == {R1.encode()}
+    assert fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value) == emission
+
+
+def test_a_request_cut_in_the_middle_and_delivered_again_gives_the_same_episode() -> None:
+    """A worker that dies between the batches of one request appends the first of them twice."""
+    spans = otlp(*(span(OWN, number + 1) for number in range(MAX_FACTS_PER_RECORD + 1)), is_counted=True)
+    first, second = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, spans).outputs
+    end = event(R1, spans_exported=MAX_FACTS_PER_RECORD + 1, spans_marked=True)
+    streams = Streams()
+    streams.feed(closed(R1, []), reward(R1), end)
+    for output in (first, first):
+        streams.append(Topic.EPISODE_EVENTS, output.value)
+    assert streams.values(Topic.EPISODES) == []
+    streams.append(Topic.EPISODE_EVENTS, second.value)
+    whole = Streams()
+    whole.feed(spans, closed(R1, []), reward(R1), end)
+    assert streams.values(Topic.EPISODES) == whole.values(Topic.EPISODES) != []
 
 
 def test_calls_rewards_and_events_go_to_their_episode() -> None:
