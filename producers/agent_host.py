@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import collections
 import contextlib
-import contextvars
 import functools
 import importlib.util
 import inspect
@@ -25,20 +23,17 @@ import queue
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Host", "SpanLedger", "load_callable", "main"]
+__all__ = ["Host", "load_callable", "main"]
 
 logger = logging.getLogger("tracegrad.agent_host")
 
-ROLLOUT_ID, ATTEMPT_ID, COUNTED_SPAN = "rollout.id", "attempt.id", "tracegrad.counted"  # as in schemas/attributes.py
 MAX_OUTPUT_BYTES = 1_000_000
 CANCEL_GRACE_S, BLOCKED_AFTER_S = 3.0, 2.0
 FLUSH_LIMIT_S = 20.0
 """Above the exporter's own time-out, so that only an exporter without one is left behind."""
-_CURRENT: contextvars.ContextVar[str] = contextvars.ContextVar("tracegrad_episode", default="")
 
 
 def load_callable(reference: str) -> Callable[..., Any]:
@@ -48,15 +43,19 @@ def load_callable(reference: str) -> Callable[..., Any]:
         raise FileNotFoundError(f"expected FILE.py:NAME of a file that exists, got {reference!r}")
     path = os.path.abspath(place)
     sys.path.insert(0, os.path.dirname(path))
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    found = getattr(_load_file(path, os.path.basename(path)[:-3]), name, None)
+    if not callable(found):
+        raise AttributeError(f"{place} has no callable {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _load_file(path: str, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise AttributeError(f"{place} has no callable {name!r}")
-    return found  # type: ignore[no-any-return]
+    return module
 
 
 def describe(error: BaseException) -> str:
@@ -88,175 +87,6 @@ def http_errors(error: BaseException) -> list[dict[str, Any]]:
     return found
 
 
-class MarkedSpan:
-    """A finished span as the exporter sends it: with another resource."""
-
-    def __init__(self, span: Any, resource: Any) -> None:
-        self._span = span
-        self.resource = resource
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._span, name)
-
-
-class SpanLedger:
-    """Which spans of which episode reached our OTLP endpoint, counted at the exporter. Thread-safe.
-
-    A span that is counted is sent with the mark COUNTED_SPAN, and no other is: not one that ends after the count was
-    taken, nor one of a child process, also a forked one, though it bears the same trace id. So who waits for as many
-    marked spans waits for these. Without the OpenTelemetry SDK nothing is exported and every count is 0.
-    """
-
-    MAX_EPISODES = 4096
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint.rstrip("/")
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._exported: collections.OrderedDict[str, tuple[set[int], set[int]]] = collections.OrderedDict()
-        self._taken: collections.OrderedDict[str, None] = collections.OrderedDict()
-        self.providers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def note(self, spans: Iterable[Any], *, is_exported: bool) -> None:
-        """Takes spans that were handed in for export, or that were exported with success."""
-        with self._lock:
-            for span in spans:
-                episode = episode_of(span)
-                if episode in self._taken:
-                    continue
-                submitted, exported = self._exported.setdefault(episode, (set(), set()))
-                submitted.add(span.context.span_id)
-                if is_exported:
-                    exported.add(span.context.span_id)
-            while len(self._exported) > self.MAX_EPISODES:
-                self._exported.popitem(last=False)
-
-    def mark(self, spans: Sequence[Any], mark: Any) -> Sequence[Any]:
-        """The spans to export; the resource `mark` is merged into that of each span which is counted."""
-        if os.getpid() != self._pid:
-            return spans
-        with self._lock:
-            is_counted = [episode_of(span) not in self._taken for span in spans]
-        pairs = zip(spans, is_counted, strict=True)
-        return [MarkedSpan(span, span.resource.merge(mark)) if counted else span for span, counted in pairs]
-
-    def take(self, episode: str) -> tuple[int, int]:
-        """(exported, lost) of an episode, which is then over: no later span of it is counted."""
-        with self._lock:
-            submitted, exported = self._exported.pop(episode, (set(), set()))
-            self._taken[episode] = None
-            if len(self._taken) > self.MAX_EPISODES:
-                self._taken.popitem(last=False)
-        return len(exported), len(submitted - exported)
-
-    def is_ours(self, exporter: Any) -> bool:
-        """Whether an OTLP exporter sends to our gateway, rather than to one of the agent's choice."""
-        endpoint = getattr(exporter, "_endpoint", None)
-        return endpoint is None or f"{endpoint}/".startswith(f"{self._endpoint}/")
-
-    def flush(self) -> None:
-        """Exports what every tracer provider of this process holds."""
-        for provider in list(self.providers):
-            with contextlib.suppress(Exception):
-                provider.force_flush()
-
-    def install(self) -> str:
-        """Counts from here on, then loads the instrumentations as `opentelemetry-instrument` does.
-
-        Returns:
-            Why no span will be exported; empty when they will.
-        """
-        try:
-            from opentelemetry import trace
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-        except ImportError as error:
-            return f"the OpenTelemetry SDK is not installed ({error.name})"
-        mark = Resource({COUNTED_SPAN: True})
-        self._count_exports(OTLPSpanExporter, BatchSpanProcessor, SpanExportResult.SUCCESS, mark)
-        self._adopt_providers(TracerProvider, SpanProcessor)
-        try:
-            from opentelemetry.instrumentation.auto_instrumentation import initialize
-
-            initialize()
-        except ImportError:
-            logger.info("opentelemetry-instrumentation is not installed: only the agent's own spans will be seen")
-        if not isinstance(trace.get_tracer_provider(), TracerProvider):
-            provider = TracerProvider()
-            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-            trace.set_tracer_provider(provider)
-        return ""
-
-    def _count_exports(self, exporter: Any, processor: Any, success: Any, mark: Any) -> None:
-        export, on_end = exporter.export, processor.on_end
-
-        @functools.wraps(export)
-        def counted_export(this: Any, spans: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_ours(this):
-                return export(this, spans, *args, **kwargs)
-            self.note(spans, is_exported=False)  # one still on its way when the count is taken counts as lost
-            result = export(this, self.mark(spans, mark), *args, **kwargs)
-            if result is success:
-                self.note(spans, is_exported=True)
-            return result
-
-        @functools.wraps(on_end)
-        def counted_on_end(this: Any, span: Any) -> None:
-            # Spans dropped by a full queue never reach the exporter; this is where they are known.
-            target = getattr(this, "span_exporter", None)
-            is_sampled = span.context is not None and span.context.trace_flags.sampled
-            if is_sampled and isinstance(target, exporter) and self.is_ours(target):
-                self.note([span], is_exported=False)
-            on_end(this, span)
-
-        exporter.export, processor.on_end = counted_export, counted_on_end
-
-    def _adopt_providers(self, provider: Any, base: Any) -> None:
-        class Stamp(base):  # type: ignore[misc]
-            """Names the episode on spans that a framework puts in a trace of their own."""
-
-            def on_start(self, span: Any, parent_context: Any = None) -> None:
-                episode = _CURRENT.get()
-                if episode and format(span.context.trace_id, "032x") != episode:
-                    span.set_attributes({ROLLOUT_ID: episode[:28], ATTEMPT_ID: episode[28:]})
-
-        init = provider.__init__
-
-        @functools.wraps(init)
-        def adopted_init(this: Any, *args: Any, **kwargs: Any) -> None:
-            init(this, *args, **kwargs)
-            this.add_span_processor(Stamp())
-            self.providers.add(this)
-
-        provider.__init__ = adopted_init
-
-
-def episode_of(span: Any) -> str:
-    """What a span says of itself, else its trace id."""
-    said = span.attributes or {}
-    return f"{said.get(ROLLOUT_ID, '')}{said.get(ATTEMPT_ID, '')}" or f"{span.context.trace_id:032x}"
-
-
-def enter_episode(rollout: str, attempt: str) -> None:
-    """Makes the current context a root whose remote parent lies in the episode's trace."""
-    _CURRENT.set(rollout + attempt)
-    try:
-        from opentelemetry import baggage, context, trace
-    except ImportError:
-        return
-    parent = trace.SpanContext(
-        trace_id=int(rollout + attempt, 16),
-        span_id=int.from_bytes(os.urandom(8), "big") or 1,
-        is_remote=True,
-        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
-    )
-    root = trace.set_span_in_context(trace.NonRecordingSpan(parent), context.Context())
-    root = baggage.set_baggage(ROLLOUT_ID, rollout, root)
-    context.attach(baggage.set_baggage(ATTEMPT_ID, attempt, root))
-
-
 class Run:
     """One rollout that runs here."""
 
@@ -275,10 +105,10 @@ class Host:
     """The agent, its rollouts and the threads that watch them.
 
     The agent's event loop has the main thread; reading, watching and flushing have threads of their own, so that
-    an agent that blocks the loop is still noticed and reported.
+    an agent that blocks the loop is still noticed and reported. `ledger`: the SpanLedger of `span_ledger.py`.
     """
 
-    def __init__(self, solve: Callable[..., Any], ledger: SpanLedger, send: Callable[..., None]) -> None:
+    def __init__(self, solve: Callable[..., Any], ledger: Any, send: Callable[..., None]) -> None:
         self._solve = solve
         self._is_async = inspect.iscoroutinefunction(solve) or inspect.iscoroutinefunction(
             getattr(solve, "__call__", None)  # noqa: B004 - the question is whether it is async, not callable
@@ -321,14 +151,14 @@ class Host:
         run.task = self._loop.create_task(self._drive_async(run), name=run.episode)
 
     async def _drive_async(self, run: Run) -> None:
-        enter_episode(run.rollout, run.attempt)
+        self._ledger.enter(run.rollout, run.attempt)
         try:
             self._succeed(run, await self._solve(run.input))
         except BaseException as error:
             self._fail(run, error)
 
     def _drive_sync(self, run: Run) -> None:
-        enter_episode(run.rollout, run.attempt)
+        self._ledger.enter(run.rollout, run.attempt)
         try:
             output = self._solve(run.input)
             if inspect.isawaitable(output):
@@ -423,8 +253,10 @@ def main() -> None:
     arguments = parser.parse_args()
     lines, send = _take_streams()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
-    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # it must not shadow the agent's modules
-    ledger = SpanLedger(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path.remove(folder)  # it must not shadow the agent's modules
+    ledgers = _load_file(os.path.join(folder, "span_ledger.py"), "tracegrad_span_ledger")
+    ledger = ledgers.SpanLedger(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
     try:
         untraced = ledger.install()
         solve = load_callable(arguments.callable)

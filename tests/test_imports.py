@@ -21,6 +21,7 @@ MAY_IMPORT = {room: {"schemas"} for room in ROOMS} | {"schemas": set(), "compose
 RUN_BY_PATH = (
     "producers/agent_host.py",
     "producers/grader_host.py",
+    "producers/span_ledger.py",
     "compose/die_with_parent.py",
     "consumers/vllm_plugin.py",
 )

@@ -17,9 +17,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from tests.producers.rig import Rig, free_port, is_healthy, until
-from tracegrad.producers import agent_host
-from tracegrad.producers.agent_host import SpanLedger, http_errors
+from tracegrad.producers import agent_host, span_ledger
+from tracegrad.producers.agent_host import http_errors
 from tracegrad.producers.agent_result import gateway_fault
+from tracegrad.producers.span_ledger import SpanLedger
 from tracegrad.schemas import attributes
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.counters import Counters
@@ -272,8 +273,8 @@ def test_spans_that_cannot_be_sent_are_lost_not_counted(tmp_path: Path) -> None:
 
 def test_it_names_attributes_as_everybody_does() -> None:
     """It cannot import the registry: it runs where we are not installed."""
-    assert (agent_host.ROLLOUT_ID, agent_host.ATTEMPT_ID) == (attributes.ROLLOUT_ID, attributes.ATTEMPT_ID)
-    assert agent_host.COUNTED_SPAN == attributes.COUNTED_SPAN
+    assert (span_ledger.ROLLOUT_ID, span_ledger.ATTEMPT_ID) == (attributes.ROLLOUT_ID, attributes.ATTEMPT_ID)
+    assert span_ledger.COUNTED_SPAN == attributes.COUNTED_SPAN
 
 
 def test_a_forked_process_marks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
