@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -24,7 +25,10 @@ HELD_S = 5.0
 """How long a process is held at most: below every session time-out, so that the broker does not miss it."""
 FREE_S = 3.0
 """How long all run between two holds."""
-_HOLDABLE = ("otlp", "llm", "engine", "weight-sync", "streams-normalize", "streams-assemble", "streams-credit")
+_GENTLY_S = 1.5
+"""The same for one that is to go on well: a broker's own session is 2 s."""
+_SERVICES = ("otlp", "llm", "engine", "weight-sync", "streams-normalize", "streams-assemble", "streams-credit")
+_HOLD_S = {**dict.fromkeys(_SERVICES, HELD_S), "kafka": _GENTLY_S}
 """Their work comes from others, so it also comes while they are held."""
 _HELPERS = {"agent-host": ("runner", "agent_host.py"), "kafka": ("kafka", "kafka.Kafka")}
 """Processes that a supervised one keeps: under which name, and a word of their command."""
@@ -62,8 +66,8 @@ class Killer:
             assert time.monotonic() < until, f"no work in flight was seen in {left} within {timeout_s:g} s"
             struck = [name for name in left if self._looks[name]() and self._try(name, 0.0)]
             if not struck and time.monotonic() - held_at > FREE_S:
-                holdable = [name for name in left if name.startswith(_HOLDABLE)]
-                struck = [name for name in holdable[:1] if self._try(name, HELD_S)]
+                holdable = [name for name in left if _hold_s(name)]
+                struck = [name for name in holdable[:1] if self._try(name, _hold_s(name))]
                 # The next one's turn, should this one have had nothing to do.
                 left = left if struck or not holdable else [n for n in left if n != holdable[0]] + [holdable[0]]
                 held_at = time.monotonic()
@@ -92,9 +96,32 @@ class Killer:
             os.kill(pid, signal.SIGCONT)
         return False
 
+    def let_go(self, name: str, process: subprocess.Popen[bytes], timeout_s: float = 180.0) -> None:
+        """Asks a process to stop in order while work is in flight in it. AssertionError when none was seen in time."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            assert process.poll() is None, f"{name} ended by itself with {process.returncode}"
+            process.send_signal(signal.SIGSTOP)
+            try:
+                held_until = time.monotonic() + _GENTLY_S
+                while not (what := self._looks[name]()) and time.monotonic() < held_until:
+                    time.sleep(0.05)
+                if what:
+                    process.send_signal(signal.SIGTERM)
+                    self._say(f"{time.monotonic() - self._began:6.1f} s  SIGTERM {name}: {what}")
+                    return
+            finally:
+                process.send_signal(signal.SIGCONT)
+            time.sleep(FREE_S)
+        raise AssertionError(f"no work in flight was seen in {name} within {timeout_s:g} s")
+
     def _pid(self, name: str) -> int | None:
         if name not in _HELPERS:
             return self._run.pid_of(name)
         keeper, word = _HELPERS[name]
         pid = self._run.pid_of(keeper)
         return next((child for child in children_of(pid) if word in command_of(child)), None) if pid else None
+
+
+def _hold_s(name: str) -> float:
+    return next((hold_s for known, hold_s in _HOLD_S.items() if name.startswith(known)), 0.0)

@@ -33,7 +33,7 @@ SETTINGS = {
     "kafka.partitions": 4,
     "agent.concurrency": 16,
     # Whatever is killed, an attempt that it aborts gets another one.
-    "tasks.max_attempts": 6,
+    "tasks.max_attempts": 8,
 }
 
 
@@ -59,7 +59,7 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         wait_for("the first step", lambda: run.poll() is not None or seen.step >= 1, timeout_s=400)
         assert run.poll() is None, run.tail()
         killer = Killer(run, looks(run, seen, per_host=SETTINGS["agent.concurrency"] // 2), say)
-        with _extra_workers(run, folder, say):
+        with _extra_workers(run, folder, killer):
             killer.strike("trainer", "streams-normalize-0", "runner", "streams-credit-0", "weight-sync", "otlp")
             for stage in _STAGES:
                 has = wait_for(f"partitions of {stage.value}-2", lambda s=stage: _assigned(run, s, 2), timeout_s=60)
@@ -79,7 +79,8 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         family = run.kill()
         wait_for("the end of all that it started", lambda: not any(map(is_alive, family)), timeout_s=20)
         run.start("--steps", str(_ENDLESS))
-        killer.strike("streams-assemble-1", "streams-credit-1", "runner", "tasks", "weight-sync")
+        killer.strike("streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync", "llm")
+        killer.strike("kafka")
         killer.strike("trainer:half-written")
         _progress(run, seen)
         say(f"{'':9} step {seen.step}: no more kills; stopped by one Ctrl-C with {run.interrupt()}")
@@ -94,15 +95,15 @@ def _progress(run: LiveRun, seen: Observer) -> None:
 
 
 @contextlib.contextmanager
-def _extra_workers(run: LiveRun, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """A third worker of every stage, which joins now and leaves at the end."""
+def _extra_workers(run: LiveRun, folder: Path, killer: Killer) -> Iterator[None]:
+    """A third worker of every stage, which joins now and leaves at the end, in the midst of its work."""
     with contextlib.ExitStack() as stack:
         logs = {stage: folder / f"extra-{stage.value}.log" for stage in _STAGES}
         extra = {stage: stack.enter_context(extra_worker(run, stage, 2, logs[stage])) for stage in _STAGES}
         yield
-    for stage, worker in extra.items():
-        assert worker.returncode == 0, logs[stage].read_text()[-3000:]
-        say(f"{'':9} worker {stage.value}-2 left")
+        for stage, worker in extra.items():
+            killer.let_go(f"streams-{stage.value}-2", worker)
+            assert worker.wait(60) == 0, logs[stage].read_text()[-3000:]
 
 
 def _assigned(run: LiveRun, stage: Stage, ordinal: int) -> dict[str, list[int]]:

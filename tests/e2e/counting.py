@@ -18,7 +18,7 @@ from tracegrad.schemas.episodes import EPISODES, Episode
 from tracegrad.schemas.facts import EPISODE_EVENTS, Facts
 from tracegrad.schemas.ids import GroupId, rollout_id
 from tracegrad.schemas.log import Log, Record
-from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutRequest
+from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.transitions import GroupSummary, decode_group
@@ -69,6 +69,7 @@ def take(log: Log, topics: Topics, trainer: Path) -> Snapshot:
         Topic.ROLLOUT_EVENTS: Stage.NORMALIZE,
         Topic.EPISODE_EVENTS: Stage.ASSEMBLE,
         Topic.EPISODES: Stage.CREDIT,
+        Topic.ROLLOUTS: Stage.RUNNER,
     }
     committed = {
         topic: dict(log.committed(topics.group(stage), topics.name(topic))) for topic, stage in readers.items()
@@ -95,7 +96,8 @@ def _read(log: Log, name: str) -> list[Record]:
 class _Count:
     """What the copy says, by id."""
 
-    requests: dict[str, RolloutRequest] = field(default_factory=dict)
+    requests: dict[str, Record] = field(default_factory=dict)
+    """Rollout id -> its first request."""
     final_events: dict[str, Record] = field(default_factory=dict)
     episodes: dict[str, tuple[Record, Episode]] = field(default_factory=dict)
     groups: dict[str, tuple[Record, GroupSummary]] = field(default_factory=dict)
@@ -121,8 +123,7 @@ class _Count:
 def _gather(snapshot: Snapshot) -> _Count:
     found = _Count()
     for record in snapshot.records[Topic.ROLLOUTS]:
-        request = ROLLOUTS.decode(record.value)
-        found.requests.setdefault(request.rollout_id, request)
+        found.requests.setdefault(ROLLOUTS.decode(record.value).rollout_id, record)
     for record in snapshot.records[Topic.ROLLOUT_EVENTS]:
         event = ROLLOUT_EVENTS.decode(record.value)
         if event.is_final:
@@ -156,7 +157,7 @@ def count(snapshot: Snapshot) -> list[str]:
 
 
 def _count_rollouts(snapshot: Snapshot, found: _Count) -> dict[str, Episode]:
-    """Each rollout has one final episode, or is still on its way: no final event, or it was not read yet."""
+    """Each rollout has one final episode, or is still on its way: not let go by the runner, or not read yet."""
     finals: dict[str, Episode] = {}
     for id_, (_, episode) in found.episodes.items():
         rollout = episode.rollout_id
@@ -168,9 +169,12 @@ def _count_rollouts(snapshot: Snapshot, found: _Count) -> dict[str, Episode]:
             if rollout in finals:
                 found.problems.append(f"rollout {rollout} has two final episodes: {finals[rollout].episode_id}, {id_}")
             finals[rollout] = episode
-    for rollout, request in found.requests.items():
-        if rollout != rollout_id(GroupId(request.group.id), request.group.member):
+    for rollout, record in found.requests.items():
+        group = ROLLOUTS.decode(record.value).group
+        if rollout != rollout_id(GroupId(group.id), group.member):
             found.problems.append(f"rollout {rollout} bears an id that is not its group's")
+        if rollout not in found.final_events and not snapshot.is_pending(Topic.ROLLOUTS, record):
+            found.problems.append(f"rollout {rollout} was committed by the runner and has no final event")
         if rollout in finals or rollout not in found.final_events:
             continue
         record = found.final_events[rollout]

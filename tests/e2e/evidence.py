@@ -7,8 +7,9 @@ what they see cannot end before the SIGKILL.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +21,11 @@ __all__ = ["Look", "looks", "newest_checkpoint"]
 
 Look = Callable[[], str]
 
+_PRODUCE_BYTES = 250
+"""What a gateway asks of the broker besides producing (one partition's fetch, metadata) is shorter."""
+_SAMPLED_BYTES = 500
+"""What the engine answers besides samples and prompts (its label, its health) is shorter."""
+
 
 def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
     """Process -> how to see work in flight in it; after a colon, one kind of work.
@@ -29,15 +35,15 @@ def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
     endpoints = run.wiring.endpoints
     found: dict[str, Look] = {
         "otlp": lambda: _open_request(endpoints.otlp_endpoint),
-        "llm": lambda: _open_request(endpoints.llm_url),
+        "llm": lambda: _unrecorded(run, _port(endpoints.engine_url)),
         "engine": lambda: _open_request(endpoints.engine_url),
         "runner": lambda: _attempts(seen),
         "agent-host": lambda: _attempts(seen, more_than=per_host),
         "tasks": lambda: f"{len(seen.open_rollouts)} rollouts without a final event" if seen.open_rollouts else "",
-        "trainer": lambda: _half_written(run) or _untrained(run, seen),
-        "trainer:half-written": lambda: _half_written(run),
+        "trainer": lambda: _half_written(run, "checkpoints", "weights") or _untrained(run, seen),
+        "trainer:half-written": lambda: _half_written(run, "weights"),
         "weight-sync": lambda: _unacknowledged(seen),
-        "kafka": lambda: _attempts(seen),
+        "kafka": lambda: _unproduced(run, _port(endpoints.bootstrap_servers)),
     }
     for stage in INPUTS:
         for ordinal in range(3):
@@ -66,18 +72,66 @@ def _unacknowledged(seen: Observer) -> str:
     return f"manifest {seen.manifest} without an acknowledgement (last {seen.acked or 'none'})" if behind else ""
 
 
-def _open_request(url: str) -> str:
-    """Bytes of a request that lie unread in the process's sockets: somebody waits for an answer."""
-    port = int(url.rpartition(":")[2])
-    count = 0
+class _Connection(NamedTuple):
+    """One end of an established connection on this machine."""
+
+    port: int
+    peer: int
+    """The other end's port."""
+    unread_bytes: int
+    """Received, and not yet read by the process."""
+    inode: str
+
+
+def _connections() -> Iterator[_Connection]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
-            is_established = fields[3] == "01"
-            unread = int(fields[4].partition(":")[2], 16)
-            if is_established and unread and int(fields[1].rpartition(":")[2], 16) == port:
-                count += 1
+            if fields[3] == "01":
+                port, peer = (int(address.rpartition(":")[2], 16) for address in fields[1:3])
+                yield _Connection(port, peer, int(fields[4].partition(":")[2], 16), fields[9])
+
+
+def _sockets(run: LiveRun, name: str) -> set[str]:
+    """The inodes of a process's sockets."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{run.pid_of(name)}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                kind, _, inode = str(descriptor.readlink()).partition(":")
+                if kind == "socket":
+                    found.add(inode.strip("[]"))
+    return found
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def _open_request(url: str) -> str:
+    """Bytes of a request that lie unread in the process's sockets: somebody waits for an answer."""
+    count = sum(known.port == _port(url) and known.unread_bytes > 0 for known in _connections())
     return f"{count} connections with an unread request" if count else ""
+
+
+def _unrecorded(run: LiveRun, engine: int) -> str:
+    """Answers of the engine that the LLM gateway has not read: half-served calls, of which Kafka knows nothing."""
+    unread = {known.inode for known in _connections() if known.peer == engine and known.unread_bytes >= _SAMPLED_BYTES}
+    count = len(unread & _sockets(run, "llm")) if unread else 0
+    return f"{count} answers of the engine unread, their calls not recorded" if count else ""
+
+
+def _unproduced(run: LiveRun, broker: int) -> str:
+    """Unread requests of the two gateways to write records: they wait for the broker's acknowledgement."""
+    found = list(_connections())
+    waiting = {known.peer: known.unread_bytes for known in found if known.port == broker}
+    waiting = {port: num_bytes for port, num_bytes in waiting.items() if num_bytes >= _PRODUCE_BYTES}
+    if not waiting:
+        return ""
+    gateways = _sockets(run, "llm") | _sockets(run, "otlp")
+    theirs = {known.port for known in found if known.peer == broker and known.inode in gateways}
+    total = [num_bytes for port, num_bytes in waiting.items() if port in theirs]
+    return f"{sum(total)} unread bytes of records from {len(total)} connections of the gateways" if total else ""
 
 
 def newest_checkpoint(trainer: Path) -> CheckpointState | None:
@@ -89,9 +143,8 @@ def newest_checkpoint(trainer: Path) -> CheckpointState | None:
     return max(found, key=lambda state: (state.epoch, state.step, state.version), default=None)
 
 
-def _half_written(run: LiveRun) -> str:
-    folder = run.path / "trainer"
-    half = [path for part in ("checkpoints", "weights") for path in (folder / part).glob(".tmp-*")]
+def _half_written(run: LiveRun, *parts: str) -> str:
+    half = [path for part in parts for path in (run.path / "trainer" / part).glob(".tmp-*")]
     return f"half-written {half[0].parent.name}/{half[0].name}" if half else ""
 
 

@@ -17,14 +17,14 @@ from tests.e2e.live_run import TRACEGRAD
 from tracegrad.compose.kafka import KafkaLog
 from tracegrad.schemas.episodes import EPISODES
 from tracegrad.schemas.log import Record
-from tracegrad.schemas.rollouts import ROLLOUTS
+from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS
 from tracegrad.schemas.topics import Topic
 from tracegrad.schemas.training import TRAINING_STEPS
 from tracegrad.schemas.transitions import decode_group
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.kafka, pytest.mark.torch, pytest.mark.timeout(1500)]
-STATEFUL = ("trainer", "streams-assemble", "streams-credit", "runner", "tasks", "weight-sync")
-OTHERS = ("otlp", "llm", "agent-host", "kafka", "streams-normalize")
+STATEFUL = ("trainer", "streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync", "llm", "kafka")
+OTHERS = ("otlp", "agent-host", "streams-normalize-0", "streams-normalize-1")
 
 
 def test_nothing_is_lost_doubled_or_changed_when_every_process_is_killed(chaos_run: ChaosRun) -> None:
@@ -39,6 +39,7 @@ def check_kills(chaos: ChaosRun, others: tuple[str, ...]) -> None:
     assert all(killed.in_flight for killed in chaos.killed)
     fired = {path.name for path in (chaos.run.path / "streams" / "failpoints").iterdir()}
     assert {"assemble", "credit"} <= fired, "expected a kill between output and marker in both stages"
+    assert "trainer:half-written" in names
     for name in STATEFUL:
         assert sum(known.startswith(name) for known in names) >= 2, (name, names)
     for name in others:
@@ -60,6 +61,7 @@ def check_end(chaos: ChaosRun) -> None:
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert "every id is accounted for" in audit.stdout
     check_removals(snapshot)
+    check_lost_rollout(snapshot)
 
 
 def check_removals(snapshot: Snapshot) -> None:
@@ -74,6 +76,18 @@ def check_removals(snapshot: Snapshot) -> None:
         record = _unique(snapshot, topic, id_of)
         problems = count(snapshot.without(topic, record))
         assert any(id_of(record) in problem for problem in problems), (topic, id_of(record), problems[:5])
+
+
+def check_lost_rollout(snapshot: Snapshot) -> None:
+    """A rollout of which only the request is left is named, as one that its runner committed and never ran."""
+    episode = _unique(snapshot, Topic.EPISODES, lambda record: EPISODES.decode(record.value).rollout_id or "")
+    lost = EPISODES.decode(episode.value).rollout_id
+    without = snapshot.without(Topic.EPISODES, episode)
+    for event in snapshot.records[Topic.ROLLOUT_EVENTS]:
+        if ROLLOUT_EVENTS.decode(event.value).rollout_id == lost:
+            without = without.without(Topic.ROLLOUT_EVENTS, event)
+    problems = count(without)
+    assert f"rollout {lost} was committed by the runner and has no final event" in problems, problems[:5]
 
 
 def _unique(snapshot: Snapshot, topic: Topic, id_of: Callable[[Record], str]) -> Record:
