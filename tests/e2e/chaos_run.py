@@ -79,7 +79,9 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         family = run.kill()
         wait_for("the end of all that it started", lambda: not any(map(is_alive, family)), timeout_s=20)
         run.start("--steps", str(_ENDLESS))
-        killer.strike("streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync", "llm")
+        killer.strike("streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync")
+        # The engine starts anew behind it, which takes more than a minute on a busy machine.
+        killer.strike("llm", timeout_s=400)
         killer.strike("kafka")
         killer.strike("trainer:half-written")
         _progress(run, seen)
