@@ -15,6 +15,7 @@ import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE, SERVICE_NAME
 from tracegrad.schemas.calls import CALLS, CallRecord
 from tracegrad.schemas.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.episodes import CLOSED, EPISODES, Episode
@@ -43,7 +44,6 @@ from .topic_reader import read_topic
 __all__ = ["Evidence", "SeenEpisode", "gather"]
 
 T = TypeVar("T")
-GATEWAY_SERVICE = "tracegrad-llm-gateway"
 _READ_BY_GROUPS = {**INPUTS, Stage.RUNNER: (Topic.ROLLOUTS,)}
 
 
@@ -263,8 +263,8 @@ def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
     except DecodeError:
         return
     for resource in request.resource_spans:
-        service = next((a.value.string_value for a in resource.resource.attributes if a.key == "service.name"), "")
-        if service == GATEWAY_SERVICE:
+        service = next((a.value.string_value for a in resource.resource.attributes if a.key == SERVICE_NAME), "")
+        if service == LLM_GATEWAY_SERVICE:
             continue
         for scope in resource.scope_spans:
             for span in scope.spans:
