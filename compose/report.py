@@ -89,6 +89,7 @@ def _check_served(wiring: Wiring, show: Show) -> bool:
     if isinstance(proof, str):
         show.result("verdict", {"holds": False, "why": proof}, [f"served weights: not shown: {proof}"])
         return False
+    show.say(f"recomputing {len(proof.calls)} calls from the published folder, in another process")
     try:
         verdict = verify_apart(proof, wiring.run_dir.results, threads=wiring.settings.trainer.threads)
     except UnavailableError as error:

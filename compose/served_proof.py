@@ -28,7 +28,7 @@ __all__ = ["Proof", "ServedCall", "find_proof"]
 
 _CALLS = 48
 """Calls that are recomputed, at most."""
-_TOKENS = 16_384
+_TOKENS = 8_192
 """And their tokens, prompts included: bounds the recomputation, minutes for half a billion weights on one CPU core."""
 _Label = tuple[int, int]
 """Version and epoch: `<version>-e<epoch>` on the engine."""
