@@ -121,7 +121,9 @@ def verify_apart(proof: Proof, scratch: Path, *, threads: int = 1) -> Verdict:
         )
         return msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=Verdict)
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"the recomputation of logprobs took longer than {_TIMEOUT_S:g} s") from error
+        raise UnavailableError(
+            f"the recomputation of logprobs took longer than {_TIMEOUT_S:g} s; start the run again to repeat it"
+        ) from error
     except (IndexError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise UnavailableError(f"the recomputation of logprobs failed:\n{done.stderr[-2000:]}") from error
 

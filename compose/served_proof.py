@@ -28,8 +28,8 @@ __all__ = ["Proof", "ServedCall", "find_proof"]
 
 _CALLS = 48
 """Calls that are recomputed, at most."""
-_TOKENS = 8_192
-"""And their tokens, prompts included: bounds the recomputation, minutes for half a billion weights on one CPU core."""
+_TOKENS = 4_096
+"""And their tokens, prompts included: two minutes for half a billion weights on one CPU core."""
 _Label = tuple[int, int]
 """Version and epoch: `<version>-e<epoch>` on the engine."""
 
