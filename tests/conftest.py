@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
 from collections.abc import Iterator
@@ -31,6 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.register_profile(name, max_examples=max_examples, deadline=None)
     profile = "fast" if config.option.markexpr else "full"
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

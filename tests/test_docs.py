@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 ROOMS = (

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("schemas", "producers", "streams", "trainer", "consumers", "compose")
 MAY_IMPORT = {room: {"schemas"} for room in ROOMS} | {"schemas": set(), "compose": set(ROOMS)}

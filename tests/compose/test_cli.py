@@ -18,6 +18,8 @@ from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.topics import Stage
 from tracegrad.streams.heartbeat import Heartbeat, Status
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

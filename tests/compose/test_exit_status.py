@@ -26,6 +26,8 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.topics import Topic
 from tracegrad.schemas.weights import WEIGHT_ACKS
 
+pytestmark = pytest.mark.slow
+
 DONE = Outcome(kind=OutcomeKind.DONE)
 
 

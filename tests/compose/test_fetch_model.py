@@ -10,6 +10,8 @@ from tracegrad.compose.fetch_model import with_local_model
 from tracegrad.compose.settings import PolicySettings, RunSettings
 from tracegrad.schemas.errors import ConfigurationError
 
+pytestmark = pytest.mark.slow
+
 hub = pytest.importorskip("huggingface_hub")
 
 

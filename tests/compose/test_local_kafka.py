@@ -96,6 +96,7 @@ def test_network_failure_says_what_to_check(monkeypatch: pytest.MonkeyPatch, tmp
     assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_concurrent_starters_download_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The others wait for the first and find its jars."""
     asked = serve(monkeypatch, [GOOD])
@@ -194,6 +195,7 @@ def wait_until(claim: Callable[[], bool], timeout_s: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_guarded_child_dies_with_its_parent() -> None:
     """Also when the parent is SIGKILLed."""
     code = (
@@ -221,6 +223,7 @@ def test_guard_whose_parent_is_gone_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_guard_passes_the_exit_status_on() -> None:
     """It is not there any more when the command runs."""
     assert subprocess.run(guarded(["sh", "-c", "exit 7"]), timeout=30, check=False).returncode == 7

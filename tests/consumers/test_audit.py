@@ -114,6 +114,7 @@ def is_told_by_others(topic: Topic, record: Record) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", [topic for topic in Topic if topic not in UNTOLD])
 def test_a_record_that_is_gone_is_named(topic: Topic) -> None:
     """Every single record of every topic, one copy each."""

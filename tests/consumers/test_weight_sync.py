@@ -268,7 +268,7 @@ class Killed(BaseException):
     """The weight sync process is gone."""
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 15))])
 def test_engine_never_runs_on_anything_but_whole_labelled_weights(tmp_path: Path, seed: int) -> None:
     """Random publications, corruptions, claims, engine restarts, failed loads, SIGKILLs around any request."""
     chance = random.Random(seed)

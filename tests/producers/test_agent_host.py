@@ -314,6 +314,7 @@ def test_only_the_gateways_errors_are_faults(url: str, status: int | None, is_fa
     assert (gateway_fault(http_errors(outer), "http://gw:1") is not None) == is_fault
 
 
+@pytest.mark.slow
 def test_the_ledger_is_bounded() -> None:
     """Spans of episodes that nobody asks for do not fill the memory."""
     ledger = SpanLedger("http://gw")

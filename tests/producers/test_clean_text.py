@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +18,14 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_clean_values_can_be_encoded(value: Any) -> None:
     """Whatever it held before."""
     msgspec.json.encode(clean(value))
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_decoded_json_is_clean(value: Any) -> None:
     """Escaped or not, bytes or text; what was clean stays as it was."""

@@ -285,6 +285,7 @@ def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkey
     assert last.error == "1 attempts were aborted, the last one: engine"
 
 
+@pytest.mark.slow
 def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture) -> None:
     """Over a thousand rollouts leave nothing behind; a record that comes again is still known for what it is."""
     caplog.set_level(logging.ERROR)  # captured log lines take memory too

@@ -13,6 +13,8 @@ from tests.schemas.released import CALL, GOLDEN, RELEASED, REWARD, Released
 from tracegrad.schemas import calls, episodes, errors, facts, rollouts, tokens
 from tracegrad.schemas.errors import RecordError
 
+pytestmark = pytest.mark.slow
+
 STRUCTS = [released for released in RELEASED if not released.file_name.endswith(".arrow")]
 
 

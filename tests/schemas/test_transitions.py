@@ -62,6 +62,7 @@ def rows(draw: st.DrawFn) -> SegmentRow:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(rows(), max_size=4))
 def test_group_survives_and_its_bytes_are_its_own(group: list[SegmentRow]) -> None:
     """Also a group without rows, which says why in its summary."""

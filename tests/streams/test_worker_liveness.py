@@ -93,6 +93,7 @@ class _HoledLog(MemoryLog):
         return []
 
 
+@pytest.mark.slow
 def test_a_jump_that_the_broker_does_not_explain_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer in time is no proof that nothing lies there; what was passed over must not be committed past."""
     monkeypatch.setattr(liveness, "_LOOK_S", 0.01)

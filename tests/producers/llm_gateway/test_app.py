@@ -21,6 +21,8 @@ from tracegrad.producers.llm_gateway.config import PolicyRef
 from tracegrad.schemas.calls import CallOutcome, CallsClosed, Purpose, VersionSpan
 from tracegrad.schemas.tokens import ids_from_bytes, logprobs_from_bytes
 
+pytestmark = pytest.mark.slow
+
 ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
 GENERATE = "/inference/v1/generate"
 
@@ -299,6 +301,7 @@ async def test_streaming_sends_the_finished_message_in_chunks() -> None:
         assert [call["outcome"] for call in await r.end()] == ["delivered"]
 
 
+@pytest.mark.slow
 async def test_a_streamed_failure_keeps_its_status_when_nothing_was_sent() -> None:
     """And is an event afterwards."""
     async with rig(engine_wait_s=0.2, keep_alive_s=0.05) as r:

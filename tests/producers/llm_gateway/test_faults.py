@@ -20,6 +20,8 @@ from tracegrad.schemas.calls import VersionSpan
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.topics import Topic
 
+pytestmark = pytest.mark.slow
+
 ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
 GENERATE = "/inference/v1/generate"
 

@@ -17,6 +17,8 @@ from tracegrad.producers.llm_gateway.local_render import LocalRenderer, prove
 from tracegrad.producers.llm_gateway.local_template import LocalTemplate, can_render, load
 from tracegrad.producers.llm_gateway.render import Rendered, waits_until
 
+pytestmark = pytest.mark.slow
+
 ASK = [{"role": "user", "content": "hello"}]
 WAITS = waits_until(0, 5.0)
 

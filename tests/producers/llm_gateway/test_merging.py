@@ -10,6 +10,8 @@ from tests.producers.llm_gateway.harness import CALC, Rig, rig
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.scripted_engine import Reply, tool_call_text
 
+pytestmark = pytest.mark.slow
+
 
 async def converse(r: Rig) -> None:
     """A tool call, its result, an answer; rendered again, its digits would be merged in pairs."""

@@ -14,6 +14,8 @@ from tests.producers.llm_gateway.harness import TOPICS, config
 from tracegrad.producers.llm_gateway.app import run
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_serves_until_stop_is_set() -> None:
     """Health needs no engine."""
