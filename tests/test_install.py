@@ -6,11 +6,14 @@ import importlib.util
 import shutil
 import subprocess
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 GIB = 1 << 30
@@ -105,6 +108,31 @@ def test_a_stamp_serves_the_profiles_that_it_contains(install: Any, tmp_path: Pa
     assert install.is_ready("demo", str(tmp_path)) and install.is_ready("core", str(tmp_path))
     (tmp_path / ".tracegrad-test").write_text("of older lists")
     assert not install.is_ready("demo", str(tmp_path))
+
+
+LEFT_OUT = {"triton", "cuda-toolkit", "cuda-bindings", "torchaudio", "torchvision", "torchcodec"}
+"""For GPUs, sound and pictures: torch and vLLM import them where they are used, which is nowhere here."""
+
+
+def pinned(name: str) -> set[str]:
+    """The distributions of one list."""
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    return {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["core", "demo", "test"])
+def test_a_profile_pins_all_that_its_distributions_need(install: Any, profile: str) -> None:
+    """They are installed with --no-deps: what no list of the profile names is not there."""
+    have = set().union(*map(pinned, install.PROFILES[profile]))
+    needs = [(name, Requirement(text)) for name in have for text in metadata.requires(name) or []]
+    lacking = {
+        f"{name} needs {need.name}"
+        for name, need in needs
+        if (need.marker is None or need.marker.evaluate({"extra": ""}))
+        and canonicalize_name(need.name) not in have | LEFT_OUT
+    }
+    assert lacking == set()
 
 
 @pytest.fixture
