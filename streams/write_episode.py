@@ -110,14 +110,15 @@ def _calls(
 def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> list[int]:
     """Each call's index within its agent, so that neither a lost span nor a client's retry moves the calls after it.
 
-    A call whose span is lost counts with the agent of the call before it (at the start: after it). An answer that its
-    client did not take shares its turn with the call that was made instead.
+    A call whose span is lost counts with the episode's agent, if it has one alone; of several nobody knows which. An
+    answer that its client did not take shares its turn with the call that was made instead.
     """
-    agent = next((name for name in agents if name is not None), None)
+    named = {name for name in agents if name is not None}
+    sole = named.pop() if len(named) == 1 else None
     num_turns: dict[str | None, int] = {}
     turns: list[int] = []
     for name, outcome in zip(agents, outcomes, strict=True):
-        agent = name if name is not None else agent
+        agent = name if name is not None else sole
         turns.append(num_turns.get(agent, 0))
         num_turns[agent] = turns[-1] + (outcome not in _NOT_TAKEN)
     return turns

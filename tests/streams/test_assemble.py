@@ -311,6 +311,15 @@ def test_a_missing_span_moves_no_call_to_another_turn(lost: set[int]) -> None:
     assert [c.agent for c in episode.calls] == [None if n in lost else "solver" for n in range(3)]
 
 
+def test_a_missing_span_moves_no_call_of_another_agent() -> None:
+    """Two agents: nobody knows whose call it was, so it counts for none of them."""
+    calls = [call(name, R1, [1], [2]) for name in "abcd"]
+    spans = [agent_span(OWN, 1, "planner"), agent_span(OWN, 2, "coder", parent=1)]
+    spans += [llm_span(OWN, 10 + n, name, parent=1 if name == "a" else 2) for n, name in enumerate("abcd") if n != 2]
+    episode = one(*calls, closed(R1, calls), reward(R1), otlp(*spans), event(R1, spans_exported=5))
+    assert [(c.agent, c.turn) for c in episode.calls] == [("planner", 0), ("coder", 0), (None, 0), ("coder", 1)]
+
+
 @pytest.mark.parametrize("outcome", [CallOutcome.SUPERSEDED, CallOutcome.CLIENT_DISCONNECTED])
 def test_a_retried_call_moves_no_later_call_to_another_turn(outcome: CallOutcome) -> None:
     """The answer that the client did not take and the one it took are the same turn."""
