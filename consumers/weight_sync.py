@@ -217,7 +217,9 @@ def follow(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event)
                     reader = log.tail([name])
                 # One record ends the wait at once; what came with it is taken without waiting.
                 first = reader.read(max_records=1, timeout_s=config.poll_s)
-                for record in [*first, *(reader.read(timeout_s=_DRAIN_S) if first else ())]:
+                for record in first:
+                    sync.fold(record)
+                for record in reader.read(timeout_s=_DRAIN_S) if first else ():
                     sync.fold(record)
                 positions = {where.partition: offset for where, offset in reader.positions().items()}
                 if all(positions.get(partition, 0) >= end for partition, end in ends.items()):
