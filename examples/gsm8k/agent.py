@@ -48,13 +48,13 @@ def evaluate(node: ast.AST) -> float:
 @tool
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression such as 48/2 + 12."""
-    return f"{evaluate(ast.parse(expression, mode='eval')):g}"
+    return f"{evaluate(ast.parse(expression, mode='eval')):.15g}"
 
 
 @tool(return_direct=True)
 def answer(number: float) -> str:
     """Give the final answer. This ends the problem."""
-    return f"{number:g}"
+    return f"{number:.15g}"
 
 
 model = ChatOpenAI(model="policy", max_tokens=96, max_retries=0, timeout=600)  # type: ignore[call-arg]

@@ -14,7 +14,9 @@ LINE = re.compile(r"^(\{.*\})$", re.MULTILINE)
 
 
 def tagged(text: str) -> str:
-    """`text` with each JSON block, and each line of JSON, that is a call between tags."""
+    """`text` with tags around each JSON block, and each line of JSON, that is a call; left alone if it has tags."""
+    if "<tool_call>" in text:
+        return text
     for pattern in (BLOCK, LINE):
         text = pattern.sub(lambda found: f"<tool_call>{found[1]}</tool_call>" if is_call(found[1]) else found[0], text)
     return text
