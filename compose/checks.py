@@ -102,7 +102,7 @@ def _check_agent(settings: RunSettings) -> None:
     # Here, for only an agent needs it, and `tracegrad status` checks none.
     from tracegrad.producers.agent_host import FLUSH_LIMIT_S
 
-    if agent.flush_timeout_s >= FLUSH_LIMIT_S:
+    if agent.callable is not None and agent.flush_timeout_s >= FLUSH_LIMIT_S:
         raise ConfigurationError(
             f"[agent] flush_timeout_s: expected less than {FLUSH_LIMIT_S:g}, after which an agent host gives up its "
             f"flush, got {agent.flush_timeout_s:g}"

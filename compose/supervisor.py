@@ -177,6 +177,7 @@ class Supervisor:
         below = set(self._layers[: self._open_layers])
         gates = [child for child in self.children if child.spec.layer in below and child.spec.is_gate]
         if not all(self._is_ready(child) for child in gates):
+            self._hook_failing_since = None
             return
         try:
             self._on_layer(self._layers[self._open_layers])

@@ -60,6 +60,8 @@ class SpanLedger:
 
     def note(self, spans: Iterable[Any], *, is_exported: bool) -> None:
         """Takes spans that were handed in for export, or that were exported with success."""
+        if os.getpid() != self._pid:
+            return  # A forked child: its lock may be held for good.
         with self._lock:
             for span in spans:
                 episode = episode_of(span)
