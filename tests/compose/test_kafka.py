@@ -225,11 +225,17 @@ def test_a_passing_error_costs_no_neighbour_and_no_exception() -> None:
 
 def test_an_assignment_that_failed_costs_no_record_of_the_batch() -> None:
     """The callback's error is raised by the read that it came in; the batch of that read stays."""
-    script = _Script([[message(0)]])
-    reader = _ScriptedReader(script)
-    reader._failure = UnavailableError("no start offsets")
+    reader = _ScriptedReader(_Script([[message(0)]]))
+    consume = reader._consumer.consume
+
+    def fails(num_messages: int, timeout: float) -> list[Message]:
+        reader._failure = UnavailableError("no start offsets")
+        return consume(num_messages, timeout)
+
+    reader._consumer.consume = fails  # type: ignore[method-assign, assignment]
     with pytest.raises(UnavailableError):
         reader.read()
+    reader._consumer.consume = consume  # type: ignore[method-assign]
     assert reader.offsets() == [0]
 
 

@@ -52,6 +52,7 @@ def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
     [
         ({"seed": 4}, "seed"),
         ({"policy": PolicySettings(model="/somewhere/else")}, "[policy] model"),
+        ({"trainer": TrainerSettings(lora_rank=8)}, "[trainer] lora_rank"),
         ({"trainer": TrainerSettings(lora_alpha=64)}, "[trainer] lora_alpha"),
         ({"tasks": TasksSettings(file="/x", group_size=4)}, "[tasks] group_size"),
     ],
