@@ -77,6 +77,8 @@ def status(
             up_s = max(0, int(time.time() - process.since_ms / 1000)) if process.pid else 0
             restarts = f", {process.num_restarts} restarts" if process.num_restarts else ""
             typer.echo(f"  {process.name:24} {process.state:8} pid {process.pid or '-':>7}  {up_s:6d} s{restarts}")
+            if process.why:
+                typer.echo("    " + process.why.splitlines()[0])
             if process.name in workers:
                 typer.echo(f"    {_progress(workers[process.name])}")
         if lag is not None:

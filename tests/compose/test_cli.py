@@ -162,7 +162,9 @@ def test_status_shows_how_far_each_stream_worker_is(
     settings = RunSettings(run="mine", policy=PolicySettings(model="none"))
     run_dir = RunDir.create(tmp_path / "mine", settings)
     run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
-    write_status(run_dir, [ProcessStatus(name="streams-assemble-0", state=ProcessState.RUNNING, pid=7, since_ms=1)])
+    died = {"num_restarts": 1, "why": "exit status 1; last lines of its log:\n  boom"}
+    running = {"state": ProcessState.RUNNING, "pid": 7, "since_ms": 1}
+    write_status(run_dir, [ProcessStatus(name="streams-assemble-0", **running, **died)])  # type: ignore[arg-type]
     for pid, instance in ((7, "assemble-0"), (8, "assemble-1")):
         Heartbeat(run_dir.streams, Stage.ASSEMBLE, instance).write(
             Status(
@@ -194,6 +196,7 @@ def test_status_shows_how_far_each_stream_worker_is(
                 cli.main()
             assert left.value.code == 0
     text, _, encoded = capsys.readouterr().out.partition("{")
+    assert "1 restarts\n    exit status 1; last lines of its log:\n" in text
     assert " 97 records, 3 open, 1 in flight, 4 to come, 0 dead letters, silent for 6" in text.splitlines()[-1]
     assert {name: worker["pid"] for name, worker in json.loads("{" + encoded)["streams"].items()} == {
         "streams-assemble-0": 7
