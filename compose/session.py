@@ -138,6 +138,7 @@ def _supervise(
         before_stop=close_watchers,
     )
     show.say(f"run {wiring.record.name} in {wiring.run_dir.path}")
+    show.say(f"starting {len(processes)} processes; the engine takes longest (their logs: {wiring.run_dir.logs})")
     try:
         outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=ends_with_jobs)
         status = _end(outcome, wiring, show, report)
