@@ -183,16 +183,13 @@ def _print_records(
 
 
 def audit(
-    run: Annotated[str | None, typer.Argument(help="Name or folder of the run; else the newest.")] = None,
-    run_dir: RunDirOption = None,
-    runs_dir: RunsDirOption = _RUNS,
-    as_json: JsonFlag = False,
+    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = _RUNS, as_json: JsonFlag = False
 ) -> None:
     """Recompute from the topics what became of every call, episode and group; name what is missing.
 
     Exit status 1 when an id is in no term.
 
-    Example: tracegrad audit mine
+    Example: tracegrad audit --run mine
     """
     from ..audit_run import account, report_lines
 
