@@ -13,12 +13,14 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.consumers.otlp_request import spans_by_service
 from tracegrad.producers.agent_environment import agent_environment
-from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE, SERVICE_NAME
+from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.calls import CALLS, CallRecord
 from tracegrad.schemas.episodes import EPISODES, Episode
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log import Record
+from tracegrad.schemas.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
 from .show import Show
@@ -126,17 +128,16 @@ class Arrivals:
 
     def _spans(self, record: Record) -> list[Event]:
         request = ExportTraceServiceRequest.FromString(record.value or b"")
-        for resource in request.resource_spans:
-            service = next((a.value.string_value for a in resource.resource.attributes if a.key == SERVICE_NAME), "")
-            if service == LLM_GATEWAY_SERVICE:
+        events: list[Event] = []
+        for service, spans in spans_by_service(request):
+            if service == LLM_GATEWAY_SERVICE or not spans:
                 continue
-            spans = [span for scope in resource.scope_spans for span in scope.spans]
-            is_first = self.num_spans == 0 and bool(spans)
-            self.num_spans += len(spans)
-            if is_first:
+            if self.num_spans == 0:
                 self._sign()
-                return [Event(kind="first_span", text=f"first span: {spans[0].name!r} of service {service or '?'}")]
-        return []
+                text = f"first span: {spans[0].name!r} of service {service or '?'}"
+                events.append(Event(kind="first_span", text=text))
+            self.num_spans += len(spans)
+        return events
 
     def _call(self, record: Record) -> list[Event]:
         call = CALLS.decode(record.value)
@@ -146,7 +147,7 @@ class Arrivals:
         if self.num_calls > 1:
             return []
         self._sign()
-        text = f"first call: {len(call.sampled_ids) // 4} tokens of {call.policy}, {call.finish_reason}"
+        text = f"first call: {len(ids_from_bytes(call.sampled_ids))} tokens of {call.policy}, {call.finish_reason}"
         return [Event(kind="first_call", text=text)]
 
     def _episode(self, record: Record) -> list[Event]:

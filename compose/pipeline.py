@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.topics import INPUTS, Stage
+from tracegrad.schemas.topics import STREAMS, Stage
 
 from . import kafka_node
 from .process import ProcessSpec, Role
@@ -128,7 +128,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
     if only in (None, "streams"):
         found += [
             _serve(wiring, "streams", layer=2, stage=stage, ordinal=ordinal)
-            for stage in INPUTS
+            for stage in STREAMS
             for ordinal in range(settings.streams.workers)
         ]
     if only in (None, "train"):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
-from tracegrad.schemas.topics import INPUTS, Stage
+from tracegrad.schemas.topics import STREAMS, Stage
 
 from .checks import nearest
 from .run_dir import RunDir
@@ -78,8 +78,8 @@ def _quieten() -> Callable[[logging.LogRecord], bool]:
 def _check_name(name: str, stage: str | None) -> None:
     if name not in _ROOMS:
         raise ConfigurationError(f"no process {name!r}; {nearest(name, NAMES)}")
-    if name == "streams" and stage not in list(INPUTS):
-        raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(INPUTS)}, got {stage!r}")
+    if name == "streams" and stage not in STREAMS:
+        raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(STREAMS)}, got {stage!r}")
 
 
 def _otlp(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:

@@ -219,7 +219,7 @@ class TrainerSettings(_Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`float32`, `bfloat16`; `auto`: float32 on CPU, bfloat16 on an accelerator."""
     publish_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the published files; `auto`: the model's own."""
+    """Of the published files; `auto`: `dtype`, whatever the model came in."""
     threads: int = 1
     """CPU threads; two intra-op threads on a busy two-core machine are 15 to 30 times slower than one."""
     micro_batch_tokens: int = 0

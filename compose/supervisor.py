@@ -249,7 +249,7 @@ class Supervisor:
             self._is_before_stop = True
             if self._num_interrupts < 2:
                 before_stop()
-            self._is_before_stop = False
+            self._is_before_stop = False  # within the `try`: an interrupt in `finally` would leave this method
         except _KillAllAtOnce:
             _logger.warning("interrupted twice: not waiting for who still reads")
         finally:

@@ -21,7 +21,7 @@ from tracegrad.schemas.errors import RecordError, TracegradError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log import Log, LogReader, Record, TopicPartition
 from tracegrad.schemas.rollouts import ROLLOUT_EVENTS
-from tracegrad.schemas.topics import INPUTS, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
 from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.weights import WEIGHT_ACKS
 
@@ -160,8 +160,8 @@ class RunView:
 def stream_lag(log: Log, topics: Topics) -> int:
     """Records of the stages' inputs that are not committed yet: waiting, or held by open episodes and groups."""
     lag = 0
-    for stage, inputs in INPUTS.items():
-        for topic in inputs:
+    for stage in STREAMS:
+        for topic in INPUTS[stage]:
             name = topics.name(topic)
             committed = log.committed(topics.group(stage), name)
             for partition, offsets in log.offsets(name).items():

@@ -15,7 +15,7 @@ import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE, SERVICE_NAME
+from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.calls import CALLS, CallRecord
 from tracegrad.schemas.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.episodes import CLOSED, EPISODES, Episode
@@ -39,12 +39,12 @@ from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.transitions import GroupSummary, decode_group
 from tracegrad.schemas.weights import WEIGHTS, Lineage, VersionManifest
 
+from .otlp_request import spans_by_service
 from .topic_reader import read_topic
 
 __all__ = ["Evidence", "SeenEpisode", "gather"]
 
 T = TypeVar("T")
-_READ_BY_GROUPS = {**INPUTS, Stage.RUNNER: (Topic.ROLLOUTS,)}
 
 
 class SeenEpisode(msgspec.Struct, kw_only=True):
@@ -121,7 +121,7 @@ def gather(
             for topic in read
             for partition, offset in log.committed(topics.group(stage), topics.name(topic)).items()
         }
-        for stage, read in _READ_BY_GROUPS.items()
+        for stage, read in INPUTS.items()
     }
     seen = Evidence(run=run, committed=committed)
     lineage = Lineage(policy)
@@ -262,14 +262,10 @@ def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
         request = ExportTraceServiceRequest.FromString(body)
     except DecodeError:
         return
-    for resource in request.resource_spans:
-        service = next((a.value.string_value for a in resource.resource.attributes if a.key == SERVICE_NAME), "")
-        if service == LLM_GATEWAY_SERVICE:
-            continue
-        for scope in resource.scope_spans:
-            for span in scope.spans:
-                if span.trace_id.hex().startswith(run):
-                    yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
+    for service, spans in spans_by_service(request):
+        for span in spans:
+            if service != LLM_GATEWAY_SERVICE and span.trace_id.hex().startswith(run):
+                yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
 
 
 def _rollout(seen: Evidence, record: Record) -> None:

@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracegrad.schemas.attributes import SERVICE_NAME
 from tracegrad.schemas.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -29,6 +28,8 @@ from tracegrad.schemas.topics import Topic
 from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
+
+from .otlp_request import spans_by_service
 
 __all__ = ["as_json", "as_text"]
 
@@ -177,10 +178,10 @@ def _group(summary: GroupSummary, rows: list[SegmentRow]) -> str:
 def _spans(request: ExportTraceServiceRequest) -> str:
     names: list[str] = []
     services: set[str] = set()
-    for resource in request.resource_spans:
-        services.update(a.value.string_value for a in resource.resource.attributes if a.key == SERVICE_NAME)
-        names += [span.name for scope in resource.scope_spans for span in scope.spans]
-    return f"{len(names)} spans of {', '.join(sorted(services)) or '?'}: {_cut(', '.join(sorted(set(names))))}"
+    for service, spans in spans_by_service(request):
+        services.add(service)
+        names += [span.name for span in spans]
+    return f"{len(names)} spans of {', '.join(sorted(services - {''})) or '?'}: {_cut(', '.join(sorted(set(names))))}"
 
 
 def _dead(record: Record) -> str:

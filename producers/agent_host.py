@@ -154,7 +154,7 @@ class Host:
         self._ledger.enter(run.rollout, run.attempt)
         try:
             self._succeed(run, await self._solve(run.input))
-        except BaseException as error:
+        except BaseException as error:  # an agent that exits, and a cancelled one, ends its attempt, not the host
             self._fail(run, error)
 
     def _drive_sync(self, run: Run) -> None:
@@ -164,7 +164,7 @@ class Host:
             if inspect.isawaitable(output):
                 output = asyncio.run(_resolve(output))
             self._succeed(run, output)
-        except BaseException as error:
+        except BaseException as error:  # as above
             self._fail(run, error)
 
     def _succeed(self, run: Run, output: Any) -> None:
@@ -260,7 +260,7 @@ def main() -> None:
     try:
         untraced = ledger.install()
         solve = load_callable(arguments.callable)
-    except BaseException as error:
+    except BaseException as error:  # a file that exits when it is loaded is told from a host that died
         send("unusable", error=describe(error))
         raise
     send("ready", pid=os.getpid(), untraced=untraced)

@@ -98,7 +98,7 @@ def main() -> None:
 
     try:
         grade = load_grader(arguments.grader)
-    except BaseException as error:
+    except BaseException as error:  # a file that exits when it is loaded is told from a host that died
         send({"op": "unusable", "error": f"{type(error).__name__}: {error}"[:500]})
         raise
     send({"op": "ready"})

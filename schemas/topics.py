@@ -20,6 +20,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_VALUE_BYTES",
     "REGISTRY",
+    "STREAMS",
     "Stage",
     "Topic",
     "TopicSpec",
@@ -67,8 +68,11 @@ INPUTS: Mapping[Stage, tuple[Topic, ...]] = {
     Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
     Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
     Stage.CREDIT: (Topic.EPISODES,),
+    Stage.RUNNER: (Topic.ROLLOUTS,),
 }
-"""What each stage of the streams reads. A run is a view of normalize's from chosen offsets."""
+"""What each consumer group reads. A run is a view of normalize's from chosen offsets."""
+STREAMS = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
+"""The stages that are stream workers, in the order of the flow."""
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):

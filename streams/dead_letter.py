@@ -10,7 +10,7 @@ from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
 from .counters import Counters
 from .stage import Output
 
-__all__ = ["MAX_VALUE_BYTES", "dead_letter"]
+__all__ = ["dead_letter"]
 
 
 def dead_letter(

@@ -195,9 +195,7 @@ class FaustSeam:
                 events: AsyncIterator[Any] = stream.events()
                 async for event in events:
                     await handle(event.message)
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:
+            except Exception as error:
                 on_end(error)
             else:
                 on_end(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.topics import INPUTS, Stage, Topics
+from tracegrad.schemas.topics import STREAMS, Stage, Topics
 
 from .assemble import Assemble
 from .config import StreamsConfig
@@ -26,4 +26,4 @@ def build_fold(stage: Stage, config: StreamsConfig, topics: Topics) -> Fold:
         return Assemble(config)
     if stage is Stage.CREDIT:
         return Credit(config)
-    raise ConfigurationError(f"expected a stage of {[name.value for name in INPUTS]}, got {stage.value!r}")
+    raise ConfigurationError(f"expected a stage of {[name.value for name in STREAMS]}, got {stage.value!r}")

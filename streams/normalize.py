@@ -18,11 +18,11 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.facts import EPISODE_EVENTS, CallFact, CallsClosedFact, Fact, Facts, RewardFact, RolloutFact
 from tracegrad.schemas.log import Record
 from tracegrad.schemas.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, RolloutEvent
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic, Topics
 
 from .config import StreamsConfig
 from .counters import Counters
-from .dead_letter import MAX_VALUE_BYTES, dead_letter
+from .dead_letter import dead_letter
 from .identity import EpisodeKey, Identities, run_hashes
 from .read_spans import SpanReader
 from .stage import Emission, Output
@@ -39,6 +39,7 @@ class Normalize:
     """The fold of `normalize`; each record is done as soon as its facts are acknowledged."""
 
     marker_topic: Topic | None = None
+    num_open = 0
 
     def __init__(self, config: StreamsConfig, topics: Topics) -> None:
         self.counters = Counters()

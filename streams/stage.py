@@ -45,6 +45,10 @@ class Fold(Protocol):
     marker_topic: Topic | None
     """Where closed ids are kept; None for a stage without state."""
 
+    @property
+    def num_open(self) -> int:
+        """Episodes or groups that wait for something; 0 for a stage without state."""
+
     def reset(self) -> None:
         """Forgets everything: partitions were revoked or assigned; un-done records will come again."""
 

@@ -223,8 +223,12 @@ class _Worker:
         if self._folding is not None and error is not None:
             count = self._poison.add(self._folding)
             logger.error("streams %s: folding %s failed, time %d", self._stage, self._folding, count)
+        self._fail(error or UnavailableError("expected the Faust agent to run, got its end"))
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends `serve` with the error."""
         if not self._is_closing and not self._failure.done():
-            self._failure.set_exception(error or UnavailableError("expected the Faust agent to run, got its end"))
+            self._failure.set_exception(error)
 
     # Assignments.
 
@@ -235,10 +239,12 @@ class _Worker:
         epoch = self._reset()
         try:
             await self._take_over(epoch)
-        except BaseException as error:
+        except asyncio.CancelledError:
+            self._fail(UnavailableError("expected the markers of the new partitions to be read, got a cancellation"))
+            raise
+        except Exception as error:
             # Faust would log it and go on without the markers.
-            if not self._failure.done():
-                self._failure.set_exception(error)
+            self._fail(error)
 
     def _reset(self) -> int:
         self._is_ready = False
@@ -342,7 +348,7 @@ class _Worker:
             emissions=emissions.counts["emissions"],
             in_flight=emissions.num_in_flight,
             open=self._ledger.num_open,
-            open_ids=getattr(self._fold, "num_open", 0),
+            open_ids=self._fold.num_open,
             ranges=self._ledger.num_ranges,
             lag=sum(self._lag.values()),
             dead_letters=emissions.counts[Topic.DEAD_LETTERS.value],

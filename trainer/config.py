@@ -83,7 +83,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of the model's weights; `auto`: float32 on CPU, bfloat16 on an accelerator. What is optimised is float32.
     A CPU without bfloat16 instructions multiplies bfloat16 7 to 100 times slower than float32 (measured)."""
     publish_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the published files; `auto`: the model's. `bfloat16` halves them where the engine serves bfloat16."""
+    """Of the published files; `auto`: `dtype`. `bfloat16` halves them where the engine serves bfloat16."""
     threads: int = 1
     """torch's intra-op threads. Two on a busy two-core machine are 15-30 times slower than one."""
     micro_batch_tokens: int = 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from tests.e2e.live_run import LiveRun, Observer
-from tracegrad.schemas.topics import INPUTS, Stage, Topic
+from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 from tracegrad.trainer.checkpoint import CheckpointState
 
 __all__ = ["Look", "looks", "newest_checkpoint"]
@@ -45,7 +45,7 @@ def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
         "weight-sync": lambda: _unacknowledged(seen),
         "kafka": lambda: _unproduced(run, _port(endpoints.bootstrap_servers)),
     }
-    for stage in INPUTS:
+    for stage in STREAMS:
         for ordinal in range(3):
             found[f"streams-{stage.value}-{ordinal}"] = _stage_look(run, seen, stage, ordinal)
     return found

@@ -55,6 +55,10 @@ class CountingFold:
         self._closed: set[str] = set()
         self.proposals: list[Output] = []
 
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
     def reset(self) -> None:
         self._open.clear()
         self._closed.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -136,6 +138,7 @@ class _Nothing:
     """A fold that is done with each record at once."""
 
     marker_topic: Topic | None = None
+    num_open = 0
 
     def reset(self) -> None:
         pass
@@ -150,16 +153,35 @@ class _Nothing:
         return ()
 
 
-async def test_a_record_passed_over_after_a_real_hole_ends_the_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One hole says nothing of the next jump in the same topic."""
+@pytest.fixture
+async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Worker:
+    """A worker without Faust, on a log with a hole at offset 1."""
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
     log = _HoledLog({1})
     config = StreamsConfig(
         bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), run_hash="0a1b2c3d", policies=("policy",)
     )
-    shell = worker._Worker(_Nothing(), config, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer())
+    return worker._Worker(_Nothing(), config, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer())
+
+
+@pytest.mark.parametrize("error", [LogGapError("gone"), asyncio.CancelledError()], ids=["error", "cancelled"])
+async def test_a_take_over_that_is_not_ended_ends_the_worker(
+    shell: worker._Worker, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Faust logs what a signal's handler raises, and would go on without the markers."""
+
+    async def fails(epoch: int) -> None:
+        raise error
+
+    monkeypatch.setattr(shell, "_take_over", fails)
+    with contextlib.suppress(asyncio.CancelledError):
+        await shell._on_rebalance_complete()
+    with pytest.raises(LogGapError if isinstance(error, LogGapError) else UnavailableError):
+        shell._failure.result()
+
+
+async def test_a_record_passed_over_after_a_real_hole_ends_the_worker(shell: worker._Worker) -> None:
+    """One hole says nothing of the next jump in the same topic."""
     shell._reset()
     shell._is_ready = True
     for offset in (0, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import msgspec
 import pytest
@@ -97,11 +98,17 @@ def test_mutated_records_never_raise() -> None:
     """Flipped and cut bytes give a verdict each; Arrow without validation would crash the process."""
     rng = random.Random(0)
     good = group_bytes(1)
+    reasons: Counter[str] = Counter()
     for _ in range(300):
         mutant = bytearray(good)
         for _ in range(rng.randint(1, 8)):
             mutant[rng.randrange(len(mutant))] = rng.randrange(256)
-        judge(record(bytes(mutant[: rng.randint(1, len(mutant))])), LIMITS)
+        mutated = record(bytes(mutant[: rng.randint(1, len(mutant))]))
+        verdict = judge(mutated, LIMITS)
+        assert verdict.record is mutated
+        assert (verdict.group is None) == bool(verdict.reason)
+        reasons[verdict.reason] += 1
+    assert reasons["malformed"] > 250
 
 
 def test_empty_group_keeps_credits_reason() -> None:
