@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -59,7 +59,14 @@ def manifest_of(folder: Path, *, version: int, epoch: int = 1, policy: str = "po
 class RunningEngine:
     """An engine process and what a test wants of it."""
 
-    def __init__(self, folder: Path, kind: Kind, *, python: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kind: Kind,
+        *,
+        python: str | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
+    ) -> None:
         self.model = make_model(folder / "model", kind)
         self.weight_root = folder / "weights"
         self.weight_root.mkdir()
@@ -73,6 +80,7 @@ class RunningEngine:
             work_dir=str(folder),
             port=port,
             python=python,
+            dtype=dtype,
             max_model_len=512,
             max_num_seqs=32,
             kv_cache_bytes=64 << 20,
@@ -154,9 +162,11 @@ def generate_body(token_ids: list[int], **sampling: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def start_engine(folder: Path, kind: Kind, *, python: str | None = None) -> Iterator[RunningEngine]:
+def start_engine(
+    folder: Path, kind: Kind, *, python: str | None = None, dtype: Literal["float32", "bfloat16"] | None = None
+) -> Iterator[RunningEngine]:
     """An engine of its own, ended at the end."""
-    running = RunningEngine(folder, kind, python=python)
+    running = RunningEngine(folder, kind, python=python, dtype=dtype)
     try:
         running.start()
         yield running

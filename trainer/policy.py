@@ -20,6 +20,7 @@ from torch import Tensor
 from tracegrad.schemas.errors import ConfigurationError
 
 from .config import TrainerConfig
+from .widened import widen
 
 __all__ = ["Policy", "configure_torch", "load_policy"]
 
@@ -44,8 +45,6 @@ def configure_torch(config: TrainerConfig) -> torch.device:
 def _dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if config.dtype == "bfloat16" and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        _log.warning("this CPU has no bfloat16 instructions: [trainer] dtype = 'float32' trains 7 to 100 times faster")
     return _DTYPES[config.dtype]
 
 
@@ -188,6 +187,8 @@ def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
     model.to(device).eval()
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        widen(model)
     if config.method == "lora":
         model = _with_adapters(model, config)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))

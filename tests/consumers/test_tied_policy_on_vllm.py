@@ -6,9 +6,6 @@ from the published folder, gives the logprobs that the gateway recorded.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,9 @@ pytest.importorskip("torch")
 
 import numpy as np
 
-from tests.engine_fixture import RunningEngine, start_engine
-from tests.memory_log import MemoryLog
+from tests.consumers.following import following
+from tests.engine_fixture import start_engine
 from tests.producers.llm_gateway.harness import TOPICS, Rig, full_prompt, rig, until
-from tracegrad.consumers import weight_sync
-from tracegrad.consumers.weight_sync import WeightSyncConfig
 from tracegrad.schemas.calls import CallRecord, VersionSpan
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.tokens import ids_from_bytes, logprobs_from_bytes
@@ -39,29 +34,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 UPDATES = 10
 CALLS_EACH = 3
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-
-
-@contextlib.contextmanager
-def following(engine: RunningEngine, log: MemoryLog) -> Iterator[None]:
-    """Weight sync, in a thread."""
-    config = WeightSyncConfig(
-        policy="policy",
-        engine_id="e0",
-        engine_url=engine.url,
-        weight_root=str(engine.weight_root),
-        poll_s=0.1,
-        max_backoff_s=0.5,
-    )
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=weight_sync.run, args=(config,), kwargs={"topics": TOPICS, "log": log, "stop": stop}
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(60)
 
 
 async def serve_version(r: Rig, manifest: VersionManifest) -> None:
@@ -138,7 +110,7 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
             keep=0,
         )
         async with rig(engine_url=engine.url, engine_wait_s=60) as r:
-            with following(engine, r.log):
+            with following(engine, r.log, TOPICS):
                 calls, folders = await _train(r, learner, publisher)
     newest = calls[-CALLS_EACH:]
     published = load_file(f"{folders[-1]}/model.safetensors")

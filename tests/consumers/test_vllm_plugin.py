@@ -53,6 +53,22 @@ def test_plugin_imports_only_the_standard_library_at_its_top() -> None:
     assert imported <= set(sys.stdlib_module_names)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("rows", [1, 7, 20, 1000])
+def test_widened_products_are_float32_products_rounded_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the pieces of the weight, with a bias or without."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(vllm_plugin, "_CHUNK_NUMEL", 24 * rows)
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((5, 24), (20, 24), (20,)))
+    widened_linear = vllm_plugin.make_widened_linear()
+    for given in (bias, None):
+        got = widened_linear(x, weight, given)
+        exact = torch.nn.functional.linear(x.float(), weight.float(), None if given is None else given.float())
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got.float(), exact, rtol=2.0**-8, atol=1e-6)
+
+
 def test_version_folder_is_found_under_the_root_only(tmp_path: Path) -> None:
     """Dots, links and the root itself lead nowhere; no root, no load."""
     root, outside = tmp_path / "root", tmp_path / "outside"

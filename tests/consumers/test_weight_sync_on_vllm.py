@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 from tests.consumers.fake_engine import claim
+from tests.consumers.following import following
 from tests.engine_fixture import RunningEngine, start_engine
 from tests.memory_log import MemoryLog
-from tracegrad.consumers import weight_sync
-from tracegrad.consumers.weight_sync import WeightSyncConfig
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topic, Topics
@@ -64,45 +63,25 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-class Following:
-    """`weight_sync.run` in a thread, over a log in memory."""
+class Versions:
+    """The topics of weight sync, in memory: what is published, what was acknowledged."""
 
-    def __init__(self, engine: RunningEngine) -> None:
+    def __init__(self) -> None:
         self.log = MemoryLog()
         self.log.create_topics(TOPICS, policies=["policy"])
-        self.put(WEIGHTS.encode(claim(1)))
-        config = WeightSyncConfig(
-            policy="policy",
-            engine_id="e0",
-            engine_url=engine.url,
-            weight_root=str(engine.weight_root),
-            poll_s=0.2,
-            max_backoff_s=0.5,
-        )
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=weight_sync.run, args=(config,), kwargs={"topics": TOPICS, "log": self.log, "stop": self._stop}
-        )
+        self._put(WEIGHTS.encode(claim(1)))
 
-    def __enter__(self) -> Following:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-    def put(self, value: bytes) -> None:
-        """Onto `weights`."""
+    def _put(self, value: bytes) -> None:
         self.log.writer().append(TOPICS.name(Topic.WEIGHTS), key=b"policy", value=value)
 
     def publish(self, manifest: VersionManifest) -> None:
         """Onto `weights`."""
-        self.put(WEIGHTS.encode(manifest))
+        self._put(WEIGHTS.encode(manifest))
 
     def acks(self) -> list[int]:
         """Versions acknowledged."""
-        return [WEIGHT_ACKS.decode(record.value).version for record in self.log.records("run.weight_acks")]
+        records = self.log.records(TOPICS.name(Topic.WEIGHT_ACKS))
+        return [WEIGHT_ACKS.decode(record.value).version for record in records]
 
 
 def tensors_of(engine: RunningEngine, scale: float) -> dict[str, Any]:
@@ -116,10 +95,11 @@ def tensors_of(engine: RunningEngine, scale: float) -> dict[str, Any]:
 
 def test_killed_engine_gets_the_newest_version_again(doomed: RunningEngine) -> None:
     """SIGKILL of the API server: its children end by themselves; after the restart its label is the newest again."""
-    with Following(doomed) as following:
+    versions = Versions()
+    with following(doomed, versions.log, TOPICS):
         for version in (1, 2):
-            following.publish(doomed.publish_version(tensors_of(doomed, 1.0 + version), version))
-            wait_until(lambda: version in following.acks())  # noqa: B023 - used at once
+            versions.publish(doomed.publish_version(tensors_of(doomed, 1.0 + version), version))
+            wait_until(lambda: version in versions.acks())  # noqa: B023 - used at once
         spans = doomed.generate(PROMPT)["weight_versions"]
         assert [span["version"] for span in spans] == ["2-e1"]
         children = psutil.Process(doomed.pid).children(recursive=True)
@@ -128,7 +108,7 @@ def test_killed_engine_gets_the_newest_version_again(doomed: RunningEngine) -> N
         assert survivors(children) == []
         doomed.start()
         wait_until(lambda: doomed.control.status().label == "2-e1")
-        wait_until(lambda: following.acks() == [1, 2, 2])
+        wait_until(lambda: versions.acks() == [1, 2, 2])
         assert [span["version"] for span in doomed.generate(PROMPT)["weight_versions"]] == ["2-e1"]
 
 
@@ -140,10 +120,11 @@ def test_engine_left_paused_by_a_killed_weight_sync_is_freed(doomed: RunningEngi
     thread = threading.Thread(target=lambda: answers.append(doomed.generate(PROMPT)["token_ids"]))
     thread.start()
     assert doomed.control.status().is_paused
-    with Following(doomed) as following:
-        following.publish(doomed.publish_version(tensors_of(doomed, 4.0), 7))
+    versions = Versions()
+    with following(doomed, versions.log, TOPICS):
+        versions.publish(doomed.publish_version(tensors_of(doomed, 4.0), 7))
         thread.join(60)
-        wait_until(lambda: following.acks() == [7])
+        wait_until(lambda: versions.acks() == [7])
     assert len(answers[0]) == 8
 
 

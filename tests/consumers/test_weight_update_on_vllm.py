@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -84,6 +84,20 @@ def test_tied_model_has_no_stale_head_after_ten_updates(tmp_path: Path) -> None:
             manifest = engine.publish_version(tensors, version)
             engine.load(manifest)
             assert worst_error(engine, manifest.uri) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_bfloat16_engine_follows_updates(kind: Literal["qwen2", "qwen3"], tmp_path: Path) -> None:
+    """Tied and untied, on a CPU with bfloat16 instructions or without: its own weights' logprobs, to its rounding."""
+    with start_engine(tmp_path, kind, dtype="bfloat16") as engine:
+        before = str(engine.model)
+        for version in range(1, 4):
+            tensors = perturbed(engine.model, version, tied=kind == "qwen2")
+            manifest = engine.publish_version({n: t.bfloat16() for n, t in tensors.items()}, version)
+            engine.load(manifest)
+            assert worst_error(engine, manifest.uri) < 0.05
+            assert worst_error(engine, before) > 0.15
+            before = manifest.uri
 
 
 def test_generation_in_flight_splits_exactly_at_the_update(engine: RunningEngine) -> None:

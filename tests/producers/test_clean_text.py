@@ -25,6 +25,12 @@ def test_clean_values_can_be_encoded(value: Any) -> None:
     assert json.loads(msgspec.json.encode(clean(value))) == clean(value)
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_text_that_can_be_encoded_stays_as_it_is(text: str) -> None:
+    """Accents, other planes, control characters: only lone surrogates are replaced."""
+    assert clean({text: [text]}) == {text: [text]}
+
+
 @pytest.mark.slow
 @given(VALUES)
 def test_decoded_json_is_clean(value: Any) -> None:

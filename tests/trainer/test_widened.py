@@ -1,0 +1,100 @@
+"""bfloat16 layers that multiply in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from tracegrad.trainer import widened
+from tracegrad.trainer.widened import WidenedLinear, widen
+
+pytestmark = pytest.mark.torch
+
+BF16_STEP = 2.0**-8
+"""Relative: between neighbouring numbers with 8 significant bits."""
+
+
+def layer(*, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Linear:
+    """24 -> 20, in pieces of `rows` outputs."""
+    monkeypatch.setattr(widened, "_CHUNK_NUMEL", 24 * rows)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(24, 20, bias=bias)).to(torch.bfloat16)
+    widen(model)
+    (made,) = model
+    assert isinstance(made, WidenedLinear)
+    return made
+
+
+def gradients(output: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """Of a sum with unequal weights."""
+    weights = torch.linspace(-1, 2, output.numel()).reshape(output.shape)
+    return list(torch.autograd.grad((output.float() * weights).sum(), inputs))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 20, 1000])
+def test_results_are_the_float32_products_rounded(bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, whatever the pieces: within one rounding of float32 arithmetic on the same numbers."""
+    made = layer(bias=bias, rows=rows, monkeypatch=monkeypatch)
+    x = torch.randn(2, 5, 24, dtype=torch.bfloat16, requires_grad=True)
+    narrow = [x, *made.parameters()]
+    wide = [tensor.detach().float().requires_grad_(True) for tensor in narrow]
+    output, exact = made(x), linear(*wide)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), exact, rtol=BF16_STEP, atol=1e-6)
+    for got, expected in zip(gradients(output, *narrow), gradients(exact, *wide), strict=True):
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got.float(), expected, rtol=2 * BF16_STEP, atol=2e-2)
+
+
+def test_only_narrow_tensors_wait_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A widened copy of each weight would take more memory than a float32 model."""
+    made = layer(bias=True, rows=3, monkeypatch=monkeypatch)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made(torch.randn(5, 24, dtype=torch.bfloat16, requires_grad=True))
+    assert {tensor.data_ptr() for tensor in kept} >= {made.weight.data_ptr()}
+    assert {tensor.dtype for tensor in kept} == {torch.bfloat16}
+
+
+def test_frozen_weights_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under adapters: only the way through the layer is computed."""
+    made = layer(bias=True, rows=7, monkeypatch=monkeypatch).requires_grad_(False)
+    x = torch.randn(5, 24, dtype=torch.bfloat16, requires_grad=True)
+    made(x).float().sum().backward()
+    assert x.grad is not None
+    assert made.weight.grad is None
+
+
+def test_a_model_keeps_its_names_weights_and_float32_layers(untied: Path) -> None:
+    """Checkpoints, exports and adapters see the same model."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(untied, dtype=torch.bfloat16).eval()
+    before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    ids = torch.arange(12).reshape(1, 12)
+    with torch.no_grad():
+        plain = model(ids).logits.float()
+        widen(model)
+        wide = model(ids).logits.float()
+    after = model.state_dict()
+    assert {name: tensor.data_ptr() for name, tensor in after.items()} == before
+    assert isinstance(model.get_output_embeddings(), WidenedLinear)
+    assert float((wide - plain).abs().max()) < 0.05 * float(plain.abs().max())
+    exact = torch.nn.Linear(3, 3)
+    widen(exact)
+    assert type(exact) is torch.nn.Linear
