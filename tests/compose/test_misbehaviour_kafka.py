@@ -5,13 +5,10 @@ Only the engine is scripted. The loop keeps admitting, and the topics and logs s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import itertools
-import threading
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.compose.misbehaviour import SCRIPT, Script, write_files
-from tests.producers.rig import free_port, serve_engine
+from tests.producers.rig import running_engine
 from tests.scripted_engine import ScriptedEngine
 from tracegrad.compose.config import load
 from tracegrad.compose.kafka import KafkaLog
@@ -89,20 +86,6 @@ class Finished:
     run_dir: RunDir
 
 
-@contextlib.contextmanager
-def scripted_engine() -> Iterator[str]:
-    """Its URL; it serves what weight sync loads."""
-    stop, port = threading.Event(), free_port()
-    engine = ScriptedEngine(policy=Script())
-    thread = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, port, stop)))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        stop.set()
-        thread.join(20)
-
-
 def settings_of(folder: Path, engine: str, broker: str, tasks: list[str], **more: Any) -> Any:
     """One group a batch, three rollouts a group."""
     write_files(folder, tasks)
@@ -152,7 +135,7 @@ def finished(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def run_to_its_end(broker: str, folder: Path, tasks: list[str], **more: Any) -> Finished:
     """A run of these tasks, each once; its supervisor is this thread."""
     said = io.StringIO()
-    with scripted_engine() as engine:
+    with running_engine(ScriptedEngine(policy=Script())) as engine:
         settings = settings_of(folder, engine, broker, tasks, **more)
         status = run_session(settings, folder / "run", PlainShow(said), for_training=True)
     run_dir = RunDir.open(folder / "run")

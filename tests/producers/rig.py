@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -248,6 +248,19 @@ class Rig:
 async def serve_engine(engine: ScriptedEngine, port: int, stop: threading.Event) -> None:
     """The scripted engine on a port."""
     await serve(engine.app, host="127.0.0.1", port=port, stop=stop, name="engine")
+
+
+@contextlib.contextmanager
+def running_engine(engine: ScriptedEngine) -> Iterator[str]:
+    """Its URL; it serves, in a thread, what weight sync loads."""
+    stop, port = threading.Event(), free_port()
+    thread = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, port, stop)))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop.set()
+        thread.join(20)
 
 
 def is_healthy(url: str) -> bool:

@@ -7,9 +7,24 @@ what was sent as told by the agent, not by us.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["exported", "write_agents"]
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+__all__ = [
+    "ENVIRONMENT",
+    "GATEWAY",
+    "ancestors",
+    "assert_just_what_was_exported",
+    "exported",
+    "received",
+    "write_agents",
+]
+
+ENVIRONMENT = {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "langchain"}
+"""What these agents do not use takes seconds to import."""
+GATEWAY = "tracegrad-llm-gateway"
 
 COUNT = """
 import os
@@ -126,3 +141,29 @@ def exported(folder: Path) -> set[tuple[str, str]]:
     """(trace id, span id) of every span that an SDK in this folder has sent with success."""
     lines = [line for file in folder.glob("exported-*.txt") for line in file.read_text().splitlines()]
     return {(trace, span) for trace, _, span in (line.partition(" ") for line in lines)}
+
+
+def received(spans: Iterable[tuple[str, Span]]) -> dict[tuple[str, str], Span]:
+    """(trace id, span id) -> the span, of these (service, span) less the gateway's own."""
+    return {
+        (span.trace_id.hex(), span.span_id.hex()): span for service, span in spans if service and service != GATEWAY
+    }
+
+
+def assert_just_what_was_exported(arrived: Iterable[tuple[str, Span]], folder: Path) -> dict[tuple[str, str], Span]:
+    """The agents' spans that arrived, which are those that their SDKs sent, beside the gateway's own."""
+    arrived = list(arrived)
+    assert any(service == GATEWAY for service, _ in arrived)
+    sent, spans = exported(folder), received(arrived)
+    assert sent and sent == spans.keys()
+    return spans
+
+
+def ancestors(span: Span, spans: dict[tuple[str, str], Span]) -> list[str]:
+    """The names of the spans that it hangs under."""
+    names: list[str] = []
+    parent = spans.get((span.trace_id.hex(), span.parent_span_id.hex()))
+    while parent is not None:
+        names.append(parent.name)
+        parent = spans.get((parent.trace_id.hex(), parent.parent_span_id.hex()))
+    return names
