@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import torch
 
 from tracegrad.schemas.log import Log, LogWriter
 from tracegrad.schemas.topics import Topic, Topics
@@ -320,7 +321,10 @@ class Trainer:
             {phase: round(value, 3) for phase, value in record.seconds.items()},
             f" skipped={record.skipped}" if record.skipped else "",
         )
-        if record.logprob_error_max > self._config.logprob_error_warn:
+        warn_beyond = self._config.logprob_error_warn
+        if warn_beyond is None:
+            warn_beyond = 0.1 if self._learner.policy.dtype == torch.float32 else 1.0
+        if record.logprob_error_max > warn_beyond:
             _log.warning(
                 "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "
                 "or samples otherwise than it reports",

@@ -20,7 +20,6 @@ from torch import Tensor
 from tracegrad.schemas.errors import ConfigurationError
 
 from .config import TrainerConfig
-from .widened import widen
 
 __all__ = ["Policy", "configure_torch", "load_policy"]
 
@@ -188,6 +187,8 @@ def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
         raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
     model.to(device).eval()
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        from .widened import widen
+
         widen(model)
     if config.method == "lora":
         model = _with_adapters(model, config)

@@ -1,8 +1,9 @@
 """bfloat16 layers on a CPU without bfloat16 instructions: the weights stay narrow, the products are float32.
 
-In: a model in bfloat16. Out: the same model, whose linear layers widen a piece of their weight at a time: as fast as
-float32 at half of its memory, where the CPU's own bfloat16 product takes 7 times as long. Invariant: the results are
-those of bfloat16 arithmetic with float32 sums, since a product of two bfloat16 numbers is exact in float32.
+In: a model in bfloat16. Out: the same model, whose linear layers widen a piece of their weight at a time, and whose
+attention is float32: as fast as float32 at half of its memory, where the CPU's own bfloat16 product takes 7 times as
+long. Invariant: the results are those of bfloat16 arithmetic with float32 sums, since a product of two bfloat16 numbers
+is exact in float32.
 """
 
 from __future__ import annotations
@@ -10,16 +11,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-__all__ = ["WidenedLinear", "widen"]
+__all__ = ["WidenedLinear", "widen", "widen_layers"]
 
 _CHUNK_NUMEL = 1 << 20
 """Of a weight that is widened at a time: 4 MiB in float32, which a CPU's cache keeps for the product."""
+_ATTENTION = "widened_sdpa"
 
 
-def widen(model: torch.nn.Module) -> None:
-    """Makes every linear layer of a bfloat16 model a WidenedLinear, in place."""
+def widen(model: transformers.PreTrainedModel) -> None:
+    """Makes every linear layer of a bfloat16 model a WidenedLinear, in place, and its scaled attention float32."""
+    widen_layers(model)
+    if model.dtype == torch.bfloat16 and model.config._attn_implementation == "sdpa":
+        transformers.AttentionInterface.register(_ATTENTION, _widened_attention)
+        transformers.AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+        model.set_attn_implementation(_ATTENTION)
+
+
+def widen_layers(model: torch.nn.Module) -> None:
+    """The linear layers alone."""
     for module in model.modules():
         if type(module) is torch.nn.Linear and module.weight.dtype == torch.bfloat16:
             module.__class__ = WidenedLinear
@@ -62,6 +76,13 @@ class _WidenedProduct(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             grad_bias = grad_NO.sum(0).to(weight_OI.dtype)
         return grad_x, grad_weight, grad_bias
+
+
+def _widened_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *given: Any, **more: Any
+) -> tuple[Tensor, None]:
+    output, _ = sdpa_attention_forward(module, query.float(), key.float(), value.float(), *given, **more)
+    return output.to(query.dtype), None
 
 
 def _chunks(weight_OI: Tensor) -> tuple[Tensor, ...]:

@@ -48,7 +48,10 @@ def evaluate(node: ast.AST) -> float:
 @tool
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression such as 48/2 + 12."""
-    return f"{evaluate(ast.parse(expression, mode='eval')):.15g}"
+    parsed = ast.parse(expression, mode="eval")
+    if isinstance(parsed.body, ast.Constant):
+        raise ValueError("nothing to calculate: expected an operation")
+    return f"{evaluate(parsed):.15g}"
 
 
 @tool(return_direct=True)

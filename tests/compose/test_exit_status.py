@@ -13,7 +13,7 @@ from tests.consumers.small_run import copy_without, memory_log, records, small_r
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams
 from tracegrad.compose import report, session
-from tracegrad.compose.recheck_served import compare
+from tracegrad.compose.recheck_served import EXACT, Tolerance, compare
 from tracegrad.compose.run_dir import Endpoints, RunDir
 from tracegrad.compose.served_proof import Proof, find_proof
 from tracegrad.compose.settings import PolicySettings, RunSettings
@@ -57,9 +57,9 @@ def status(wiring: Wiring, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, *, i
         own = [call.logprobs for call in proof.calls]
         other = [[value - 0.3 for value in call] for call in own]
         return (
-            compare(proof, other, own, tolerance=1.0)
+            compare(proof, other, own, tolerance=Tolerance(error_max=1.0, error_rms=1.0))
             if is_from_previous
-            else compare(proof, own, other, tolerance=1e-3)
+            else compare(proof, own, other, tolerance=EXACT)
         )
 
     monkeypatch.setattr(wiring, "log", lambda: log)

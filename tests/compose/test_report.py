@@ -13,7 +13,7 @@ from tests.consumers.small_run import memory_log, small_run
 from tests.streams.make import RUN_HASH, TOPICS, agent_span, call, otlp
 from tracegrad.compose.arrivals import Arrivals
 from tracegrad.compose.chart import Panel, Series, draw
-from tracegrad.compose.recheck_served import compare
+from tracegrad.compose.recheck_served import COARSE, EXACT, compare
 from tracegrad.compose.report import _verdict_line, chart_of
 from tracegrad.compose.results import collect, wilson
 from tracegrad.compose.served_proof import Proof, ServedCall, find_proof
@@ -78,14 +78,14 @@ def proof(logprobs: list[float]) -> Proof:
 )
 def test_the_verdict_follows_the_nearer_version(recorded: list[float], holds: bool, why: str) -> None:
     """Own logprobs are -1, -2, -0.5; the previous version's differ in two tokens."""
-    verdict = compare(proof(recorded), [[-1.0, -2.0, -0.5]], [[-1.5, -2.5, -0.5]], tolerance=1e-3)
+    verdict = compare(proof(recorded), [[-1.0, -2.0, -0.5]], [[-1.5, -2.5, -0.5]], tolerance=EXACT)
     assert verdict.holds is holds and why in verdict.why
     assert verdict.num_telling == 2 and verdict.num_tokens == 3
 
 
 def test_equal_versions_tell_nothing_but_hold() -> None:
     """A learning rate of 0: no token can tell the versions apart."""
-    verdict = compare(proof([-1.0, -2.0, -0.5]), [[-1.0, -2.0, -0.5]], [[-1.0, -2.0, -0.5]], tolerance=1e-3)
+    verdict = compare(proof([-1.0, -2.0, -0.5]), [[-1.0, -2.0, -0.5]], [[-1.0, -2.0, -0.5]], tolerance=EXACT)
     assert verdict.holds and verdict.num_telling == 0 and verdict.num_differing == 0
     assert "version 1 gives the same" in _verdict_line(verdict)
 
@@ -93,15 +93,16 @@ def test_equal_versions_tell_nothing_but_hold() -> None:
 @pytest.mark.parametrize(
     ("recorded", "holds", "words"),
     [
-        ([-1.2, -2.2, -0.5], False, "cannot be told apart at this tolerance (0.25 nats)"),
-        ([-1.1, -2.1, -0.5], False, "fit 2 no better (squared error 0.02) than 1 (0.02)"),
-        ([-1.05, -2.02, -0.4], True, "the 2 that differ from version 1 fit 2 better"),
+        ([-1.1, -2.1, -0.5], False, "cannot be told apart at this tolerance (1 nats)"),
+        ([-1.06, -2.06, -0.5], False, "fit 2 no better (squared error 0.0072) than 1 (0.0032)"),
+        ([-1.02, -2.01, -0.45], True, "the 2 that differ from version 1 fit 2 better"),
+        ([-0.8, -1.8, -0.5], False, "are 0.16 nats (rms) from version 2's own"),
     ],
-    ids=["previous", "between", "own"],
+    ids=["previous", "between", "own", "neither"],
 )
 def test_a_coarse_tolerance_lets_no_previous_version_pass(recorded: list[float], holds: bool, words: str) -> None:
-    """At 0.25 nats no single token tells the two versions apart; the sum over those that differ does."""
-    verdict = compare(proof(recorded), [[-1.0, -2.0, -0.5]], [[-1.2, -2.2, -0.5]], tolerance=0.25)
+    """In bfloat16 no single token tells the two versions apart; the sum over those that differ does."""
+    verdict = compare(proof(recorded), [[-1.0, -2.0, -0.5]], [[-1.1, -2.1, -0.5]], tolerance=COARSE)
     assert verdict.num_telling == 0 and verdict.num_differing == 2
     assert verdict.holds is holds and words in _verdict_line(verdict)
 

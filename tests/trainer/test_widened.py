@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tracegrad.trainer import widened
-from tracegrad.trainer.widened import WidenedLinear, widen
+from tracegrad.trainer.widened import WidenedLinear, widen, widen_layers
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +27,7 @@ def layer(*, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> torch.nn
     monkeypatch.setattr(widened, "_CHUNK_NUMEL", 24 * rows)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(24, 20, bias=bias)).to(torch.bfloat16)
-    widen(model)
+    widen_layers(model)
     (made,) = model
     assert isinstance(made, WidenedLinear)
     return made
@@ -79,22 +79,39 @@ def test_frozen_weights_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None
     assert made.weight.grad is None
 
 
-def test_a_model_keeps_its_names_weights_and_float32_layers(untied: Path) -> None:
-    """Checkpoints, exports and adapters see the same model."""
+def test_a_model_keeps_its_tensors_and_its_meaning(untied: Path) -> None:
+    """Checkpoints, exports and adapters see the same tensors; logits and gradients change less than by rounding."""
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM
-    model = auto.from_pretrained(untied, dtype=torch.bfloat16).eval()
+    exact, model = (auto.from_pretrained(untied, dtype=dtype).eval() for dtype in (torch.float32, torch.bfloat16))
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
-    ids = torch.arange(12).reshape(1, 12)
-    with torch.no_grad():
-        plain = model(ids).logits.float()
-        widen(model)
-        wide = model(ids).logits.float()
-    after = model.state_dict()
-    assert {name: tensor.data_ptr() for name, tensor in after.items()} == before
+    ids = torch.arange(24).reshape(2, 12)
+    plain = logits_and_gradient(model, ids)
+    widen(model)
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
     assert isinstance(model.get_output_embeddings(), WidenedLinear)
-    assert float((wide - plain).abs().max()) < 0.05 * float(plain.abs().max())
+    wide, expected = logits_and_gradient(model, ids), logits_and_gradient(exact, ids)
+    for of_plain, of_wide, of_exact in zip(plain, wide, expected, strict=True):
+        assert 0 < error(of_wide, of_exact) < 1.5 * error(of_plain, of_exact)
+        assert error(of_plain, of_exact) < 0.1
+
+
+def logits_and_gradient(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """In float32; the gradient of the first layer's queries."""
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    logits = model(ids).logits.float()
+    (gradient,) = torch.autograd.grad(torch.log_softmax(logits, -1)[..., 5].sum(), [weight])
+    return logits.detach(), gradient.float()
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """Relative, of norms."""
+    return float((found - exact).norm() / exact.norm())
+
+
+def test_float32_layers_are_left_alone() -> None:
+    """Adapters, say."""
     exact = torch.nn.Linear(3, 3)
-    widen(exact)
+    widen_layers(exact)
     assert type(exact) is torch.nn.Linear
