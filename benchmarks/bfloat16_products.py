@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import linear
 
 from tracegrad.consumers.vllm_plugin import make_widened_linear
+from tracegrad.trainer.widened import multiplies_bfloat16
 
 _SHAPES = ((896, 1152), (896, 9728), (4864, 896), (896, 151_936))
 
@@ -41,8 +42,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     widened_linear = make_widened_linear()
-    has = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    print(f"bfloat16 instructions: {'yes' if has else 'no'}; {given.threads} threads; milliseconds")
+    print(f"bfloat16 instructions: {'yes' if multiplies_bfloat16() else 'no'}; {given.threads} threads; milliseconds")
     print(f"{'rows':>5} {'in':>5} {'out':>7} {'float32':>9} {'bfloat16':>9} {'widened':>9}")
     for rows in given.rows:
         for num_in, num_out in _SHAPES:

@@ -170,6 +170,13 @@ def _check_relations(settings: RunSettings) -> None:
             f"[streams] workers = {settings.streams.workers}: only [kafka] partitions = "
             f"{settings.kafka.partitions} can work at once; raise partitions (of a new run) or lower workers"
         )
+    trainer, served = settings.trainer, settings.engine.dtype or "auto"
+    published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype
+    if served != published and (settings.engine.url is None or settings.engine.dtype is not None):
+        raise ConfigurationError(
+            f"[engine] dtype is {served!r}, but versions are published as {published!r} ([trainer] publish_dtype, else "
+            "dtype): the engine would not serve what was published; set both to the same, or neither"
+        )
     if settings.trainer.lora_rank is not None and settings.trainer.lora_rank < 1:
         raise ConfigurationError("[trainer] lora_rank: expected at least 1; remove the key to train every weight")
 

@@ -227,7 +227,12 @@ def _readable(message: str) -> str:
     missing = re.match(r"Object missing required field `(\w+)`(?: - at `\$\.(\w+)`)?", message)
     if missing:
         section, key = missing[2], missing[1]
-        flag = {("tasks", "file"): "--tasks FILE", ("policy", "model"): "--model DIR"}.get((section, key))
+        flags = {
+            ("tasks", "file"): "--tasks FILE",
+            ("policy", "model"): "--model DIR",
+            (None, "run"): "--run NAME, or name the TOML file",
+        }
+        flag = flags.get((section, key))
         where = f"[{section}] {key}" if section else f"section or key {key!r}"
         return f"{where} is missing; add it{f', or pass {flag}' if flag else ''}"
     other = re.match(r"Invalid enum value (.+) - at `\$\.(\w+)\.(\w+)`", message)

@@ -116,7 +116,7 @@ def _verdict_line(verdict: Verdict) -> str:
         told = f"version {verdict.previous_version} gives the same"
     return (
         f"served weights: version {verdict.version}, {verdict.num_tokens} tokens of {verdict.num_calls} calls "
-        f"recomputed within {verdict.error_max:.1e} nats; {told}"
+        f"recomputed within {verdict.error_max:.1e} nats (rms {verdict.error_rms:.1e}); {told}"
     )
 
 

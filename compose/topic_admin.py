@@ -30,7 +30,7 @@ from tracegrad.schemas.topics import (
 from .kafka import KafkaLog
 from .kafka_admin import NewTopicSpec
 
-__all__ = ["TopicPlan", "create_topics", "plan_topics", "start_run"]
+__all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics", "start_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,26 @@ class TopicPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"  acl write,describe: {self.writers}",
             f"  acl read,describe:  {self.readers}",
         ]
+
+
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One consumer group, for ACLs: Kafka makes it when its first member joins."""
+
+    group: str
+    members: str
+    reads: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """For people who create ACLs by their own tools."""
+        return [f"group {self.group}", f"  acl read,describe:  {self.members}"]
+
+
+def plan_groups(topics: Topics) -> list[GroupPlan]:
+    """All consumer groups of a run; other readers belong to none."""
+    return [
+        GroupPlan(group=topics.group(stage), members=stage.value, reads=tuple(topics.name(topic) for topic in read))
+        for stage, read in INPUTS.items()
+    ]
 
 
 def plan_topics(topics: Topics, *, partitions: int, policies: Sequence[str], replication: int = 1) -> list[TopicPlan]:

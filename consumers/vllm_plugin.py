@@ -15,6 +15,7 @@ with the difference that the processes which that spawns import this module firs
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import math
@@ -31,7 +32,8 @@ from typing import Any
 
 __all__ = ["ACTIVATION", "BACKEND", "WEIGHT_ROOT", "register"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.tracegrad")
+"""Below vLLM's own, the only one that it gives a handler."""
 
 ACTIVATION = "TRACEGRAD_ENGINE"
 WEIGHT_ROOT = "TRACEGRAD_WEIGHT_ROOT"
@@ -93,16 +95,26 @@ def _widen_bfloat16_products() -> None:
     """On a CPU without bfloat16 instructions, where a product in bfloat16 takes 7 times as long as in float32.
 
     The result is that of bfloat16 arithmetic with float32 sums: products of two bfloat16 numbers are exact in float32.
+    Layers that are not plain bfloat16 matrices stay vLLM's.
     """
     torch: Any = importlib.import_module("torch")
-    if torch.accelerator.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    capabilities = torch.cpu.get_capabilities()
+    has = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    if has or torch.accelerator.is_available():
         return
     utils: Any = importlib.import_module("vllm.model_executor.layers.utils")
-    dispatch = utils.dispatch_cpu_unquantized_gemm
-    if dispatch.__module__ != utils.__name__:  # registered before
-        return
+    dispatch = getattr(utils, "dispatch_cpu_unquantized_gemm", None)
+    if dispatch is None:
+        logger.warning("this vLLM chooses its CPU kernels elsewhere: bfloat16 stays slow on this CPU")
+    elif dispatch.__module__ == utils.__name__:  # else registered before
+        utils.dispatch_cpu_unquantized_gemm = _make_dispatch(dispatch)
 
+
+def _make_dispatch(dispatch: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
+    """vLLM's choice of a layer's kernel, but for bfloat16 matrices."""
+    torch: Any = importlib.import_module("torch")
     widened_linear = make_widened_linear()
+    say_once = functools.cache(logger.info)
 
     def dispatch_widened(layer: Any, remove_weight: bool) -> None:
         weight = layer.weight
@@ -110,8 +122,9 @@ def _widen_bfloat16_products() -> None:
             dispatch(layer, remove_weight)
         else:
             layer.cpu_linear = widened_linear
+            say_once("this CPU has no bfloat16 instructions: products are computed in float32")
 
-    utils.dispatch_cpu_unquantized_gemm = dispatch_widened
+    return dispatch_widened
 
 
 def make_widened_linear() -> Callable[[Any, Any, Any], Any]:
@@ -119,10 +132,13 @@ def make_widened_linear() -> Callable[[Any, Any, Any], Any]:
     torch: Any = importlib.import_module("torch")
 
     def widened_linear(x: Any, weight: Any, bias: Any) -> Any:
-        wide = x.float()
-        chunks = weight.split(max(1, _CHUNK_NUMEL // weight.shape[1]))
-        product = torch.cat([torch.nn.functional.linear(wide, chunk.float()) for chunk in chunks], -1)
-        return (product if bias is None else product + bias.float()).to(x.dtype)
+        wide, product = x.float(), x.new_empty(*x.shape[:-1], len(weight))
+        rows = max(1, _CHUNK_NUMEL // weight.shape[1])
+        for start in range(0, len(weight), rows):
+            outputs = slice(start, start + rows)
+            of_bias = None if bias is None else bias[outputs].float()
+            product[..., outputs] = torch.nn.functional.linear(wide, weight[outputs].float(), of_bias)
+        return product
 
     return widened_linear
 

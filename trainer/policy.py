@@ -52,6 +52,8 @@ class Policy:
 
     Where the model itself is float32 a master is the parameter; else the model holds the masters' rounding, which is
     also what engines serve: updates smaller than bfloat16's steps add up in the masters instead of vanishing.
+    Adapters are float32 and train unrounded; what engines get is their sum with the frozen weights, rounded. There the
+    difference between trainer and sampler is part of the ratio, which is against the sampler's own logprobs.
     """
 
     def __init__(
@@ -186,10 +188,12 @@ def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
     model.to(device).eval()
-    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        from .widened import widen
+    if model.dtype == torch.bfloat16 and device.type == "cpu":
+        from .widened import multiplies_bfloat16, widen
 
-        widen(model)
+        if not multiplies_bfloat16():
+            _log.info("this CPU has no bfloat16 instructions: products are computed in float32")
+            widen(model)
     if config.method == "lora":
         model = _with_adapters(model, config)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))

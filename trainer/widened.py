@@ -1,13 +1,14 @@
 """bfloat16 layers on a CPU without bfloat16 instructions: the weights stay narrow, the products are float32.
 
 In: a model in bfloat16. Out: the same model, whose linear layers widen a piece of their weight at a time, and whose
-attention is float32: as fast as float32 at half of its memory, where the CPU's own bfloat16 product takes 7 times as
-long. Invariant: the results are those of bfloat16 arithmetic with float32 sums, since a product of two bfloat16 numbers
-is exact in float32.
+attention is float32: about as fast as float32 with weights of half the size, where the CPU's own bfloat16 product
+takes 7 times as long (`benchmarks/bfloat16_products.py`). Invariant: the results are those of bfloat16 arithmetic with
+float32 sums, since a product of two bfloat16 numbers is exact in float32. The engine's plug-in does so for inference.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,11 +17,17 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-__all__ = ["WidenedLinear", "widen", "widen_layers"]
+__all__ = ["WidenedLinear", "multiplies_bfloat16", "widen", "widen_layers"]
 
 _CHUNK_NUMEL = 1 << 20
 """Of a weight that is widened at a time: 4 MiB in float32, which a CPU's cache keeps for the product."""
 _ATTENTION = "widened_sdpa"
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def widen(model: transformers.PreTrainedModel) -> None:
@@ -49,28 +56,28 @@ class WidenedLinear(torch.nn.Linear):
 
 
 class _WidenedProduct(torch.autograd.Function):
-    """x W^T + b. Kept for the way back: the narrow x and W, no widened copy."""
+    """x W^T + b. Kept for the way back: the narrow W, and x where W trains."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight_OI)
-        wide = x.float()
-        product = torch.cat([torch.nn.functional.linear(wide, chunk.float()) for chunk in _chunks(weight_OI)], dim=-1)
-        return (product if bias_O is None else product + bias_O.float()).to(x.dtype)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight_OI)
+        wide, product = x.float(), x.new_empty(*x.shape[:-1], len(weight_OI))
+        for outputs, chunk in _chunks(weight_OI):
+            bias = None if bias_O is None else bias_O[outputs].float()
+            product[..., outputs] = torch.nn.functional.linear(wide, chunk.float(), bias)
+        return product
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (grad,) = grads
         x, weight_OI = ctx.saved_tensors
-        grad_NO = grad.reshape(-1, grad.shape[-1]).float()
+        grad = grads[0].float()
+        grad_NO = grad.reshape(-1, grad.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            chunks = _chunks(weight_OI)
-            sums_NI = grad_NO.new_zeros(grad_NO.shape[0], weight_OI.shape[1])
-            parts_NO = torch.split(grad_NO, [len(chunk) for chunk in chunks], dim=-1)
-            for part_NO, chunk in zip(parts_NO, chunks, strict=True):
-                sums_NI.addmm_(part_NO, chunk.float())
-            grad_x = sums_NI.reshape(x.shape).to(x.dtype)
+            sums_NI = grad_NO.new_zeros(len(grad_NO), weight_OI.shape[1])
+            for outputs, chunk in _chunks(weight_OI):
+                sums_NI.addmm_(grad_NO[:, outputs], chunk.float())
+            grad_x = sums_NI.reshape(*grad.shape[:-1], -1).to(weight_OI.dtype)
         if ctx.needs_input_grad[1]:
             grad_weight = (grad_NO.T @ x.reshape(-1, x.shape[-1]).float()).to(weight_OI.dtype)
         if ctx.needs_input_grad[2]:
@@ -85,5 +92,8 @@ def _widened_attention(
     return output.to(query.dtype), None
 
 
-def _chunks(weight_OI: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(weight_OI, max(1, _CHUNK_NUMEL // weight_OI.shape[1]))
+def _chunks(weight_OI: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Pieces of the weight, each with the outputs that it gives."""
+    rows = max(1, _CHUNK_NUMEL // weight_OI.shape[1])
+    for start in range(0, len(weight_OI), rows):
+        yield slice(start, start + rows), weight_OI[start : start + rows]

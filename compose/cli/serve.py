@@ -21,7 +21,7 @@ def serve(
     name: Annotated[str, typer.Argument(help="otlp, llm, streams, tasks, runner, engine, trainer or weight-sync")],
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder, made by `up` or `train`.")],
     stage: Annotated[str | None, typer.Option(help="Of streams: normalize, assemble or credit.")] = None,
-    ordinal: Annotated[int, typer.Option(help="Which one of several equal processes, from 0.")] = 0,
+    ordinal: Annotated[int, typer.Option(min=0, help="Which one of several equal processes, from 0.")] = 0,
 ) -> None:
     """Run one process of a run in the foreground.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from ..topic_admin import TopicPlan, create_topics, plan_topics
+from ..topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
 from ..wiring import Wiring
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
 
@@ -48,25 +49,24 @@ def create(
     policies = (settings.policy.name,)
     if dry_run:
         plans = plan_topics(topics, partitions=kafka.partitions, policies=policies, replication=kafka.replication)
-    elif kafka.bootstrap_servers is None:
+        _print_plans([*plans, *plan_groups(topics)], as_json=as_json)
+        return
+    if kafka.bootstrap_servers is None:
         raise ConfigurationError("topics create needs a cluster: --bootstrap-servers host:port")
-    else:
-        log = KafkaLog(kafka.bootstrap_servers, kafka.client)
-        plans = create_topics(
-            log, topics, policies=policies, partitions=kafka.partitions, replication=kafka.replication
-        )
+    log = KafkaLog(kafka.bootstrap_servers, kafka.client)
+    plans = create_topics(log, topics, policies=policies, partitions=kafka.partitions, replication=kafka.replication)
     _print_plans(plans, as_json=as_json)
 
 
-def _print_plans(plans: list[TopicPlan], *, as_json: bool) -> None:
+def _print_plans(plans: Sequence[TopicPlan | GroupPlan], *, as_json: bool) -> None:
     for plan in plans:
         if as_json:
             typer.echo(msgspec.json.encode(plan).decode())
             continue
-        state = {None: "", True: "  (made)", False: "  (was there)"}[plan.is_new]
+        is_new = plan.is_new if isinstance(plan, TopicPlan) else None
         first, *rest = plan.lines()
-        typer.echo(first + state)
-        for line in rest if plan.is_new is None else []:
+        typer.echo(first + {None: "", True: "  (made)", False: "  (was there)"}[is_new])
+        for line in rest if is_new is None else []:
             typer.echo(line)
 
 

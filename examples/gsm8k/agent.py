@@ -49,7 +49,7 @@ def evaluate(node: ast.AST) -> float:
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression such as 48/2 + 12."""
     parsed = ast.parse(expression, mode="eval")
-    if isinstance(parsed.body, ast.Constant):
+    if not any(isinstance(node, ast.BinOp) for node in ast.walk(parsed)):
         raise ValueError("nothing to calculate: expected an operation")
     return f"{evaluate(parsed):.15g}"
 

@@ -92,6 +92,7 @@ def test_topics_dry_run_prints_topics_and_acls(
     shown = capsys.readouterr().out
     assert left.value.code == 0
     assert "topic calculator.episodes partitions=4" in shown and "acl read" in shown
+    assert "group calculator.assemble\n  acl read,describe:  assemble" in shown
 
 
 def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunSettings:
@@ -124,8 +125,7 @@ def test_real_problems_need_a_tasks_file_and_a_model_folder_only(
     assert settings.tasks is not None and settings.tasks.file == str(tmp_path / "problems.jsonl")
     assert settings.tasks.eval_file is None
     assert settings.policy.model == str(tmp_path / "small")
-    # What the machine can: float32 on a CPU, bfloat16 on a GPU.
-    assert (settings.engine.dtype, settings.trainer.dtype) == (None, "auto")
+    assert (settings.engine.dtype, settings.trainer.dtype) == ("bfloat16", "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
             "air.a.cap: expected 0 or more, got -1",
         ),
         ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0 seconds, got 0"),
+        ('[engine]\ndtype = "bfloat16"\n', r"\[engine\] dtype is 'bfloat16', but versions are published as 'auto'"),
+        ('[trainer]\npublish_dtype = "bfloat16"\n', r"dtype is 'auto', but versions are published as 'bfloat16'"),
         ('[engine]\ndtype = "fp8"\n', r"\[engine\] dtype: expected one of float32, bfloat16, got 'fp8'"),
         ('[engine]\ndevice = "tpu"\n', r"\[engine\] device: expected one of auto, cpu, cuda, got 'tpu'"),
         ("[kafka]\nreplication = 0\n", r"\[kafka\] replication: expected at least 1, got 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,29 @@ def test_a_label_on_the_wrong_weights_is_found(proof: Proof, tmp_path: Path) -> 
     swapped = msgspec.structs.replace(proof, folder=proof.previous_folder, previous_folder=proof.folder)
     verdict = verify_apart(swapped, tmp_path)
     assert not verdict.holds and verdict.num_nearer_previous == verdict.num_telling > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shift", "why"),
+    [
+        ("float32", 0.05, "nats from version 2's own"),
+        ("bfloat16", 0.05, ""),
+        ("bfloat16", 0.3, "nats (rms) from version 2's own"),
+        ("bfloat16", 1.5, "nats from version 2's own"),
+    ],
+)
+def test_the_tolerance_follows_the_versions_precision(
+    dtype: str, shift: float, why: str, proof: Proof, tmp_path: Path
+) -> None:
+    """One call is off by so much; a folder says by itself in which precision it was published."""
+    folder = tmp_path / "v2-e1"
+    shutil.copytree(proof.folder, folder)
+    config = msgspec.json.decode((folder / "config.json").read_bytes())
+    (folder / "config.json").write_bytes(msgspec.json.encode(config | {"dtype": dtype}))
+    first, *rest = proof.calls
+    off = msgspec.structs.replace(first, logprobs=[value - shift for value in first.logprobs])
+    verdict = verify_apart(msgspec.structs.replace(proof, folder=str(folder), calls=(off, *rest)), tmp_path)
+    assert verdict.holds is not bool(why) and why in verdict.why
 
 
 def test_a_folder_that_is_no_model_is_said_so(proof: Proof, tmp_path: Path) -> None:

@@ -36,3 +36,4 @@ def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Iterator
     finally:
         stop.set()
         thread.join(60)
+        assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""Every process of a run is killed while work is in flight in it, and nothing is lost, doubled or changed.
+"""Each kind of process of a run is killed while work is in flight in it, and nothing is lost, doubled or changed.
 
 All parts are real: broker, gateways, Faust workers, agent hosts, vLLM, trainer. The count at the end is the test's.
 """

@@ -261,6 +261,7 @@ def running_engine(engine: ScriptedEngine) -> Iterator[str]:
     finally:
         stop.set()
         thread.join(20)
+        assert not thread.is_alive()
 
 
 def is_healthy(url: str) -> bool:

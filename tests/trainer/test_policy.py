@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
+from tracegrad.trainer import widened
 from tracegrad.trainer.config import LoraConfig, TrainerConfig
 from tracegrad.trainer.policy import Policy, configure_torch, load_policy
 from tracegrad.trainer.publish import Publisher
+from tracegrad.trainer.widened import WidenedLinear
 
 pytestmark = pytest.mark.torch
 
@@ -106,6 +108,37 @@ def test_bfloat16_adapters_train_in_float32_and_merge(untied: Path) -> None:
     policy.logits(IDS, KEEP).float().mean().backward()  # type: ignore[no-untyped-call]
     policy.collect_gradients()
     assert all(master.grad is not None for master in policy.masters.values())
+
+
+def test_adapters_below_bfloat16s_steps_train_and_are_not_served_yet(untied: Path) -> None:
+    """The trainer goes on from the unrounded adapters; engines get the nearest bfloat16 of weights and adapters."""
+    policy = loaded(untied, dtype="bfloat16", method="lora", lora=LoraConfig(rank=4))
+    base, before = policy.export(), policy.logits(IDS, KEEP).detach()
+    names = [name for name in base if "_proj" in name and name.endswith("weight")]
+    for scale, least, most in ((1e-3, 0.0, 0.3), (1e-1, 0.9, 1.0)):
+        policy.restore({name: torch.full_like(master, scale) for name, master in policy.masters.items()})
+        moved = policy.export()
+        assert not torch.equal(policy.logits(IDS, KEEP).detach(), before)
+        changed = torch.cat([(moved[name] != base[name]).flatten() for name in names])
+        assert least < float(changed.float().mean()) <= most
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_bfloat16_is_widened_where_the_cpu_cannot_multiply_it(
+    method: str, has_instructions: bool, untied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers and attention, under adapters too; a float32 model never."""
+    monkeypatch.setattr(widened, "multiplies_bfloat16", lambda: has_instructions)
+    for dtype in ("float32", "bfloat16"):
+        model: Any = loaded(untied, dtype=dtype, method=method, lora=LoraConfig(rank=4))._model
+        is_widened = dtype == "bfloat16" and not has_instructions
+        layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        frozen = [layer for layer in layers if layer.weight.dtype == torch.bfloat16]
+        assert any(isinstance(layer, WidenedLinear) for layer in layers) is is_widened
+        assert all(isinstance(layer, WidenedLinear) for layer in frozen) or not is_widened
+        assert (model.config._attn_implementation == "widened_sdpa") is is_widened
+        model(IDS).logits.float().mean().backward()
 
 
 def test_bfloat16_steps_add_up_in_the_masters(untied: Path) -> None:
