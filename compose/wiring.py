@@ -35,9 +35,9 @@ _ACK_SHARE = 0.8
 """Of the agents' export time-out: the OTLP gateway answers 503 before they give up, so that they send again."""
 
 
-def topics_of(settings: RunSettings, record: RunRecord) -> Topics:
+def topics_of(settings: RunSettings) -> Topics:
     """The full names of the run's topics."""
-    return Topics(run=record.name, prefix=settings.kafka.topic_prefix, renames=settings.kafka.topics)
+    return Topics(run=RunName(settings.run), prefix=settings.kafka.topic_prefix, renames=settings.kafka.topics)
 
 
 class Wiring:
@@ -51,7 +51,7 @@ class Wiring:
         """
         self.run_dir = run_dir
         self.settings, self.record, self.endpoints = start or (run_dir.settings, run_dir.record, run_dir.endpoints)
-        self.topics = topics_of(self.settings, self.record)
+        self.topics = topics_of(self.settings)
 
     @classmethod
     def planned(cls, settings: RunSettings) -> Wiring:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from ..topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
-from ..wiring import Wiring
+from ..wiring import Wiring, topics_of
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
 
 __all__ = ["register"]
@@ -38,14 +38,12 @@ def create(
     Example: tracegrad topics create tracegrad.toml --dry-run
     """
     from tracegrad.schemas.errors import ConfigurationError
-    from tracegrad.schemas.ids import RunName
-    from tracegrad.schemas.topics import Topics
 
     from ..kafka import KafkaLog
 
     settings = load_settings(file, {"run": run, "kafka.bootstrap_servers": bootstrap_servers}, for_training=False)
     kafka = settings.kafka
-    topics = Topics(run=RunName(settings.run), prefix=kafka.topic_prefix, renames=kafka.topics)
+    topics = topics_of(settings)
     policies = (settings.policy.name,)
     if dry_run:
         plans = plan_topics(topics, partitions=kafka.partitions, policies=policies, replication=kafka.replication)
