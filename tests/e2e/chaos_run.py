@@ -16,7 +16,7 @@ from tests.e2e.chaos import Killed, Killer
 from tests.e2e.evidence import looks
 from tests.e2e.live_run import TRACEGRAD, LiveRun, Observer, extra_worker, is_alive, wait_for
 from tracegrad.compose.local_kafka import LocalKafka
-from tracegrad.schemas.topics import Stage
+from tracegrad.schemas.topics import STREAMS, Stage
 
 __all__ = ["MIN_STEPS", "ROOT", "ChaosRun", "drive_to_the_end", "make_run"]
 
@@ -25,7 +25,6 @@ CALCULATOR = ROOT / "examples" / "calculator"
 MIN_STEPS = 10
 _ENDLESS = 100_000
 """Steps while there is killing to do: how fast the machine is must not decide what is killed."""
-_STAGES = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 SETTINGS = {
     "trainer.groups_per_step": 4,
     "tasks.group_size": 4,
@@ -61,7 +60,7 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         killer = Killer(run, looks(run, seen, per_host=SETTINGS["agent.concurrency"] // 2), say)
         with _extra_workers(run, folder, killer):
             killer.strike("trainer", "streams-normalize-0", "runner", "streams-credit-0", "weight-sync", "otlp")
-            for stage in _STAGES:
+            for stage in STREAMS:
                 has = wait_for(f"partitions of {stage.value}-2", lambda s=stage: _assigned(run, s, 2), timeout_s=60)
                 say(f"{'':9} worker {stage.value}-2 joined and has {has}")
             killer.strike("streams-assemble-0", "tasks", "llm")
@@ -73,7 +72,7 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
             _progress(run, seen)
         killer.strike("kafka")
         _progress(run, seen)
-        killer.strike("streams-normalize-1")
+        killer.strike("streams-normalize-1", "streams-assemble-1", "streams-credit-1")
         wait_for("open attempts", lambda: seen.open_attempts, timeout_s=60)
         say(f"{'':9} SIGKILL of the supervisor: {len(seen.open_attempts)} attempts open, step {seen.step}")
         family = run.kill()
@@ -100,8 +99,8 @@ def _progress(run: LiveRun, seen: Observer) -> None:
 def _extra_workers(run: LiveRun, folder: Path, killer: Killer) -> Iterator[None]:
     """A third worker of every stage, which joins now and leaves at the end, in the midst of its work."""
     with contextlib.ExitStack() as stack:
-        logs = {stage: folder / f"extra-{stage.value}.log" for stage in _STAGES}
-        extra = {stage: stack.enter_context(extra_worker(run, stage, 2, logs[stage])) for stage in _STAGES}
+        logs = {stage: folder / f"extra-{stage.value}.log" for stage in STREAMS}
+        extra = {stage: stack.enter_context(extra_worker(run, stage, 2, logs[stage])) for stage in STREAMS}
         yield
         for stage, worker in extra.items():
             killer.let_go(f"streams-{stage.value}-2", worker)

@@ -1,4 +1,4 @@
-"""Each kind of process of a run is killed while work is in flight in it, and nothing is lost, doubled or changed.
+"""Every process of a run is killed while work is in flight in it, and nothing is lost, doubled or changed.
 
 All parts are real: broker, gateways, Faust workers, agent hosts, vLLM, trainer. The count at the end is the test's.
 """
@@ -18,13 +18,13 @@ from tracegrad.compose.kafka import KafkaLog
 from tracegrad.schemas.episodes import EPISODES
 from tracegrad.schemas.log import Record
 from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.topics import STREAMS, Topic
 from tracegrad.schemas.training import TRAINING_STEPS
 from tracegrad.schemas.transitions import decode_group
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.kafka, pytest.mark.torch, pytest.mark.timeout(1500)]
 STATEFUL = ("trainer", "streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync", "llm", "kafka")
-OTHERS = ("otlp", "agent-host", "streams-normalize-0", "streams-normalize-1")
+OTHERS = ("otlp", "agent-host", "streams-normalize-0", *(f"streams-{stage.value}-1" for stage in STREAMS))
 
 
 def test_nothing_is_lost_doubled_or_changed_when_every_process_is_killed(chaos_run: ChaosRun) -> None:
