@@ -122,9 +122,10 @@ def _check_spec(key: str, spec: str) -> None:
 def _check_tasks(settings: RunSettings) -> None:
     if settings.tasks is None:
         return
-    for key, file in (("file", settings.tasks.file), ("eval_file", settings.tasks.eval_file)):
+    files = (("file", "--tasks", settings.tasks.file), ("eval_file", "--eval-tasks", settings.tasks.eval_file))
+    for key, flag, file in files:
         if file is not None and not Path(file).is_file():
-            raise ConfigurationError(f"[tasks] {key}: no such file: {file}")
+            raise ConfigurationError(f"[tasks] {key}: no such file: {file}; pass {flag} FILE")
     if settings.tasks.group_size < 2:
         raise ConfigurationError("[tasks] group_size: a rollout is compared with its peers, so 2 or more")
 

@@ -111,6 +111,7 @@ def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text:
     [
         ('run = "mine"', 'run = "My Run"', "rename the run"),
         ('file = "tasks.jsonl"', "", r"\[tasks\] file is missing; add it, or pass --tasks FILE"),
+        ('file = "tasks.jsonl"', 'file = "none.jsonl"', r"\[tasks\] file: no such file: .*; pass --tasks FILE"),
         ('model = "policy"', "", "pass --model DIR"),
         ('model = "policy"', 'model = "nowhere"', "no config.json in"),
         ('callable = "agent.py:solve"', "", "needs either callable"),
