@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES
 
-__all__ = ["CLIENT_SETTINGS", "Settings", "consumer_settings", "producer_settings", "shared_settings"]
+__all__ = ["CLIENT_SETTINGS", "TAIL_GROUP", "Settings", "consumer_settings", "producer_settings", "shared_settings"]
 
 Settings = dict[str, str | int | float | bool]
 
+TAIL_GROUP = "tracegrad-tail"
+"""librdkafka wants a group name even from a consumer that joins none."""
 CLIENT_SETTINGS = frozenset(
     {
         "broker.address.family",
@@ -83,8 +85,7 @@ def consumer_settings(base: Settings, *, group: str | None) -> Settings:
     """A consumer that commits only when told and never skips: offsets out of range are errors."""
     settings: Settings = {
         **base,
-        # librdkafka wants a group name even from a consumer that joins none.
-        "group.id": group or "tracegrad-tail",
+        "group.id": group or TAIL_GROUP,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",

@@ -29,6 +29,7 @@ from tracegrad.schemas.topics import (
 
 from .kafka import KafkaLog
 from .kafka_admin import NewTopicSpec
+from .kafka_settings import TAIL_GROUP
 
 __all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics", "start_run"]
 
@@ -65,19 +66,25 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     members: str
-    reads: tuple[str, ...]
+    """Who joins it or commits for it."""
+    watchers: str = ""
+    """Who looks at its offsets."""
 
     def lines(self) -> list[str]:
         """For people who create ACLs by their own tools."""
-        return [f"group {self.group}", f"  acl read,describe:  {self.members}"]
+        watched = [f"  acl describe:       {self.watchers}"] if self.watchers else []
+        return [f"group {self.group}", f"  acl read,describe:  {self.members}", *watched]
 
 
 def plan_groups(topics: Topics) -> list[GroupPlan]:
-    """All consumer groups of a run; other readers belong to none."""
-    return [
-        GroupPlan(group=topics.group(stage), members=stage.value, reads=tuple(topics.name(topic) for topic in read))
-        for stage, read in INPUTS.items()
+    """All consumer groups of a run, and the name under which readers come that join none."""
+    # A new run's first offsets are committed for normalize, see `start_run`.
+    members = {stage: stage.value for stage in INPUTS} | {Stage.NORMALIZE: "normalize, start of a run"}
+    joined = [
+        GroupPlan(group=topics.group(stage), members=members[stage], watchers="audit, report, live view")
+        for stage in INPUTS
     ]
+    return [*joined, GroupPlan(group=TAIL_GROUP, members="all other readers")]
 
 
 def plan_topics(topics: Topics, *, partitions: int, policies: Sequence[str], replication: int = 1) -> list[TopicPlan]:

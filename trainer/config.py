@@ -102,9 +102,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A waiting trainer says so, with its lag, this often."""
     append_timeout_s: float = 60.0
     """For one record to be acknowledged by the log."""
-    logprob_error_warn: float | None = None
-    """Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights).
-    None: 0.1, or 1.0 where bfloat16 is published (its rounding alone gave 0.26)."""
+    logprob_error_warn: float = 0.1
+    """Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights)."""
+    coarse_logprob_error_warn: float = 1.0
+    """The same where bfloat16 is published: its rounding alone gave 0.26."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "groups_per_step", "threads", "keep_checkpoints"):

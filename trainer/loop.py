@@ -321,10 +321,9 @@ class Trainer:
             {phase: round(value, 3) for phase, value in record.seconds.items()},
             f" skipped={record.skipped}" if record.skipped else "",
         )
-        warn_beyond = self._config.logprob_error_warn
-        if warn_beyond is None:
-            warn_beyond = 0.1 if self._learner.policy.dtype == torch.float32 else 1.0
-        if record.logprob_error_max > warn_beyond:
+        is_exact = self._learner.policy.dtype == torch.float32
+        bound = self._config.logprob_error_warn if is_exact else self._config.coarse_logprob_error_warn
+        if record.logprob_error_max > bound:
             _log.warning(
                 "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "
                 "or samples otherwise than it reports",

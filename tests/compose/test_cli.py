@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tracegrad.compose.kafka_settings import TAIL_GROUP
 from tracegrad.compose.process import ProcessState, ProcessStatus
 from tracegrad.compose.run_dir import Endpoints, RunDir
 from tracegrad.compose.session import write_status
 from tracegrad.compose.settings import PolicySettings, RunSettings
 from tracegrad.compose.wiring import Wiring
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.topics import Stage
+from tracegrad.schemas.topics import INPUTS, Stage
 from tracegrad.streams.heartbeat import Heartbeat, Status
 
 pytestmark = pytest.mark.slow
@@ -92,7 +93,9 @@ def test_topics_dry_run_prints_topics_and_acls(
     shown = capsys.readouterr().out
     assert left.value.code == 0
     assert "topic calculator.episodes partitions=4" in shown and "acl read" in shown
-    assert "group calculator.assemble\n  acl read,describe:  assemble" in shown
+    for stage in INPUTS:
+        assert f"group calculator.{stage.value}\n  acl read,describe:  {stage.value}" in shown
+    assert f"group {TAIL_GROUP}\n" in shown
 
 
 def started_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> RunSettings:

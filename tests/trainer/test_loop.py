@@ -342,3 +342,29 @@ def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tm
     other.create_topics(TOPICS, policies=["policy"])
     with pytest.raises(ConfigurationError, match="folder of its own"):
         train(other, config_of(untied, tmp_path, run=RunName("other")))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bounds", "is_warned"),
+    [
+        ("float32", (1e-6, 1e9), True),
+        ("float32", (1e9, 1e-6), False),
+        ("bfloat16", (1e-6, 1e9), False),
+        ("bfloat16", (1e9, 1e-6), True),
+    ],
+)
+def test_logprobs_that_differ_are_warned_of_by_the_bound_of_their_precision(
+    dtype: str,
+    bounds: tuple[float, float],
+    is_warned: bool,
+    log: MemoryLog,
+    untied: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The recorded logprobs are no model's: only the bound decides."""
+    exact, coarse = bounds
+    more = {"logprob_error_warn": exact, "coarse_logprob_error_warn": coarse}
+    train(log, config_of(untied, tmp_path, steps=1, dtype=dtype, **more))
+    assert steps_of(log)[0].logprob_error_max > 1e-3
+    assert ("sampler and trainer differ" in caplog.text) is is_warned
