@@ -116,7 +116,7 @@ class EngineSettings(_Section, frozen=True, kw_only=True):
     max_model_len: int = 2048
     """Context window in tokens."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """`float32`, `bfloat16`; None: float32 on CPU, bfloat16 on a GPU."""
+    """`float32`, `bfloat16`, as `[trainer]` publishes: set both or neither. None: float32 on CPU, bfloat16 on a GPU."""
     tool_call_parser: str | None = "hermes"
     """vLLM's parser of the model's tool calls; None: the model calls no tools."""
     tool_parser_plugin: str | None = None
