@@ -17,8 +17,8 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from tracegrad.consumers.vllm_plugin import make_widened_linear
-from tracegrad.trainer.widened import multiplies_bfloat16
+from tracegrad.consumers.engine.vllm_plugin import make_widened_linear
+from tracegrad.trainer.model.widened import multiplies_bfloat16
 
 _SHAPES = ((896, 1152), (896, 9728), (4864, 896), (896, 151_936))
 

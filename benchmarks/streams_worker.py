@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tracegrad.compose.kafka import KafkaLog
-from tracegrad.compose.local_kafka import LocalKafka
-from tracegrad.compose.topic_admin import create_topics
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.kafka.topic_admin import create_topics
+from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log import Record
+from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsConfig
-from tracegrad.streams.faust_app import FaustSeam
+from tracegrad.streams.shell.faust_app import FaustSeam
+from tracegrad.streams.shell.worker import run_fold
 from tracegrad.streams.stage import Emission, Output
-from tracegrad.streams.worker import run_fold
 
 
 class _Clock:

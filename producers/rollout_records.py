@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from tracegrad.schemas.rollouts import RolloutEvent, RolloutRequest, RolloutState
-
-from .clean_text import clean
+from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.text import clean
 
 __all__ = ["event_of"]
 

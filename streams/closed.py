@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tracegrad.schemas.episodes import CLOSED
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.log import Record
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.episodes import CLOSED
 
 from .counters import Counters
 

@@ -14,7 +14,7 @@ import msgspec
 from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.errors import ConfigurationError
 
-from .air import AirRule
+from .assemble.air.rules import AirRule
 
 __all__ = ["AirRule", "Select", "StreamLimits", "StreamsConfig"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tracegrad.schemas.dead_letters import dead_letter_headers
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.log import Record
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
 
 from .counters import Counters

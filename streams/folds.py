@@ -5,10 +5,10 @@ from __future__ import annotations
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import STREAMS, Stage, Topics
 
-from .assemble import Assemble
+from .assemble.fold import Assemble
 from .config import StreamsConfig
-from .credit import Credit
-from .normalize import Normalize
+from .credit.fold import Credit
+from .normalize.fold import Normalize
 from .stage import Fold
 
 __all__ = ["build_fold"]

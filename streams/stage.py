@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from tracegrad.schemas.log import Headers, Position, Record
+from tracegrad.schemas.log.protocol import Headers, Position, Record
 from tracegrad.schemas.topics import Topic
 
 __all__ = ["Emission", "Fold", "Output"]

@@ -13,9 +13,9 @@ import pytest
 
 from tests.engine_fixture import engine as engine
 from tests.memory_log import MemoryLog
-from tracegrad.compose.kafka import KafkaLog
-from tracegrad.compose.local_kafka import LocalKafka
-from tracegrad.compose.topic_admin import create_topics
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.kafka.topic_admin import create_topics
+from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topics
 

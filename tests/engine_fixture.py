@@ -25,13 +25,13 @@ import httpx
 import pytest
 
 from tests.tiny_models import Kind, make_model, save_version
-from tracegrad.compose.die_with_parent import guarded
-from tracegrad.compose.engine import EngineConfig, engine_argv, engine_environment, probe
-from tracegrad.compose.engine_health import explain
-from tracegrad.compose.supervisor import answers
-from tracegrad.consumers.engine_control import EngineControl
+from tracegrad.compose.engine.health import explain
+from tracegrad.compose.engine.server import EngineConfig, engine_argv, engine_environment, probe
+from tracegrad.compose.run.die_with_parent import guarded
+from tracegrad.compose.run.supervisor import answers
+from tracegrad.consumers.engine.engine_control import EngineControl
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.weights import VersionManifest, WeightFile
+from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
 __all__ = ["RunningEngine", "engine", "manifest_of", "start_engine"]
 

@@ -1,4 +1,4 @@
-"""An in-memory twin of schemas/log.py for fast tests: partitions, groups, futures, keys placed as Kafka places them.
+"""An in-memory twin of schemas/log/protocol.py for fast tests: partitions, groups, futures, keys placed as by Kafka.
 
     log = MemoryLog()
     log.create_topics(topics, policies=["policy"])       # all topics of a run, or
@@ -10,7 +10,7 @@
     log.fail_next(UnavailableError("away"))              # the next append's future ends with this
     log.truncate("t", 0, begin=5)                        # retention: offsets below 5 are gone
 
-The contract suite (tests/compose/test_log_contract.py) runs on this and on real Kafka alike.
+The contract suite (tests/compose/kafka/test_log_contract.py) runs on this and on real Kafka alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from typing import Literal
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
-from tracegrad.schemas.log import Headers, Offsets, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import DEFAULT_PARTITIONS, MAX_MESSAGE_BYTES, REGISTRY, Topics
 
 __all__ = ["MemoryLog", "murmur2", "partition_for"]

@@ -1,9 +1,9 @@
 """What the trainer is told: the batch, the algorithm's axes, the optimiser, where files lie.
 
 In: the resolved configuration (compose builds it from TOML, environment and flags). Out: one frozen record. A run sets
-each key that `[trainer]` has, so for those the defaults of compose/settings.py count, whose `lr` is lower; the defaults
-here are for the rest, and for a trainer built without a file. Invariant: settings that cannot work together fail here,
-at load.
+each key that `[trainer]` has, so for those the defaults of compose/run/settings.py count, whose `lr` is lower; the
+defaults here are for the rest, and for a trainer built without a file. Invariant: settings that cannot work together
+fail here, at load.
 """
 
 from __future__ import annotations

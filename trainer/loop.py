@@ -28,24 +28,24 @@ from pathlib import Path
 import msgspec
 import torch
 
-from tracegrad.schemas.log import Log, LogWriter
+from tracegrad.schemas.log.protocol import Log, LogWriter
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.weights import RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.weights import RollbackRequest
 
-from .batches import Batch, OpenBatch, TransitionsSource, account
-from .checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng
+from .algorithm.surrogate import Denominator
+from .batch.batches import Batch, OpenBatch, TransitionsSource, account
+from .batch.groups import GroupLimits
+from .batch.packing import TrainingRow, training_rows
 from .config import TrainerConfig
-from .epoch import Ownership
-from .groups import GroupLimits
-from .losses import Denominator
 from .metrics import describe_step, rollout_tokens
-from .outbox import Outbox
-from .packing import TrainingRow, training_rows
-from .policy import configure_torch, load_policy
-from .publish import Publisher
-from .resume import Progress, resume
+from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
+from .store.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng
+from .store.epoch import Ownership
+from .store.outbox import Outbox
+from .store.publish import Publisher
+from .store.resume import Progress, resume
 
 __all__ = ["Trainer", "run"]
 

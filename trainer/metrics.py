@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracegrad.schemas.training import Accounting, TrainingStep
+from tracegrad.schemas.records.training import Accounting, TrainingStep
 
-from .batches import Batch
-from .groups import Group
-from .packing import TrainingRow
+from .batch.batches import Batch
+from .batch.groups import Group
+from .batch.packing import TrainingRow
 from .step import StepResult
 
 __all__ = ["describe_step", "rollout_tokens"]

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .algorithm.surrogate import TokenLoss, clipped_policy_loss, sampled_logprobs
+from .batch.packing import MicroBatch, TrainingRow, micro_batches
 from .config import OptimiserConfig, TrainerConfig
-from .losses import TokenLoss, clipped_policy_loss, sampled_logprobs
-from .packing import MicroBatch, TrainingRow, micro_batches
-from .policy import Policy
+from .model.policy import Policy
 
 __all__ = ["Learner", "StepResult"]
 

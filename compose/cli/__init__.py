@@ -13,7 +13,7 @@ import typer
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
 
-from ..session import INTERRUPTED
+from ..run.session import INTERRUPTED
 from . import look, run, serve, topics
 
 __all__ = ["app", "main"]

@@ -1,5 +1,5 @@
 """`python -m tracegrad.compose.cli`: the same as the console script. The supervisor starts `compose.serve` instead."""
 
-from . import main
+from ..cli import main
 
 main()

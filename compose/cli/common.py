@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.log import Log
+from tracegrad.schemas.log.protocol import Log
 
-from ..config import load
-from ..run_dir import RunDir
-from ..settings import RunSettings
-from ..wiring import Wiring
+from ..run.load import load
+from ..run.run_dir import RunDir
+from ..run.settings import RunSettings
+from ..run.wiring import Wiring
 
 __all__ = ["JsonFlag", "RunDirOption", "RunOption", "RunsDirOption", "find_run", "load_settings", "reachable_log"]
 
@@ -65,7 +65,7 @@ def reachable_log(wiring: Wiring) -> Log:
     except UnavailableError as error:
         raise UnavailableError(
             f"Kafka of run {wiring.record.name} does not answer at {wiring.endpoints.bootstrap_servers}; "
-            f"start the run again, or its broker alone: python -m tracegrad.compose.local_kafka --data "
+            f"start the run again, or its broker alone: python -m tracegrad.compose.local_kafka.broker --data "
             f"{wiring.run_dir.kafka} --port {wiring.endpoints.bootstrap_servers.rpartition(':')[2]}"
         ) from error
     return log

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from tracegrad.consumers.views.watch import stream_lag
 from tracegrad.schemas.errors import ConfigurationError, TracegradError
-from tracegrad.schemas.log import Log, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.topics import Topic
 
-from ..checks import nearest
-from ..process import ProcessStatus
-from ..run_dir import RunDir
-from ..watch import stream_lag
-from ..wiring import Wiring
+from ..run.checks import nearest
+from ..run.process import ProcessStatus
+from ..run.run_dir import RunDir
+from ..run.wiring import Wiring
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, reachable_log
 
 if TYPE_CHECKING:
-    from tracegrad.streams.heartbeat import Status
+    from tracegrad.streams.shell.heartbeat import Status
 
 __all__ = ["register"]
 
@@ -95,7 +95,7 @@ def _processes(folder: RunDir) -> list[ProcessStatus]:
 
 def _workers(folder: RunDir, processes: list[ProcessStatus]) -> dict[str, Status]:
     """The last report of each stream worker that the supervisor has, by the process's name."""
-    from tracegrad.streams.heartbeat import read_statuses
+    from tracegrad.streams.shell.heartbeat import read_statuses
 
     reports = read_statuses(folder.streams)
     return {process.name: reports[process.pid] for process in processes if process.pid in reports}
@@ -152,9 +152,9 @@ def _starts(log: Log, name: str, from_: str) -> dict[TopicPartition, int]:
 def _print_records(
     log: Log, topic: Topic, name: str, from_: str, count: int | None, *, follow: bool, as_json: bool
 ) -> None:
-    from tracegrad.consumers.tail import as_json as json_of
-    from tracegrad.consumers.tail import as_text
-    from tracegrad.consumers.topic_reader import read_topic
+    from tracegrad.consumers.views.tail import as_json as json_of
+    from tracegrad.consumers.views.tail import as_text
+    from tracegrad.schemas.log.topic_reader import read_topic
 
     def show(record: Record) -> None:
         line = json.dumps(json_of(topic, record)) if as_json else as_text(topic, record)
@@ -191,7 +191,7 @@ def audit(
 
     Example: tracegrad audit --run mine
     """
-    from ..audit_run import account, report_lines
+    from ..run.audit_run import account, report_lines
 
     folder = find_run(run, run_dir, runs_dir)
     wiring = Wiring(folder)

@@ -13,11 +13,11 @@ import typer
 
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..arrivals import variables
-from ..session import run_session
-from ..settings import RunSettings
-from ..show import choose_show
-from ..wiring import Wiring
+from ..run.arrivals import variables
+from ..run.session import run_session
+from ..run.settings import RunSettings
+from ..run.show import choose_show
+from ..run.wiring import Wiring
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings
 
 __all__ = ["register"]
@@ -59,7 +59,7 @@ def demo(
 
     Example: tracegrad demo --steps 10 --seed 1
     """
-    from ..demo import calculator_file
+    from ..run.demo import calculator_file
 
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -118,7 +118,7 @@ def up(
 
     Example: tracegrad up --model models/small
     """
-    from ..arrivals import print_variables, watch_arrivals
+    from ..run.arrivals import print_variables, watch_arrivals
 
     flags: dict[str, Any] = {"run": run, "policy.model": model, "kafka.bootstrap_servers": bootstrap_servers}
     flags |= _set_flags(set_ or [])
@@ -159,7 +159,7 @@ def env(
 
 
 def _train(file: Path, flags: dict[str, Any], runs_dir: Path, *, keep: bool, as_json: bool) -> None:
-    from ..report import make_report
+    from ..run.report import make_report
 
     settings = load_settings(file, flags, for_training=True)
     show = choose_show(as_json=as_json)

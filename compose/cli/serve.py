@@ -27,6 +27,6 @@ def serve(
 
     Example: tracegrad serve streams --stage assemble --ordinal 1 --run-dir runs/mine
     """
-    from ..serve import serve as serve_process
+    from ..run.serve import serve as serve_process
 
     raise typer.Exit(serve_process(name, run_dir, stage=stage, ordinal=ordinal))

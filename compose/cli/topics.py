@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from ..topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
-from ..wiring import Wiring, topics_of
+from ..kafka.topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
+from ..run.wiring import Wiring, topics_of
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
 
 __all__ = ["register"]
@@ -39,7 +39,7 @@ def create(
     """
     from tracegrad.schemas.errors import ConfigurationError
 
-    from ..kafka import KafkaLog
+    from ..kafka.log import KafkaLog
 
     settings = load_settings(file, {"run": run, "kafka.bootstrap_servers": bootstrap_servers}, for_training=False)
     kafka = settings.kafka

@@ -27,24 +27,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tracegrad.schemas.calls import Purpose
-from tracegrad.schemas.dead_letters import dead_letter_headers
 from tracegrad.schemas.errors import OverloadedError, TracegradError, UnavailableError
 from tracegrad.schemas.ids import TraceId, parse_attempt_id, parse_rollout_id
-from tracegrad.schemas.log import Log, LogWriter, Record
+from tracegrad.schemas.log.protocol import Log, LogWriter, Record
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
+from .api.send_answer import CallResponse, failure, status_of
 from .calls import CallServer, Served
 from .config import LlmGatewayConfig, check
-from .engine_client import EngineClient
+from .engines.client import EngineClient
+from .engines.lineage import Lineages, LineageTail
 from .identity import Caller, IdentityError, collect, judge
-from .lineage import Lineages, LineageTail
-from .local_render import prove
 from .record import closed_record, record_key
-from .render import EngineRenderer, Renderer, waits_until
+from .render.engine_render import EngineRenderer, Renderer, waits_until
+from .render.local_render import prove
 from .sampling import RequestError, parse_overrides
-from .send_answer import CallResponse, failure, status_of
 from .sessions import Session, SessionError, Sessions
 from .splice import has_text
 from .tracing import CallTracer

@@ -21,17 +21,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tracegrad.schemas.calls import CallOutcome, Purpose, VersionSpan
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
-from tracegrad.schemas.log import LogWriter
+from tracegrad.schemas.log.protocol import LogWriter
+from tracegrad.schemas.records.calls import CallOutcome, Purpose, VersionSpan
 
-from .answer import Answer, ParsedMessage, finish, message_of, mint_call_id
+from .api.answer import Answer, ParsedMessage, finish, message_of, mint_call_id
 from .config import EngineRef, LlmGatewayConfig, PolicyRef
-from .engine_client import GENERATE, EngineClient
+from .engines.client import GENERATE, EngineClient
+from .engines.lineage import LineageTail
 from .identity import Caller
-from .lineage import LineageTail
 from .record import CallSummary, Generation, call_record, record_key
-from .render import EndOfTurn, Renderer, Waits, build_prompt, chat_fields, splice_context, waits_until
+from .render.engine_render import EndOfTurn, Renderer, Waits, build_prompt, chat_fields, splice_context, waits_until
 from .sampling import RequestError, Sampling, decide, engine_parameters
 from .sessions import Session
 from .splice import Prompt, ServedTurn

@@ -14,16 +14,9 @@ from urllib.parse import unquote
 import msgspec
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
-from tracegrad.schemas.calls import Identity
 from tracegrad.schemas.errors import TracegradError
-from tracegrad.schemas.ids import (
-    AttemptId,
-    RolloutId,
-    TraceId,
-    parse_attempt_id,
-    parse_rollout_id,
-    split_episode_id,
-)
+from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, parse_attempt_id, parse_rollout_id, split_episode_id
+from tracegrad.schemas.records.calls import Identity
 
 __all__ = ["Caller", "IdentityError", "collect", "judge"]
 

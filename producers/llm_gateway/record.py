@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tracegrad.schemas.calls import CALLS, CallOutcome, CallRecord, CallsClosed, Purpose, VersionSpan
-from tracegrad.schemas.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records.calls import CALLS, CallOutcome, CallRecord, CallsClosed, Purpose, VersionSpan
+from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 
-from .answer import Answer
+from .api.answer import Answer
 from .identity import Caller
 from .sampling import Sampling
 from .splice import Prompt

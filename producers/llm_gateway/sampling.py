@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.calls import Purpose, SamplingParameters
 from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 
 from .config import PolicyRef
 

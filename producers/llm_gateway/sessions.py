@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.calls import CallOutcome, Purpose
 from tracegrad.schemas.errors import TracegradError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of
+from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
 from .config import LlmGatewayConfig
 from .identity import Caller

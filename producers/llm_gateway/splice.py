@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracegrad.schemas.calls import SpliceOutcome
 from tracegrad.schemas.ids import CallId
+from tracegrad.schemas.records.calls import SpliceOutcome
 
 __all__ = ["Match", "Prompt", "ServedTurn", "SpliceHistory", "end_of_turn", "has_text", "splice", "whole"]
 

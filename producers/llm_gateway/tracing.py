@@ -28,7 +28,7 @@ from tracegrad.schemas.attributes import (
     SERVICE_NAME,
 )
 
-from .answer import Answer
+from .api.answer import Answer
 from .identity import Caller
 
 __all__ = ["CallTracer"]

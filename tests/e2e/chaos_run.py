@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.e2e.chaos import Killed, Killer
 from tests.e2e.evidence import looks
 from tests.e2e.live_run import TRACEGRAD, LiveRun, Observer, extra_worker, is_alive, wait_for
-from tracegrad.compose.local_kafka import LocalKafka
+from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.topics import STREAMS, Stage
 
 __all__ = ["MIN_STEPS", "ROOT", "ChaosRun", "drive_to_the_end", "make_run"]

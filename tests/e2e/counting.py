@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.evidence import newest_checkpoint
-from tracegrad.schemas.calls import Purpose
-from tracegrad.schemas.episodes import EPISODES, Episode
-from tracegrad.schemas.facts import EPISODE_EVENTS, Facts
 from tracegrad.schemas.ids import GroupId, rollout_id
-from tracegrad.schemas.log import Log, Record
-from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS
+from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.transitions import GroupSummary, decode_group
+from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.transitions import GroupSummary, decode_group
-from tracegrad.schemas.weights import WEIGHTS, EpochClaim, VersionManifest
 
 __all__ = ["Snapshot", "count", "take"]
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tests.e2e.live_run import LiveRun, Observer
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
-from tracegrad.trainer.checkpoint import CheckpointState
+from tracegrad.trainer.store.checkpoint import CheckpointState
 
 __all__ = ["Look", "looks", "newest_checkpoint"]
 

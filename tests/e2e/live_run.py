@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.compose.die_with_parent import guarded
-from tracegrad.compose.kafka import KafkaLog
-from tracegrad.compose.process import ProcessStatus
-from tracegrad.compose.run_dir import RunDir
-from tracegrad.compose.wiring import Wiring
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.run.die_with_parent import guarded
+from tracegrad.compose.run.process import ProcessStatus
+from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import TracegradError
-from tracegrad.schemas.log import LogReader, Record
-from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
+from tracegrad.schemas.log.protocol import LogReader, Record
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.schemas.training import TRAINING_STEPS
-from tracegrad.schemas.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 
 __all__ = ["TRACEGRAD", "LiveRun", "Observer", "children_of", "command_of", "extra_worker", "is_alive", "wait_for"]
 

@@ -14,13 +14,13 @@ import pytest
 from tests.e2e.chaos_run import MIN_STEPS, ChaosRun
 from tests.e2e.counting import Snapshot, count, take
 from tests.e2e.live_run import TRACEGRAD
-from tracegrad.compose.kafka import KafkaLog
-from tracegrad.schemas.episodes import EPISODES
-from tracegrad.schemas.log import Record
-from tracegrad.schemas.rollouts import ROLLOUT_EVENTS, ROLLOUTS
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import STREAMS, Topic
-from tracegrad.schemas.training import TRAINING_STEPS
-from tracegrad.schemas.transitions import decode_group
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.kafka, pytest.mark.torch, pytest.mark.timeout(1500)]
 STATEFUL = ("trainer", "streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync", "llm", "kafka")

@@ -15,15 +15,15 @@ import msgspec
 import pytest
 
 from tests.e2e.chaos_run import ROOT, ChaosRun
-from tests.streams.worker_process import Plan
-from tracegrad.compose.die_with_parent import guarded
-from tracegrad.compose.kafka import KafkaLog
-from tracegrad.compose.topic_admin import create_topics, start_run
-from tracegrad.compose.wiring import Wiring
+from tests.streams.shell.worker_process import Plan
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.kafka.topic_admin import create_topics, start_run
+from tracegrad.compose.run.die_with_parent import guarded
+from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.ids import RunName, run_hash
-from tracegrad.schemas.log import Log
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.schemas.transitions import decode_group
 from tracegrad.streams.config import Select, StreamsConfig
 
 REPLAY = RunName("replay")
@@ -49,7 +49,7 @@ def group_values(log: Log, topics: Topics) -> dict[str, bytes]:
 def worker(config: StreamsConfig, stage: Stage, topics: Topics, folder: Path) -> Iterator[None]:
     """One streams worker of the replay, stopped in order."""
     plan = msgspec.json.encode(Plan(config=config, stage=stage, topics=topics)).decode()
-    command = guarded([sys.executable, "-m", "tests.streams.worker_process", plan])
+    command = guarded([sys.executable, "-m", "tests.streams.shell.worker_process", plan])
     with (folder / f"replay-{stage.value}.log").open("wb") as output:
         process = subprocess.Popen(
             command,

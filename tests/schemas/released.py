@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracegrad.schemas import calls, episodes, facts, rollouts, training, transitions, weights
 from tracegrad.schemas.ids import CallId, RunName
-from tracegrad.schemas.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records import calls, episodes, facts, rollouts, training, transitions, weights
+from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 
 __all__ = ["GOLDEN", "RELEASED", "Released"]
 

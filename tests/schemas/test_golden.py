@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.schemas.released import GOLDEN, RELEASED, Released, write_missing
-from tracegrad.schemas import calls, episodes, facts, rollouts, training, transitions, weights
+from tracegrad.schemas.records import calls, episodes, facts, rollouts, training, transitions, weights
 
 CODECS = (
     calls.CALLS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracegrad.compose.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
+from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
@@ -77,5 +77,5 @@ def test_normalize_reads_raw_topics_only() -> None:
 
 
 def test_page_is_the_registry() -> None:
-    """docs/topics.md is generated: run `python -m tracegrad.compose.topic_admin > docs/topics.md`."""
+    """docs/topics.md is generated: run `python -m tracegrad.compose.kafka.log.topic_admin > docs/topics.md`."""
     assert (ROOT / "docs" / "topics.md").read_text() == topics_markdown()

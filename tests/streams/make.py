@@ -12,7 +12,9 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from tracegrad.schemas.attributes import COUNTED_SPAN
-from tracegrad.schemas.calls import (
+from tracegrad.schemas.ids import CallId, RunName
+from tracegrad.schemas.log.protocol import Headers, Record
+from tracegrad.schemas.records.calls import (
     CALLS,
     CallOutcome,
     CallRecord,
@@ -23,17 +25,8 @@ from tracegrad.schemas.calls import (
     ToolCall,
     VersionSpan,
 )
-from tracegrad.schemas.ids import CallId, RunName
-from tracegrad.schemas.log import Headers, Record
-from tracegrad.schemas.rollouts import (
-    REWARDS,
-    ROLLOUT_EVENTS,
-    GroupRef,
-    Reward,
-    RolloutEvent,
-    RolloutState,
-)
-from tracegrad.schemas.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef, Reward, RolloutEvent, RolloutState
+from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsConfig
 from tracegrad.streams.folds import build_fold

@@ -25,12 +25,12 @@ from tests.streams.make import (
     tool_call,
     tool_span,
 )
-from tracegrad.schemas.episodes import EPISODES
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.rollouts import GroupRef, RolloutState
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
+from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.schemas.transitions import decode_group
-from tracegrad.streams.air import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
 from tracegrad.streams.folds import build_fold
 
 CONFIG = config(air=(AirRule(name="tool_success", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),))

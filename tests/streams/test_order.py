@@ -25,12 +25,12 @@ from tests.streams.make import (
     tool_call,
     tool_span,
 )
-from tracegrad.schemas.episodes import EPISODES
-from tracegrad.schemas.log import Record
-from tracegrad.schemas.rollouts import RolloutState
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.schemas.transitions import decode_group
-from tracegrad.streams.air import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
 from tracegrad.streams.folds import build_fold
 from tracegrad.streams.stage import Output
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.compose.kafka import KafkaLog
+from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.topics import Topics
-from tracegrad.trainer import checkpoint, loop, publish
+from tracegrad.trainer import loop
 from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.store import checkpoint, publish
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
     "before the step": (loop.Trainer, "_learn", True),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tracegrad.schemas.log import Log, Record
-from tracegrad.schemas.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
+from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 
 __all__ = ["append_groups", "group_bytes", "record", "segment", "summary", "turn"]
 

@@ -18,14 +18,14 @@ from tests.memory_log import MemoryLog
 from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
 from tracegrad.schemas.errors import ConfigurationError, FencedError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log import Log
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.transitions import encode_group
+from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.schemas.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.transitions import encode_group
-from tracegrad.schemas.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import LoraConfig, LossConfig, TrainerConfig
-from tracegrad.trainer.publish import Publisher
+from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
 

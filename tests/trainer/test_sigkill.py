@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 from tests.memory_log import MemoryLog
 from tests.trainer.doomed_trainer import SEAMS
 from tests.trainer.material import append_groups, group_bytes
-from tracegrad.compose.kafka import KafkaLog
+from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.log import Log, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.schemas.training import TRAINING_STEPS
-from tracegrad.schemas.weights import WEIGHTS, Lineage
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import TrainerConfig
 

@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 import torch
 
 from tracegrad.schemas.ids import RunName
+from tracegrad.trainer.batch.packing import TrainingRow
 from tracegrad.trainer.config import OptimiserConfig, TrainerConfig
-from tracegrad.trainer.packing import TrainingRow
-from tracegrad.trainer.policy import configure_torch, load_policy
+from tracegrad.trainer.model.policy import configure_torch, load_policy
 from tracegrad.trainer.step import Learner
 
 pytestmark = pytest.mark.torch

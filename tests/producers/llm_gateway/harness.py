@@ -15,15 +15,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.memory_log import MemoryLog
 from tests.scripted_engine import ScriptedEngine, serve
-from tracegrad.producers.llm_gateway import lineage
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
+from tracegrad.producers.llm_gateway.engines import lineage
 from tracegrad.producers.llm_gateway.tracing import CallTracer
-from tracegrad.schemas.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.tokens import ids_from_bytes
+from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.tokens import ids_from_bytes
+from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.schemas.weights import WEIGHTS, EpochClaim, VersionManifest
 
 lineage._POLL_S = 0.005
 RUN_HASH = "ab12cd34"

@@ -8,11 +8,11 @@ import pytest
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, RUN_HASH, Rig, full_prompt
 from tests.streams.make import Streams, config, event, reward
 from tracegrad.producers.llm_gateway.splice import Match, SpliceHistory
-from tracegrad.schemas.calls import CallRecord
-from tracegrad.schemas.rollouts import GroupRef
-from tracegrad.schemas.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.rollouts import GroupRef
+from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.transitions import SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
-from tracegrad.schemas.transitions import SegmentRow, decode_group
 
 __all__ = ["assert_merged", "disable_splice", "rows_of"]
 

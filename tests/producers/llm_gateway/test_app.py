@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.producers.llm_gateway.harness import (
-    ATTEMPT,
-    CALC,
-    ROLLOUT,
-    full_prompt,
-    rig,
-    until,
-)  # fmt: skip
+from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, full_prompt, rig, until
 from tests.scripted_engine import EOT, Reply, ScriptedEngine, tool_call_text
 from tracegrad.producers.llm_gateway.config import PolicyRef
-from tracegrad.schemas.calls import CallOutcome, CallsClosed, Purpose, VersionSpan
-from tracegrad.schemas.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.calls import CallOutcome, CallsClosed, Purpose, VersionSpan
+from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ import pytest
 from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
-from tracegrad.schemas.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 

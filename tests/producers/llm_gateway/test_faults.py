@@ -7,17 +7,10 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.producers.llm_gateway.harness import (
-    ATTEMPT,
-    CALC,
-    ROLLOUT,
-    TOPICS,
-    rig,
-    until,
-)  # fmt: skip
+from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, rig, until
 from tests.scripted_engine import Reply, ScriptedEngine, serve
-from tracegrad.schemas.calls import VersionSpan
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.records.calls import VersionSpan
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow

@@ -5,16 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.producers.llm_gateway.harness import (
-    ATTEMPT,
-    EPISODE,
-    ROLLOUT,
-    RUN_HASH,
-    TOPICS,
-    rig,
-)  # fmt: skip
+from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, RUN_HASH, TOPICS, rig
 from tests.scripted_engine import Reply, ScriptedEngine
-from tracegrad.schemas.calls import Purpose
+from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.topics import Topic
 
 ASK = [{"role": "user", "content": "what is 12 plus 30?"}]

@@ -11,11 +11,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
-from tracegrad.producers.llm_gateway.answer import ParsedMessage
-from tracegrad.producers.llm_gateway.engine_client import EngineRefusal
-from tracegrad.producers.llm_gateway.local_render import LocalRenderer, prove
-from tracegrad.producers.llm_gateway.local_template import LocalTemplate, can_render, load
-from tracegrad.producers.llm_gateway.render import Rendered, waits_until
+from tracegrad.producers.llm_gateway.api.answer import ParsedMessage
+from tracegrad.producers.llm_gateway.engines.client import EngineRefusal
+from tracegrad.producers.llm_gateway.render.engine_render import Rendered, waits_until
+from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, prove
+from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, can_render, load
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tracegrad.producers.llm_gateway.answer import ParsedMessage, finish, mint_call_id
+from tracegrad.producers.llm_gateway.api.answer import ParsedMessage, finish, mint_call_id
+from tracegrad.producers.llm_gateway.api.send_answer import CallResponse
 from tracegrad.producers.llm_gateway.calls import Served
 from tracegrad.producers.llm_gateway.record import CallSummary
 from tracegrad.producers.llm_gateway.sampling import RequestError
-from tracegrad.producers.llm_gateway.send_answer import CallResponse
-from tracegrad.schemas.calls import CallOutcome
+from tracegrad.schemas.records.calls import CallOutcome
 
 Settled = list[tuple[Served | None, BaseException | None]]
 

@@ -1,0 +1,1 @@
+"""The vLLM process: how it is started, and whether it and its model are fit for training."""

@@ -1,0 +1,43 @@
+"""A hub name becomes a folder: the model is fetched once, at start, so that every process opens the same files.
+
+In: settings whose model may be `org/name`. Out: settings whose model is a folder. Only safetensors, configuration
+and tokenizer are fetched; no code, no pickle. Failure: ConfigurationError that says what else to name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError
+
+from ..run.settings import RunSettings
+
+__all__ = ["with_local_model"]
+
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+
+
+def with_local_model(settings: RunSettings, say: Callable[[str], None]) -> RunSettings:
+    """The settings with a folder as model; fetches a hub name. Blocking, as long as the download takes."""
+    name = settings.policy.model
+    if Path(name).is_absolute():
+        return settings
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigurationError(
+            f"[policy] model = {name!r} is a hub name, and huggingface_hub is not installed: "
+            "pip install 'tracegrad[trainer]', or name a folder"
+        ) from error
+    say(f"fetching {name} from the hub")
+    try:
+        folder = snapshot_download(name, allow_patterns=_FILES, etag_timeout=10)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(
+            f"[policy] model = {name!r}: there is no such folder, and the hub gave: {reason}; name a local folder"
+        ) from error
+    return msgspec.structs.replace(settings, policy=msgspec.structs.replace(settings.policy, model=str(folder)))

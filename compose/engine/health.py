@@ -1,0 +1,159 @@
+"""Whether an engine that somebody else started is up and fit for training, and why one of ours did not start.
+
+In: an engine's URL, or the end of its log. Out: ConfigurationError when it can never serve us (a flag or the plug-in
+is missing), UnavailableError when it is not there in time, one clear sentence for a known failure. Failure of a probe
+itself never raises anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tracegrad.consumers.engine import vllm_plugin
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+
+__all__ = ["check_engine", "explain", "start_command", "wait_ready"]
+
+_TIMEOUT = httpx.Timeout(10.0, connect=2.0)
+_INFO_TIMEOUT_S = 60.0
+"""It asks its whole system first."""
+_READY_TIMEOUT_S = 180.0
+_PAUSE_S = 0.25
+_MODES = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+"""Log probabilities of the distribution that was sampled from, and no defaults from the model's folder."""
+
+_KNOWN = (
+    (r"ModuleNotFoundError: No module named 'vllm'", "there is no vLLM in that environment; set [engine] python"),
+    (r"[Aa]ddress already in use", "its port is taken by another process; free it or choose another"),
+    (
+        r"Head size (\d+) is not supported|head_size.{0,40}not supported",
+        "this build lacks the model's head_dim",
+    ),
+    (r"greater than the derived max_model_len", "[engine] max_model_len is longer than the model's context window"),
+    (
+        r"max seq len.{0,120}KV cache|KV cache is needed|No available memory for the cache blocks",
+        "the KV cache is too small for one full context; raise [engine] kv_cache_bytes or lower max_model_len",
+    ),
+    (r"Available memory on node.{0,80}is less than", "too little free memory; lower [engine] kv_cache_bytes"),
+    (r"CUDA out of memory|OutOfMemoryError|Free memory on device", "the GPU has too little free memory"),
+    (
+        r"MemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory",
+        "too little free memory",
+    ),
+    (r"invalid tool call parser|is not a registered tool.?parser", "[engine] tool_call_parser is unknown to this vLLM"),
+    (r"Invalid weight transfer backend", "our plug-in was not loaded; is VLLM_PLUGINS restricting it?"),
+    (r"unrecognized arguments: (.+)", "[engine] args holds an option that this vLLM does not know"),
+    (
+        r"model type .{0,60}does not recognize|Model architectures .{0,80}not supported",
+        "this vLLM lacks the model",
+    ),
+    (r"SafetensorError|Error while deserializing header", "a safetensors file of the model is damaged"),
+    (r"libcuda|CUDA driver version is insufficient|No CUDA GPUs", "a CUDA build of vLLM found no usable GPU"),
+)
+
+
+def explain(log: str) -> str | None:
+    """One sentence for a start that failed in a known way, else None. `log` is the end of its output."""
+    for pattern, sentence in _KNOWN:
+        if re.search(pattern, log):
+            return sentence
+    return None
+
+
+def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[str], None] = lambda _: None) -> None:
+    """Returns when an engine that we did not start answers /health; says once that it waits. Blocking.
+
+    Raises:
+        UnavailableError: it does not answer in time.
+    """
+    until = time.monotonic() + timeout_s
+    has_said = False
+    while not _is_healthy(url):
+        if time.monotonic() > until:
+            raise UnavailableError(
+                f"[engine] url: expected an engine at {url}, got no answer in {timeout_s:g} s; start it, or remove the "
+                "key to have one started"
+            )
+        if not has_said:
+            has_said = True
+            say(f"waiting for the engine at {url}")
+        time.sleep(_PAUSE_S)
+
+
+def check_engine(url: str, *, model: str, served_name: str, weight_root: str, plugin: Path) -> None:
+    """Whether an engine that we did not start can serve and be updated.
+
+    Args:
+        model: the folder it must have been started from.
+        served_name: what requests call the model.
+        weight_root: where the run's versions will lie.
+        plugin: the folder to put on the engine's PYTHONPATH when it lacks our plug-in.
+    Raises:
+        ConfigurationError: it lacks a flag, our plug-in or the model's name; with the command that has them all.
+        UnavailableError: it does not answer.
+    """
+    with httpx.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT) as client:
+        try:
+            models = client.get("/v1/models").json()
+            names = [model["id"] for model in models["data"]]
+            generate = client.get("/inference/v1/generate").status_code
+            info = client.get("/weight_info").status_code
+            init = client.post("/init_weight_transfer_engine", json={"init_info": {}}).status_code
+            modes = _modes(client) if info != 404 else {}
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise UnavailableError(f"[engine] url: expected a vLLM server at {url}, got {error!r}") from error
+    lacks = ""
+    if served_name not in names:
+        lacks = f"it serves {', '.join(map(str, names)) or 'nothing'}, not {served_name!r} (--served-model-name)"
+    elif generate == 404:
+        lacks = "it has no /inference/v1/generate (--enable-scale-out)"
+    elif info == 404:
+        lacks = "it has no development routes (VLLM_SERVER_DEV_MODE=1)"
+    elif init != 200:
+        lacks = "our plug-in is not loaded, so it reads no weights from files (TRACEGRAD_ENGINE=1, PYTHONPATH)"
+    else:
+        for name, wanted in _MODES.items():
+            if modes.get(name, wanted) != wanted:
+                lacks = f"its {name} is {modes[name]!r}, not {wanted!r} (--{name.replace('_', '-')})"
+    if lacks:
+        raise ConfigurationError(
+            f"[engine] url: the engine at {url} cannot be trained with: {lacks}; start it so:\n"
+            f"  {start_command(model=model, served_name=served_name, weight_root=weight_root, plugin=plugin)}"
+        )
+
+
+def start_command(*, model: str, served_name: str, weight_root: str, plugin: Path) -> str:
+    """How one's own engine is started; host, port, dtype, memory and the tool parser are its owner's choice."""
+    modes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in _MODES.items())
+    transfer = json.dumps({"backend": vllm_plugin.BACKEND})
+    return (
+        f"PYTHONPATH={shlex.quote(str(plugin))} {vllm_plugin.ACTIVATION}=1 "
+        f"{vllm_plugin.WEIGHT_ROOT}={shlex.quote(weight_root)} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
+        f"--served-model-name {shlex.quote(served_name)} --enable-scale-out {modes} "
+        f"--weight-transfer-config '{transfer}' --enable-auto-tool-choice --tool-call-parser hermes"
+    )
+
+
+def _modes(client: httpx.Client) -> dict[str, Any]:
+    """What the engine says of itself; nothing when it does not, which is no reason to refuse it."""
+    answer = client.get("/server_info", params={"config_format": "json"}, timeout=_INFO_TIMEOUT_S)
+    try:
+        config = answer.json()["vllm_config"]["model_config"]
+        return {name: config[name] for name in _MODES if name in config}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(url.rstrip("/") + "/health", timeout=httpx.Timeout(2.0)).status_code == 200
+    except httpx.HTTPError:
+        return False

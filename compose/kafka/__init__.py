@@ -1,0 +1,1 @@
+"""schemas/log on Apache Kafka, and the topics of a run on a cluster."""

@@ -1,0 +1,183 @@
+"""Questions to the cluster and changes of it: topics, offsets, a group's commits.
+
+In: names and offsets. Out: facts, each asked anew. Invariant: an offset is handed out as a place to read from
+only after it was seen to lie in the log. Failure: UnavailableError after a bounded wait; ConfigurationError for a
+topic that does not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
+from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+
+from .client_settings import Settings
+from .errors import boundary, log_error, translate
+
+__all__ = ["KafkaAdmin", "NewTopicSpec", "checked", "partition_of"]
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 15.0
+"""For each question to the cluster; more than a broker's restart (3 s) takes."""
+_UNKNOWN_S = 15.0
+"""How long a topic may be unknown to the broker that is asked: it was made a moment ago, or the broker has just come
+back. Past it a whole run ends."""
+
+
+class NewTopicSpec(NamedTuple):
+    """A topic to create, by its full name."""
+
+    name: str
+    partitions: int
+    replication: int
+    settings: dict[str, str]
+
+
+def partition_of(where: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> confluent_kafka.TopicPartition:
+    """A partition in the library's own words."""
+    return confluent_kafka.TopicPartition(where.topic, where.partition, offset)
+
+
+def checked(where: TopicPartition, wanted: int, kept: Offsets) -> int:
+    """The offset, if it lies in the log; else LogGapError."""
+    if not kept.begin <= wanted <= kept.end:
+        raise LogGapError(
+            f"expected offset {wanted} of {where.topic!r} partition {where.partition} in the log, got "
+            f"[{kept.begin}, {kept.end}]: records were deleted before they were read; raise retention.ms and start "
+            "a new run"
+        )
+    return wanted
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """Asks again while the cluster finds its leaders: after a topic is made, or a broker comes back."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return ask()
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+class KafkaAdmin:
+    """An admin client, connected at its first use. Any thread may call it."""
+
+    def __init__(self, base: Settings) -> None:
+        self._base = base
+        self._client = self._new_client()
+
+    def _new_client(self) -> AdminClient:
+        with boundary("make an admin client"):
+            return AdminClient(dict(self._base), error_cb=log_error)
+
+    def commit_group_offsets(self, group: str, next_offsets: Mapping[TopicPartition, int]) -> None:
+        """Sets the committed offsets of a group that has no members now. UnavailableError while it has some."""
+        offsets = [partition_of(where, offset) for where, offset in next_offsets.items()]
+        doing = f"set the committed offsets of group {group!r}"
+        with self._group_client(group) as client, boundary(doing):
+            partitions = client.commit(offsets=offsets, asynchronous=False)
+        for partition in partitions or ():
+            if partition.error is not None:
+                raise translate(partition.error, doing=doing)
+
+    def partition_counts(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Partitions of each topic, or of all. Raises ConfigurationError for a topic that stays unknown."""
+        deadline = time.monotonic() + _UNKNOWN_S
+        while True:
+            with boundary("list topics"):
+                found = self._client.list_topics(timeout=_TIMEOUT_S).topics
+            counts = {name: len(topic.partitions) for name, topic in found.items() if topic.partitions}
+            if topics is None:
+                return counts
+            missing = [name for name in topics if name not in counts]
+            if not missing:
+                return {name: counts[name] for name in topics}
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"expected topic {missing[0]!r} on {self._base['bootstrap.servers']}, got none of that name; "
+                    "create it (`tracegrad topics create`)"
+                )
+            time.sleep(0.1)
+
+    def create_topics(self, wanted: Sequence[NewTopicSpec]) -> set[str]:
+        """Creates topics; returns the names of those that existed already, which are left as they are."""
+        if not wanted:
+            return set()
+        new = [
+            NewTopic(
+                spec.name, num_partitions=spec.partitions, replication_factor=spec.replication, config=spec.settings
+            )
+            for spec in wanted
+        ]
+        with boundary("create topics"):
+            futures = self._client.create_topics(new, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S)
+        existed = set()
+        for name, future in futures.items():
+            try:
+                future.result(_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise translate(error.args[0], doing=f"create topic {name!r}") from error
+                existed.add(name)
+        return existed
+
+    def kept(self, topics: Sequence[str], wanted: Sequence[TopicPartition] | None) -> dict[TopicPartition, Offsets]:
+        """First and next offsets of the partitions wanted, or of all partitions of the topics."""
+        counts = self.partition_counts(topics)
+        known = [TopicPartition(name, partition) for name, count in counts.items() for partition in range(count)]
+        for where in wanted or ():
+            if where not in known:
+                raise ConfigurationError(f"expected a partition of {where.topic!r}, got {where.partition}")
+        asked = known if wanted is None else list(wanted)
+        begins = _patiently(lambda: self._list_offsets(asked, EarliestSpec()))  # type: ignore[no-untyped-call]
+        ends = _patiently(lambda: self._list_offsets(asked, LatestSpec()))  # type: ignore[no-untyped-call]
+        return {where: Offsets(begins[where], ends[where]) for where in asked}
+
+    def _list_offsets(self, wanted: Sequence[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        with boundary("list offsets"):
+            request = {partition_of(where): spec for where in wanted}
+            futures = self._client.list_offsets(request, request_timeout=_TIMEOUT_S)
+            return {
+                TopicPartition(partition.topic, partition.partition): future.result(_TIMEOUT_S).offset
+                for partition, future in futures.items()
+            }
+
+    def committed(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The group's committed next offsets; partitions without one are absent."""
+        return _patiently(lambda: self._committed(group, wanted))
+
+    def _committed(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        doing = f"tell the committed offsets of group {group!r}"
+        with self._group_client(group) as client, boundary(doing):
+            partitions = client.committed([partition_of(where) for where in wanted], timeout=_TIMEOUT_S)
+        found = {}
+        for partition in partitions:
+            if partition.error is not None:
+                raise translate(partition.error, doing=doing)
+            if partition.offset >= 0:
+                found[TopicPartition(partition.topic, partition.partition)] = partition.offset
+        return found
+
+    @contextlib.contextmanager
+    def _group_client(self, group: str) -> Iterator[Consumer]:
+        """A consumer that never subscribes, for a group's offsets. New for each question: librdkafka 2.16's admin
+        client never finds a coordinator again that was restarted, and crashed in some of the answers."""
+        with boundary("make a consumer"):
+            client = Consumer({**self._base, "group.id": group, "enable.auto.commit": False, "error_cb": log_error})
+        try:
+            yield client
+        finally:
+            client.close()

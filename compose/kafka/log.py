@@ -1,0 +1,92 @@
+"""schemas/log/protocol.py on Apache Kafka: the `Log` that compose hands to the rooms.
+
+In: bootstrap servers and allow-listed client settings. Out: an idempotent writer with acks=all, and readers that
+never skip and never commit by themselves. compose/kafka*.py are the only modules that import confluent_kafka.
+
+Invariants: every library error leaves them as one of schemas/errors.py; every wait and every queue is bounded.
+Async code awaits `asyncio.wrap_future(writer.append(...))` and calls the rest by `asyncio.to_thread`; a reader
+belongs to one thread at a time, a writer to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Literal
+
+from tracegrad.schemas.log.protocol import LogReader, LogWriter, Offsets, TopicPartition
+
+from .admin import KafkaAdmin, checked
+from .client_settings import consumer_settings, producer_settings, shared_settings
+from .reader import GroupReader, TailReader
+from .writer import KafkaWriter
+
+__all__ = ["KafkaLog"]
+
+
+class KafkaLog:
+    """schemas.log.Log on a Kafka cluster, and its administration.
+
+    Args:
+        bootstrap_servers: `host:port[,host:port]`.
+        client_settings: of kafka_settings.CLIENT_SETTINGS; anything else is refused.
+        queue_bytes: bound on what a writer holds unacknowledged; beyond it append raises OverloadedError.
+        queue_records: the same in records.
+        delivery_timeout_s: a record that is not acknowledged by then fails with UnavailableError.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        client_settings: Mapping[str, str] | None = None,
+        *,
+        queue_bytes: int = 256 * 1024 * 1024,
+        queue_records: int = 100_000,
+        delivery_timeout_s: float = 60.0,
+    ) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self._base = shared_settings(bootstrap_servers, client_settings or {})
+        self._producer_settings = producer_settings(
+            self._base, queue_bytes=queue_bytes, queue_records=queue_records, delivery_timeout_s=delivery_timeout_s
+        )
+
+    @cached_property
+    def admin(self) -> KafkaAdmin:
+        """Administration of the cluster, for compose only."""
+        return KafkaAdmin(self._base)
+
+    def writer(self) -> LogWriter:
+        """A new writer; one a process is enough."""
+        return KafkaWriter(self._producer_settings)
+
+    def tail(
+        self,
+        topics: Sequence[str],
+        *,
+        start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "beginning",
+    ) -> LogReader:
+        """A reader of all partitions (or just those of the mapping) without a group. LogGapError as documented."""
+        wanted = None if isinstance(start, str) else list(start)
+        kept = self.admin.kept(topics, wanted)
+        if isinstance(start, str):
+            starts = {where: offsets.begin if start == "beginning" else offsets.end for where, offsets in kept.items()}
+        else:
+            starts = {where: checked(where, offset, kept[where]) for where, offset in start.items()}
+        reader = TailReader(self.admin, consumer_settings(self._base, group=None))
+        reader.assign(starts)
+        return reader
+
+    def join(self, group: str, topics: Sequence[str]) -> LogReader:
+        """A member of a consumer group, from its committed offsets, else the beginning."""
+        self.admin.partition_counts(topics)
+        return GroupReader(self.admin, consumer_settings(self._base, group=group), group, topics)
+
+    def offsets(self, topic: str) -> Mapping[int, Offsets]:
+        """First and next offsets of each partition of a topic."""
+        return {where.partition: offsets for where, offsets in self.admin.kept([topic], None).items()}
+
+    def committed(self, group: str, topic: str) -> Mapping[int, int]:
+        """Committed next offsets of a group; partitions without one are absent."""
+        counts = self.admin.partition_counts([topic])
+        wanted = [TopicPartition(topic, partition) for partition in range(counts[topic])]
+        return {where.partition: offset for where, offset in self.admin.committed(group, wanted).items()}

@@ -1,0 +1,220 @@
+"""Topics and start offsets of a run, from the registry: made, checked, printed, documented.
+
+In: the run's `Topics`, partition counts, policies. Out: topics on the cluster, or a plan to print for those who
+own it; `docs/topics.md`. Invariants: idempotent; existing topics are never changed, but their partition counts
+must be the ones asked for, because keys would move (ConfigurationError); the topics along which a marker follows
+its input have equal counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.topics import (
+    DEFAULT_PARTITIONS,
+    INPUTS,
+    MAX_MESSAGE_BYTES,
+    REGISTRY,
+    Stage,
+    Topic,
+    Topics,
+    TopicSpec,
+)
+
+from .admin import NewTopicSpec
+from .client_settings import TAIL_GROUP
+from .log import KafkaLog
+
+__all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics", "start_run"]
+
+logger = logging.getLogger(__name__)
+
+CO_PARTITIONED = (Topic.EPISODE_EVENTS, Topic.EPISODES, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
+"""A marker lies in the partition number of its input, so these have equal counts."""
+
+
+class TopicPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic as it is to be."""
+
+    name: str
+    partitions: int
+    replication: int
+    settings: dict[str, str]
+    writers: str
+    readers: str
+    is_new: bool | None = None
+    """Whether it was made now; None in a dry run."""
+
+    def lines(self) -> list[str]:
+        """For people who create topics and ACLs by their own tools."""
+        settings = " ".join(f"{name}={value}" for name, value in sorted(self.settings.items()))
+        return [
+            f"topic {self.name} partitions={self.partitions} replication={self.replication} {settings}",
+            f"  acl write,describe: {self.writers}",
+            f"  acl read,describe:  {self.readers}",
+        ]
+
+
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One consumer group, for ACLs: Kafka makes it when its first member joins."""
+
+    group: str
+    members: str
+    """Who joins it or commits for it."""
+    watchers: str = ""
+    """Who looks at its offsets."""
+
+    def lines(self) -> list[str]:
+        """For people who create ACLs by their own tools."""
+        watched = [f"  acl describe:       {self.watchers}"] if self.watchers else []
+        return [f"group {self.group}", f"  acl read,describe:  {self.members}", *watched]
+
+
+def plan_groups(topics: Topics) -> list[GroupPlan]:
+    """All consumer groups of a run, and the name under which readers come that join none."""
+    # A new run's first offsets are committed for normalize, see `start_run`.
+    members = {stage: stage.value for stage in INPUTS} | {Stage.NORMALIZE: "normalize, start of a run"}
+    joined = [
+        GroupPlan(group=topics.group(stage), members=members[stage], watchers="audit, report, live view")
+        for stage in INPUTS
+    ]
+    return [*joined, GroupPlan(group=TAIL_GROUP, members="all other readers")]
+
+
+def plan_topics(topics: Topics, *, partitions: int, policies: Sequence[str], replication: int = 1) -> list[TopicPlan]:
+    """All topics of a run, in the registry's order. Asks no cluster."""
+    if partitions < 1 or not policies or replication < 1:
+        raise ConfigurationError(
+            f"expected partitions, replication >= 1 and a policy, got {partitions}, {replication}, {len(policies)}"
+        )
+    counts = {"run": partitions, "policies": len(policies), "one": 1}
+    return [
+        TopicPlan(
+            name=topics.name(spec.topic),
+            partitions=counts[spec.partitions],
+            replication=replication,
+            settings={"max.message.bytes": str(MAX_MESSAGE_BYTES), **spec.settings},
+            writers=spec.written_by,
+            readers=spec.read_by,
+        )
+        for spec in REGISTRY
+    ]
+
+
+def create_topics(
+    log: KafkaLog,
+    topics: Topics,
+    *,
+    policies: Sequence[str],
+    partitions: int = DEFAULT_PARTITIONS,
+    replication: int = 1,
+    dry_run: bool = False,
+) -> list[TopicPlan]:
+    """Makes what is missing and checks what is there; returns the plan, for printing.
+
+    Raises:
+        ConfigurationError: an existing topic of the run has another partition count. A raw topic, which may be
+            a Collector's, keeps its own.
+    """
+    plans = plan_topics(topics, partitions=partitions, policies=policies, replication=replication)
+    if dry_run:
+        return plans
+    wanted = [NewTopicSpec(plan.name, plan.partitions, plan.replication, plan.settings) for plan in plans]
+    there = log.admin.partition_counts()
+    existing = {spec.name for spec in wanted if spec.name in there}
+    existing |= log.admin.create_topics([spec for spec in wanted if spec.name not in existing])
+    counts = log.admin.partition_counts([plan.name for plan in plans])
+    _check_counts(topics, plans, counts)
+    made = len(plans) - len(existing)
+    if made:
+        logger.info("topics of run %s: %d made, %d there before", topics.run, made, len(existing))
+    return [msgspec.structs.replace(plan, is_new=plan.name not in existing) for plan in plans]
+
+
+def _check_counts(topics: Topics, plans: Sequence[TopicPlan], counts: Mapping[str, int]) -> None:
+    raw = {topics.name(spec.topic) for spec in REGISTRY if spec.raw}
+    for plan in plans:
+        if plan.name not in raw and counts[plan.name] != plan.partitions:
+            raise ConfigurationError(
+                f"expected {plan.partitions} partitions of topic {plan.name!r}, got {counts[plan.name]}; partition "
+                "counts are fixed for a run: set [kafka] partitions to that, or start a run under another name"
+            )
+
+
+def start_run(
+    log: KafkaLog,
+    topics: Topics,
+    *,
+    start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "end",
+) -> dict[TopicPartition, int]:
+    """Commits where the run begins to read the raw topics; call it once, when the run is created.
+
+    A resumed run has offsets already: they are kept, and so a second call changes nothing.
+
+    Args:
+        start: a new run takes what comes from now on (`end`); a replay starts at `beginning` or at offsets given.
+    Returns:
+        The offsets that this call committed; empty for a resumed run.
+    """
+    group = topics.group(Stage.NORMALIZE)
+    chosen: dict[TopicPartition, int] = {}
+    for topic in INPUTS[Stage.NORMALIZE]:
+        name = topics.name(topic)
+        committed = log.committed(group, name)
+        for partition, kept in log.offsets(name).items():
+            where = TopicPartition(name, partition)
+            if partition in committed:
+                continue
+            if isinstance(start, str):
+                chosen[where] = kept.begin if start == "beginning" else kept.end
+            else:
+                chosen[where] = start.get(where, kept.begin)
+                if not kept.begin <= chosen[where] <= kept.end:
+                    raise ConfigurationError(
+                        f"expected a start offset of {name!r} partition {partition} in [{kept.begin}, {kept.end}], "
+                        f"got {chosen[where]}"
+                    )
+    if chosen:
+        log.admin.commit_group_offsets(group, chosen)
+    return chosen
+
+
+def _partitions_text(spec: TopicSpec) -> str:
+    return {"run": f"run's (default {DEFAULT_PARTITIONS})", "policies": "one per policy", "one": "1"}[spec.partitions]
+
+
+def topics_markdown() -> str:
+    """The text of docs/topics.md; a test keeps the file equal to it."""
+    lines = [
+        "# Topics",
+        "",
+        "Generated from `schemas/topics.py` by `python -m tracegrad.compose.kafka.log.topic_admin`; do not edit.",
+        "",
+        "Raw topics are shared by all runs and named `<prefix><topic>` (renamable in `[kafka.topics]`); the others",
+        "belong to a run, `<prefix><run>.<topic>`. Consumer groups are `<prefix><run>.<stage>`, stages "
+        + ", ".join(f"`{stage}`" for stage in Stage)
+        + ".",
+        f"Every topic has `max.message.bytes={MAX_MESSAGE_BYTES}`. Private topics may change between releases.",
+        f"Equal partition counts: {', '.join(f'`{topic}`' for topic in CO_PARTITIONED)}.",
+        "",
+        "| topic | scope | key | value | written by | read by | partitions | settings |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for spec in REGISTRY:
+        scope = ("raw" if spec.raw else "run") + ("" if spec.public else ", private")
+        settings = ", ".join(f"`{name}={value}`" for name, value in sorted(spec.settings.items()))
+        cells = [f"`{spec.topic}`", scope, spec.key, spec.value, spec.written_by, spec.read_by]
+        lines.append("| " + " | ".join([*cells, _partitions_text(spec), settings]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(topics_markdown())

@@ -1,0 +1,116 @@
+"""LogWriter on an idempotent producer: acks=all, zstd, keys placed as Java and aiokafka place them.
+
+In: records to append. Out: futures that end when the broker has acknowledged, or with the error. Invariant: what
+waits is bounded (OverloadedError at once beyond it), and every future ends: acknowledged, refused, or timed out.
+Failure: after a fatal error of the producer a new one takes its place; what it held has failed and is the
+caller's to append again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.log.protocol import Headers, Position
+
+from .client_settings import Settings
+from .errors import boundary, log_error, translate
+
+__all__ = ["KafkaWriter"]
+
+
+class KafkaWriter:
+    """LogWriter on an idempotent producer; a thread of its own delivers the acknowledgements."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._producer = self._new_producer()
+        self._is_broken = False
+        self._closed = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="kafka-acknowledgements", daemon=True)
+        self._poller.start()
+
+    def _new_producer(self) -> Producer:
+        with boundary("make a producer"):
+            return Producer({**self._settings, "error_cb": self._on_error})
+
+    def _on_error(self, error: KafkaError) -> None:
+        log_error(error)
+        # A fatal error ends an idempotent producer for good; what waited in it has failed, a new one goes on.
+        self._is_broken = self._is_broken or error.fatal()
+
+    def _poll(self) -> None:
+        while not self._closed.is_set():
+            self._producer.poll(0.1)
+            if self._is_broken:
+                with self._lock:
+                    self._producer.purge()
+                    self._producer.flush(1.0)
+                    self._producer = self._new_producer()
+                    self._is_broken = False
+
+    def append(
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> Future[Position]:
+        future: Future[Position] = Future()
+        # A running future cannot be cancelled, so an abandoned await never breaks the delivery thread.
+        future.set_running_or_notify_cancel()
+        doing = f"append to {topic!r}"
+        if self._closed.is_set():
+            future.set_exception(UnavailableError(f"expected an open writer to {doing}, got a closed one"))
+            return future
+        try:
+            with self._lock:
+                self._producer.produce(
+                    topic,
+                    value=value,
+                    key=key,
+                    partition=-1 if partition is None else partition,
+                    headers=list(headers),
+                    on_delivery=_settle(future, doing),
+                )
+        except BufferError as error:
+            raise OverloadedError(f"expected room in the queue to {doing}, got a full one; wait") from error
+        except KafkaException as error:
+            future.set_exception(translate(error.args[0], doing=doing))
+        return future
+
+    def flush(self, timeout_s: float) -> None:
+        with boundary("flush"):
+            left = self._producer.flush(timeout_s)
+        if left:
+            raise UnavailableError(f"expected every append acknowledged within {timeout_s} s, got {left} waiting")
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        if self._closed.is_set():
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._closed.set()
+            self._poller.join(5.0)
+            with self._lock:
+                # Fails what is left, so that nobody waits for a future that cannot end.
+                self._producer.purge()
+                self._producer.flush(1.0)
+
+
+def _settle(future: Future[Position], doing: str) -> Callable[[KafkaError | None, Message], None]:
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            future.set_exception(translate(error, doing=doing))
+        else:
+            future.set_result(Position(message.topic() or "", message.partition() or 0, message.offset() or 0))
+
+    return on_delivery

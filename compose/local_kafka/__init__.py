@@ -1,0 +1,1 @@
+"""A real single-node Apache Kafka on loopback, without Docker or system Java."""

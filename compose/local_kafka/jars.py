@@ -1,0 +1,197 @@
+"""The jars of the local Kafka, by our lock: fetched once, verified always.
+
+In: `jars.lock` (group, artifact, version, classifier, sha256, bytes; no index addresses) and the user's own
+Maven and proxy settings. Out: the class path. Invariant: a jar is used only if its sha256 is the lock's, checked
+at each start (0.03 s); files appear whole, by rename, so concurrent starters are safe. Failure: one retry, then
+UnavailableError (network) or ConfigurationError (other bytes than the lock's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+
+__all__ = ["Jar", "cache_dir", "class_path", "locked_jars"]
+
+logger = logging.getLogger(__name__)
+
+_LOCK_FILE = Path(__file__).with_name("jars.lock")
+_LOCK_WAIT_S = 600.0
+"""Longer than any sane first download by another process."""
+_DOWNLOADS = 6
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes so far, bytes in all)."""
+
+
+class Jar(NamedTuple):
+    """One line of the lock."""
+
+    group: str
+    artifact: str
+    version: str
+    classifier: str
+    sha256: str
+    num_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """Its name in the cache."""
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.artifact}-{self.version}{classifier}.jar"
+
+
+def cache_dir() -> Path:
+    """The user's cache for what all runs share: $XDG_CACHE_HOME/tracegrad, else ~/.cache/tracegrad."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tracegrad"
+
+
+def locked_jars() -> tuple[Jar, ...]:
+    """The lock's lines, in class-path order."""
+    lines = [line.split() for line in _LOCK_FILE.read_text().splitlines() if line and not line.startswith("#")]
+    return tuple(
+        Jar(group, artifact, version, "" if classifier == "-" else classifier, sha256, int(size))
+        for group, artifact, version, classifier, sha256, size in lines
+    )
+
+
+def class_path(folder: Path, jars: Sequence[Jar] | None = None) -> list[Path]:
+    """Paths of all jars in `folder`, downloaded as needed and verified. May take a minute the first time."""
+    wanted = locked_jars() if jars is None else jars
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(not _is_intact(folder, jar) for jar in wanted):
+        with _exclusive(folder / ".lock"):
+            missing = [jar for jar in wanted if not _is_intact(folder, jar)]
+            if missing:
+                _download(folder, missing)
+    return [folder / jar.file_name for jar in wanted]
+
+
+def _is_intact(folder: Path, jar: Jar) -> bool:
+    try:
+        with (folder / jar.file_name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == jar.sha256
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """One downloader at a time; the others wait and find the jars there."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise UnavailableError(f"expected {path} free within {_LOCK_WAIT_S} s, got none") from error
+                time.sleep(0.2)
+        yield
+
+
+def _download(folder: Path, jars: Sequence[Jar]) -> None:
+    total = sum(jar.num_bytes for jar in jars)
+    done = 0
+    with (
+        tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
+        _progress(total) as report,
+        ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="jars") as pool,
+    ):
+        try:
+            for num_bytes in pool.map(lambda jar: _fetch(folder, Path(staging), jar), jars):
+                done += num_bytes
+                report(done, total)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _fetch(folder: Path, staging: Path, jar: Jar) -> int:
+    """Downloads, verifies and moves one jar into place."""
+    coordinate = f"{jar.group}:{jar.artifact}:{jar.version}"
+    found = ""
+    for attempt in (1, 2):
+        try:
+            path = _resolve(staging, jar, with_local=attempt == 1)
+        except (OSError, RuntimeError) as error:
+            # requests' errors are OSErrors; jgo's `not found` is a RuntimeError.
+            if attempt == 2:
+                raise UnavailableError(
+                    f"expected jar {coordinate} from a Maven repository, got {error}; check the network, the proxy "
+                    "variables, or [repositories] in jgo's configuration file"
+                ) from error
+            continue
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found == jar.sha256:
+            if path.is_relative_to(staging):
+                os.replace(path, folder / jar.file_name)
+            else:
+                copy = staging / jar.file_name
+                copy.write_bytes(path.read_bytes())
+                os.replace(copy, folder / jar.file_name)
+            return jar.num_bytes
+        logger.warning("jar %s: expected sha256 %s, got %s (attempt %d)", coordinate, jar.sha256, found, attempt)
+        if path.is_relative_to(staging):
+            path.unlink()
+    raise ConfigurationError(
+        f"expected jar {coordinate} with sha256 {jar.sha256}, got {found} twice; the repository or a proxy serves "
+        "other bytes than those this release was tested with"
+    )
+
+
+def _resolve(staging: Path, jar: Jar, *, with_local: bool) -> Path:
+    """Lets jgo find a jar, with the repositories that the user configured for it."""
+    try:
+        from jgo.config import GlobalSettings
+        from jgo.maven import MavenContext
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "the local Kafka needs jgo: install tracegrad[kafka], or set bootstrap_servers"
+        ) from error
+    settings = GlobalSettings.load()
+    context = MavenContext(
+        repo_cache=staging / "repository", local_repos=[settings.repo_cache] if with_local else [], timeout=30
+    )
+    context.remote_repos.update(settings.repositories)
+    artifact = context.project(jar.group, jar.artifact).at_version(jar.version).artifact(jar.classifier, "jar")
+    return Path(artifact.resolve())
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Progress]:
+    """A bar on a terminal, a line each quarter elsewhere."""
+    what = f"Kafka's jars ({total / 1e6:.0f} MB, once)"
+    if not sys.stderr.isatty():
+        shown = [0]
+
+        def line(done: int, total: int) -> None:
+            quarter = 4 * done // total
+            if quarter > shown[0]:
+                shown[0] = quarter
+                print(f"downloading {what}: {25 * quarter} %", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"downloading {what}", total=total)
+        yield lambda done, _total: bar.update(task, completed=done)

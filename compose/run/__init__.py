@@ -1,0 +1,1 @@
+"""One run: its settings, folder, processes, supervision and report."""

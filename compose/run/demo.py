@@ -1,0 +1,46 @@
+"""The demo's parts in the checkout: the calculator example and its warm-started policy.
+
+In: nothing. Out: the example's TOML file, with the policy beside it. Failure: ConfigurationError when this
+installation has no examples; the policy is made again when it is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+from tracegrad.schemas.errors import ConfigurationError
+
+__all__ = ["calculator_file"]
+
+_logger = logging.getLogger(__name__)
+_FOLDER = Path(__file__).resolve().parents[2] / "examples" / "calculator"
+_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+_WARM_START_TIMEOUT_S = 1800.0
+
+
+def calculator_file() -> Path:
+    """The example's settings; makes its policy first when it is missing (two minutes)."""
+    file = _FOLDER / "tracegrad.toml"
+    if not file.is_file():
+        raise ConfigurationError(
+            f"the demo needs a checkout of the project, and there is no {file}; "
+            "clone it, or use `tracegrad train FILE` with your own agent"
+        )
+    missing = [name for name in _FILES if not (_FOLDER / "policy" / name).is_file()]
+    if missing:
+        sys.stderr.write(f"the warm-started policy lacks {', '.join(missing)}; making it (about two minutes)\n")
+        _make_policy()
+    return file
+
+
+def _make_policy() -> None:
+    command = [sys.executable, str(_FOLDER / "warm_start.py")]
+    try:
+        subprocess.run(command, cwd=_FOLDER, check=True, timeout=_WARM_START_TIMEOUT_S, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise ConfigurationError(f"the warm start failed:\n{error.stderr[-2000:]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(f"the warm start took longer than {_WARM_START_TIMEOUT_S:g} s") from error

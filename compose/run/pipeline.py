@@ -1,0 +1,186 @@
+"""The processes of a run, in layers, and the run's start: folder, ports, broker, topics.
+
+    0  kafka (ours, unless bootstrap_servers is given)          then: topics and start offsets
+    1  engine, trainer           slow to start, waited for by nobody here
+       otlp                      stops after llm, which sends it its last spans
+    2  llm, streams, weight-sync
+    3  runner, tasks             when both gateways answer
+
+In: checked settings. Out: a prepared RunDir and ProcessSpecs for the supervisor. Invariant: preparing the same run
+again changes nothing that is on the log, and keeps its ports where they are free.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.topics import STREAMS, Stage
+
+from ..kafka.topic_admin import create_topics, start_run
+from ..local_kafka import node as kafka_node
+from .process import ProcessSpec, Role
+from .run_dir import Endpoints, RunDir
+from .settings import RunSettings
+from .supervisor import answers
+from .wiring import Wiring, port_of
+
+__all__ = ["BROKER", "ENGINE_PARTS", "ENVIRONMENT", "PARTS", "prepare_run", "prepare_topics", "specs"]
+
+_logger = logging.getLogger(__name__)
+BROKER = "kafka"
+PARTS = ("capture", "streams", "train")
+"""What `up --only` may name: the gateways and the engine; the stages; the trainer and weight sync."""
+ENGINE_PARTS = (None, "capture")
+"""The values of `only` with which an engine is used."""
+ENVIRONMENT = {
+    # More threads than cores cost more than they give: 15 to 30 times slower on a busy two-core machine.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+}
+_PORT_WAIT_S = 5.0
+
+
+def prepare_run(settings: RunSettings, path: Path) -> RunDir:
+    """The run's folder, with everything written that its processes read. The caller holds its lock."""
+    run_dir = RunDir.create(path, settings)
+    before = run_dir.endpoints if run_dir.endpoints_file.exists() else None
+    kafka, engine = settings.kafka.bootstrap_servers, settings.engine.url
+    taken: list[int] = []
+
+    def address(host: str, asked: int | None, last: str | None) -> str:
+        port = _port(asked, last, taken)
+        taken.append(port)
+        return f"{host}:{port}"
+
+    loopback = "127.0.0.1"
+    llm, otlp = settings.llm, settings.otlp
+    endpoints = Endpoints(
+        bootstrap_servers=kafka or address(loopback, None, before.bootstrap_servers if before else None),
+        llm_url=f"http://{address(llm.host, llm.port, before.llm_url if before else None)}",
+        otlp_endpoint=f"http://{address(otlp.host, otlp.port, before.otlp_endpoint if before else None)}",
+        engine_url=engine or f"http://{address(loopback, None, before.engine_url if before else None)}",
+    )
+    run_dir.write_start(settings, endpoints)
+    return run_dir
+
+
+def _port(asked: int | None, last: str | None, taken: Iterable[int]) -> int:
+    """The port asked for, else the last start's (whose holder may still be dying), else a free one."""
+    wanted = asked if asked is not None else port_of(last) if last else None
+    if wanted is None:
+        return kafka_node.free_port(excluding=tuple(taken))
+    until = time.monotonic() + _PORT_WAIT_S
+    while not kafka_node.is_free(wanted):
+        if time.monotonic() > until:
+            if asked is not None:
+                raise ConfigurationError(f"port {asked} is taken by another program; choose another, or none")
+            return kafka_node.free_port(excluding=tuple(taken))
+        time.sleep(0.1)
+    return wanted
+
+
+def prepare_topics(wiring: Wiring) -> None:
+    """Makes the run's topics and start offsets; called when the broker answers."""
+    settings = wiring.settings
+    log = wiring.log()
+    create_topics(
+        log,
+        wiring.topics,
+        policies=(settings.policy.name,),
+        partitions=settings.kafka.partitions,
+        replication=settings.kafka.replication,
+    )
+    wiring.run_dir.write_starts(start_run(log, wiring.topics))
+
+
+def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> list[ProcessSpec]:
+    """The processes of the run.
+
+    Args:
+        wiring: of a prepared run.
+        for_training: with tasks and runner, until they are done; else until a person stops it.
+        only: one of PARTS; None: all.
+    """
+    if only is not None and only not in PARTS:
+        raise ConfigurationError(f"--only: expected one of {', '.join(PARTS)}, got {only!r}")
+    found: list[ProcessSpec] = []
+    settings = wiring.settings
+    if settings.kafka.bootstrap_servers is None:
+        found.append(_broker(wiring))
+    if only in ENGINE_PARTS:
+        if settings.engine.url is None:
+            found.append(_serve(wiring, "engine", layer=1))
+        found += [
+            _serve(wiring, "otlp", layer=1, health=wiring.endpoints.otlp_endpoint),
+            _serve(wiring, "llm", layer=2, health=wiring.endpoints.llm_url),
+        ]
+    if only in (None, "streams"):
+        found += [
+            _serve(wiring, "streams", layer=2, stage=stage, ordinal=ordinal)
+            for stage in STREAMS
+            for ordinal in range(settings.streams.workers)
+        ]
+    if only in (None, "train"):
+        found += [
+            _serve(wiring, "trainer", layer=1, role=Role.JOB),
+            _serve(wiring, "weight-sync", layer=2),
+        ]
+    if for_training:
+        found += [_serve(wiring, "runner", layer=3), _serve(wiring, "tasks", layer=3, role=Role.JOB)]
+    return found
+
+
+def _broker(wiring: Wiring) -> ProcessSpec:
+    port = port_of(wiring.endpoints.bootstrap_servers)
+    argv = (
+        *(sys.executable, "-m", "tracegrad.compose.local_kafka.broker"),
+        *("--data", str(wiring.run_dir.kafka), "--port", str(port)),
+    )
+    return ProcessSpec(
+        name=BROKER,
+        argv=argv,
+        env=ENVIRONMENT,
+        is_ready=lambda: kafka_node.is_ready(port),
+        is_gate=True,
+        # The first start of all downloads the jars.
+        ready_timeout_s=300.0,
+        stop_timeout_s=20.0,
+    )
+
+
+def _serve(
+    wiring: Wiring,
+    name: str,
+    *,
+    layer: int,
+    role: Role = Role.SERVICE,
+    health: str | None = None,
+    stage: Stage | None = None,
+    ordinal: int = 0,
+) -> ProcessSpec:
+    argv = [sys.executable, "-m", "tracegrad.compose.run.serve", name, "--run-dir", str(wiring.run_dir.path)]
+    if stage is not None:
+        argv += ["--stage", stage.value, "--ordinal", str(ordinal)]
+    threads = {"OMP_NUM_THREADS": str(wiring.settings.trainer.threads)} if name == "trainer" else {}
+    url = f"{health}/health" if health else None
+    return ProcessSpec(
+        name=f"{name}-{stage.value}-{ordinal}" if stage is not None else name,
+        argv=tuple(argv),
+        env={**ENVIRONMENT, **threads},
+        cwd=os.getcwd(),
+        layer=layer,
+        role=role,
+        is_ready=(lambda: answers(url)) if url else None,
+        is_gate=url is not None,
+    )

@@ -1,0 +1,234 @@
+"""The folder of a run: what it is called, where its processes listen, their logs, data, weights and results.
+
+    run.json        name, created_at, hash, seed           written once
+    config.json     the resolved settings                   at each start
+    endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
+    starts.json     where the run began on the raw topics   written once
+    status/         supervisor.json: the processes now
+    trainer/        checkpoints and, under weights/, the versions
+    logs/ kafka/ streams/ engine-plugin/ results/ locks/
+
+In: the name of a run. Out: paths and small records. Invariant: one supervisor at a time (a lock that the kernel
+drops with its holder); the same name resumes, and refuses settings that would contradict what is on the log.
+Failure: ConfigurationError with the remedy.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash, RunName, run_hash
+from tracegrad.schemas.log.protocol import TopicPartition
+
+from .load import read_resolved, write_resolved
+from .settings import RunSettings
+
+__all__ = ["Endpoints", "RunDir", "RunRecord"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+_MARK = "run.json"
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is, for ever."""
+
+    schema: str = "run/1"
+    name: RunName
+    created_at: str
+    """ISO 8601, UTC."""
+    hash: RunHash
+    seed: int
+
+
+class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the parts of a run listen."""
+
+    bootstrap_servers: str
+    llm_url: str
+    """Of the LLM gateway, without `/v1`."""
+    otlp_endpoint: str
+    """Of the OTLP gateway, without `/v1/traces`."""
+    engine_url: str
+
+
+class RunDir:
+    """Paths under one run's folder, and the records in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs = path / "logs"
+        self.status = path / "status"
+        self.locks = path / "locks"
+        self.kafka = path / "kafka"
+        self.streams = path / "streams"
+        self.trainer = path / "trainer"
+        self.results = path / "results"
+        self.config = path / "config.json"
+        self.endpoints_file = path / "endpoints.json"
+        self.status_file = path / "status" / "supervisor.json"
+
+    @property
+    def weights(self) -> Path:
+        """The root under which version folders must lie."""
+        return self.trainer / "weights"
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """The folder of a run that exists. Raises ConfigurationError otherwise."""
+        if not (path / _MARK).is_file():
+            raise ConfigurationError(f"expected a run folder, got {path} without {_MARK}; name one by --run-dir")
+        return cls(path.resolve())
+
+    @classmethod
+    def create(cls, path: Path, settings: RunSettings) -> RunDir:
+        """The folder of a new run, or of the same run again.
+
+        Raises:
+            ConfigurationError: the folder holds another run, or settings that the log cannot change with.
+        """
+        run = cls(path.resolve())
+        for folder in (run.logs, run.status, run.locks, run.kafka, run.trainer, run.weights, run.results):
+            folder.mkdir(parents=True, exist_ok=True)
+        if (run.path / _MARK).exists():
+            run._check_same(settings)
+            return run
+        created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        name = RunName(settings.run)
+        record = RunRecord(name=name, created_at=created_at, hash=run_hash(name, created_at), seed=settings.seed)
+        _write(run.path / _MARK, record)
+        return run
+
+    @property
+    def record(self) -> RunRecord:
+        """What the run is."""
+        return _read(self.path / _MARK, RunRecord)
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where its parts listen."""
+        return _read(self.endpoints_file, Endpoints)
+
+    @property
+    def settings(self) -> RunSettings:
+        """Its resolved settings."""
+        return read_resolved(self.config)
+
+    @property
+    def starts(self) -> dict[TopicPartition, int]:
+        """Where the run began on the raw topics; empty when that is not known: everywhere at the beginning."""
+        try:
+            rows = msgspec.json.decode((self.path / "starts.json").read_bytes(), type=list[tuple[str, int, int]])
+        except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+            return {}
+        return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
+
+    def write_starts(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Keeps where a new run began; nothing for a resumed one."""
+        if starts:
+            rows = [(where.topic, where.partition, offset) for where, offset in sorted(starts.items())]
+            (self.path / "starts.json").write_bytes(msgspec.json.encode(rows))
+
+    def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
+        """Records what this start uses, before any process reads it."""
+        write_resolved(self.config, settings)
+        _write(self.endpoints_file, endpoints)
+
+    def _check_same(self, settings: RunSettings) -> None:
+        record = self.record
+        if record.name != settings.run:
+            raise ConfigurationError(
+                f"{self.path} holds run {record.name!r}, not {settings.run!r}; choose another folder"
+            )
+        if not self.config.exists():
+            return
+        before = self.settings
+        changed = [
+            name
+            for name, old, new in (
+                ("seed", record.seed, settings.seed),
+                ("[kafka] partitions", before.kafka.partitions, settings.kafka.partitions),
+                ("[kafka] topic_prefix", before.kafka.topic_prefix, settings.kafka.topic_prefix),
+                ("[policy] name", before.policy.name, settings.policy.name),
+                ("[policy] model", before.policy.model, settings.policy.model),
+                ("[trainer] groups_per_step", before.trainer.groups_per_step, settings.trainer.groups_per_step),
+                ("[trainer] lora_rank", before.trainer.lora_rank, settings.trainer.lora_rank),
+                ("[trainer] lora_alpha", before.trainer.lora_alpha, settings.trainer.lora_alpha),
+                ("[tasks] group_size", _group_size(before), _group_size(settings)),
+            )
+            if old != new
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"run {record.name!r} exists in {self.path} with another {', '.join(changed)}; "
+                "set it back to resume the run, or give the new one a name of its own (--run NAME)"
+            )
+
+    @contextmanager
+    def lock(self, name: str = "supervisor", *, wait_s: float = 0.0) -> Iterator[None]:
+        """Holds a lock that dies with this process; a predecessor that is leaving gets `wait_s`.
+
+        Raises:
+            ConfigurationError: another process holds it.
+        """
+        self.locks.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.locks / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            until = time.monotonic() + wait_s
+            while not _try_lock(handle):
+                if time.monotonic() >= until:
+                    holder = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
+                    raise ConfigurationError(
+                        f"process {holder or '?'} already is the {name} of {self.path}; "
+                        "stop it first, or start another run (--run NAME)"
+                    )
+                time.sleep(0.1)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    def is_locked(self, name: str = "supervisor") -> bool:
+        """Whether a live process holds the lock."""
+        try:
+            with self.lock(name):
+                return False
+        except ConfigurationError:
+            return True
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _group_size(settings: RunSettings) -> int | None:
+    return settings.tasks.group_size if settings.tasks else None
+
+
+def _write(path: Path, record: msgspec.Struct) -> None:
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    scratch.replace(path)
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise ConfigurationError(f"no {path.name} in {path.parent}; has the run been started?") from None
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error

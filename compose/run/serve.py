@@ -1,0 +1,164 @@
+"""One process of a run, in the foreground: `tracegrad serve NAME --run-dir DIR`, or, without the command line's
+imports, `python -m tracegrad.compose.run.serve NAME --run-dir DIR`.
+
+In: a name, an ordinal, a run's folder. Out: the room's loop, until it is done or told to stop. This entry point
+owns what rooms must not: signal handlers, logging, the log's client, the exit status. Invariant: FatalError is
+78 (the supervisor does not restart it), any other failure is 1, a clean stop is 0. One process per name and
+ordinal: the lock is the kernel's, so a dead holder never blocks its successor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
+from tracegrad.schemas.topics import STREAMS, Stage
+
+from .checks import nearest
+from .run_dir import RunDir
+from .wiring import Wiring
+
+__all__ = ["NAMES", "serve"]
+
+_LOCK_WAIT_S = 5.0
+"""A predecessor that was told to die may still be leaving."""
+_SAY_EVERY_S = 10.0
+_logger = logging.getLogger(__name__)
+
+
+def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 0) -> int:
+    """Runs the process; returns its exit status. Blocking; call it from the main thread."""
+    _set_up_logging()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        _check_name(name, stage)
+        folder = RunDir.open(run_dir)
+        label = f"{name}-{stage}-{ordinal}" if stage else f"{name}-{ordinal}"
+        with folder.lock(f"serve-{label}", wait_s=_LOCK_WAIT_S):
+            _ROOMS[name](Wiring(folder), stop, stage, ordinal)
+    except TracegradError as error:
+        _logger.error("%s: %s", type(error).__name__, error)
+        return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
+    except Exception:
+        # The one outermost handler of the process: whatever it is, the supervisor tries again.
+        _logger.exception("%s failed", name)
+        return 1
+    return 0
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_quieten())
+    for noisy in ("abc", "aiokafka", "faust", "httpcore", "httpx", "kafka", "mode"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _quieten() -> Callable[[logging.LogRecord], bool]:
+    """Lets aiokafka say each kind of thing once in a while: of an away broker it writes hundreds of lines a second."""
+    said_at: dict[str, float] = {}
+
+    def passes(record: logging.LogRecord) -> bool:
+        if not record.name.startswith("aiokafka") or record.created - said_at.get(str(record.msg), 0.0) > _SAY_EVERY_S:
+            said_at[str(record.msg)] = record.created
+            return True
+        return False
+
+    return passes
+
+
+def _check_name(name: str, stage: str | None) -> None:
+    if name not in _ROOMS:
+        raise ConfigurationError(f"no process {name!r}; {nearest(name, NAMES)}")
+    if name == "streams" and stage not in STREAMS:
+        raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(STREAMS)}, got {stage!r}")
+
+
+def _otlp(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from tracegrad.producers.otlp_gateway import app as otlp_gateway
+
+    otlp_gateway.run(wiring.otlp(), topics=wiring.topics, log=wiring.log(), stop=stop)
+
+
+def _llm(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from tracegrad.producers.llm_gateway import app
+
+    app.run(wiring.llm(), topics=wiring.topics, log=wiring.log(), stop=stop)
+
+
+def _streams(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from tracegrad.streams.shell import worker
+
+    assert stage is not None
+    chosen = Stage(stage)
+    config = wiring.streams(chosen, ordinal)
+    worker.run(config, stage=chosen, topics=wiring.topics, log=wiring.log(), stop=stop)
+
+
+def _tasks(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from tracegrad.producers.tasks import admission as tasks
+
+    starts = wiring.run_dir.starts
+    tasks.run(wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=stop, starts=starts)
+
+
+def _runner(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from tracegrad.producers.runner import runner
+
+    starts = wiring.run_dir.starts
+    runner.run(wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=stop, starts=starts)
+
+
+def _trainer(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from tracegrad.trainer import loop
+
+    loop.run(wiring.trainer(), topics=wiring.topics, log=wiring.log(), stop=stop)
+
+
+def _weight_sync(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from tracegrad.consumers.engine import weight_sync
+
+    weight_sync.run(wiring.weight_sync(), topics=wiring.topics, log=wiring.log(), stop=stop)
+
+
+def _engine(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+    from ..engine import server as engine
+
+    # Becomes vLLM, which has handlers of its own; ours die with this program's image.
+    engine.serve(wiring.engine())
+
+
+_ROOMS: dict[str, Callable[[Wiring, threading.Event, str | None, int], None]] = {
+    "otlp": _otlp,
+    "llm": _llm,
+    "streams": _streams,
+    "tasks": _tasks,
+    "runner": _runner,
+    "engine": _engine,
+    "trainer": _trainer,
+    "weight-sync": _weight_sync,
+}
+NAMES = tuple(_ROOMS)
+
+
+def main() -> int:
+    """The process that the supervisor starts."""
+    parser = argparse.ArgumentParser(prog="python -m tracegrad.compose.run.serve", description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--stage")
+    parser.add_argument("--ordinal", type=int, default=0)
+    given = parser.parse_args()
+    return serve(given.name, given.run_dir, stage=given.stage, ordinal=given.ordinal)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""One start of a run in the foreground: lock, folder, processes, live view, report; `up`, `train` and `demo`.
+
+In: checked settings and a folder. Out: an exit status. Invariants: one supervisor per run; the report is made while
+the broker still answers; whatever happens, nothing is left running. Failure: TracegradError, or a status: 1 when a
+process was fatal or the report's checks failed, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.consumers.views.watch import RunView, Watcher, stream_lag
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
+
+from ..engine.fetch_model import with_local_model
+from .pipeline import BROKER, ENGINE_PARTS, prepare_run, prepare_topics, specs
+from .process import ProcessSpec, ProcessStatus
+from .run_dir import RunDir
+from .settings import RunSettings
+from .show import Show
+from .supervisor import Outcome, OutcomeKind, Supervisor
+from .wiring import Wiring
+
+__all__ = ["INTERRUPTED", "run_session"]
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
+_logger = logging.getLogger(__name__)
+WatchFactory = Callable[[Wiring, Show], Watcher]
+ReportMaker = Callable[[Wiring, Show], bool]
+
+
+def run_session(
+    settings: RunSettings,
+    path: Path,
+    show: Show,
+    *,
+    for_training: bool,
+    only: str | None = None,
+    keep: bool = False,
+    watch: WatchFactory | None = None,
+    report: ReportMaker | None = None,
+    announce: Callable[[Wiring, Show], None] | None = None,
+) -> int:
+    """Runs the pipeline until it is done or a person stops it.
+
+    Args:
+        settings: of the run.
+        path: its folder.
+        show: prints.
+        for_training: with tasks and runner; ends when they are done.
+        only: a part of the pipeline.
+        keep: after the report, go on until Ctrl-C, so that the topics can be looked at.
+        watch: makes the live view; None: steps.
+        report: makes the report; returns whether its checks passed.
+        announce: called once the topics are there.
+    """
+    try:
+        settings = with_local_model(settings, show.say)
+        run_dir = RunDir(path.resolve())
+        with run_dir.lock():
+            if only in ENGINE_PARTS:
+                check_before_start(settings, run_dir, show.say)
+            wiring = Wiring(prepare_run(settings, path))
+            return _supervise(
+                wiring,
+                show,
+                processes=specs(wiring, for_training=for_training, only=only),
+                ends_with_jobs=for_training,
+                keep=keep,
+                watch=watch or watch_steps,
+                report=report,
+                announce=announce,
+            )
+    finally:
+        # Whatever was raised, the terminal gets its cursor back.
+        show.close()
+
+
+def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[str], None]) -> None:
+    """Refuses a model or an engine that cannot be trained with, before any broker or topic exists.
+
+    Raises:
+        ConfigurationError: with the remedy.
+        UnavailableError: the engine that the settings name does not answer.
+    """
+    from ..engine.health import check_engine, wait_ready
+    from ..engine.model_checks import check_model
+    from ..engine.server import check_start, install_plugin
+
+    url, policy = settings.engine.url, settings.policy
+    if url is None:
+        check_start(Wiring.planned(settings).engine())
+        return
+    # What that engine runs on, and how long a context it takes, was its owner's choice.
+    check_model(policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1)
+    plugin = install_plugin(str(run_dir.path)).parent
+    wait_ready(url, say=say)
+    check_engine(url, model=policy.model, served_name=policy.name, weight_root=str(run_dir.weights), plugin=plugin)
+
+
+def _supervise(
+    wiring: Wiring,
+    show: Show,
+    *,
+    processes: Sequence[ProcessSpec],
+    ends_with_jobs: bool,
+    keep: bool,
+    watch: WatchFactory,
+    report: ReportMaker | None,
+    announce: Callable[[Wiring, Show], None] | None,
+) -> int:
+    watchers: list[Watcher] = []
+
+    def on_layer(layer: int) -> None:
+        if layer == 0 or watchers:
+            return
+        prepare_topics(wiring)
+        watchers.append(watch(wiring, show))
+        watchers[0].start()
+        if announce is not None:
+            announce(wiring, show)
+
+    def close_watchers() -> None:
+        for watcher in watchers:
+            watcher.close()
+
+    supervisor = Supervisor(
+        processes,
+        logs=wiring.run_dir.logs,
+        on_layer=on_layer,
+        on_change=lambda statuses: write_status(wiring.run_dir, statuses),
+        say=show.say,
+        before_stop=close_watchers,
+    )
+    show.say(f"run {wiring.record.name} in {wiring.run_dir.path}")
+    show.say(f"starting {len(processes)} processes; the engine takes longest (their logs: {wiring.run_dir.logs})")
+    try:
+        outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=ends_with_jobs)
+        status = _end(outcome, wiring, show, report)
+        if keep and outcome.kind is OutcomeKind.DONE:
+            show.say("the pipeline goes on (--keep); Ctrl-C stops it")
+            supervisor.run(ends_with_jobs=False)
+        return status
+    finally:
+        supervisor.close()
+
+
+def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:
+    if outcome.kind is OutcomeKind.FATAL:
+        show.say(f"stopped: {outcome.why}")
+        _explain(outcome.why, show)
+        return FATAL_EXIT_STATUS if outcome.exit_status == FATAL_EXIT_STATUS else 1
+    if outcome.kind is not OutcomeKind.DONE:
+        show.say(f"stopped; start run {wiring.record.name} again to resume it")
+        return INTERRUPTED
+    if report is None:
+        return 0
+    try:
+        return 0 if report(wiring, show) else 1
+    except UnavailableError as error:
+        show.say(f"no report: {error}")
+        return 1
+
+
+def _explain(why: str, show: Show) -> None:
+    """The engine's known failures in one sentence."""
+    from ..engine.health import explain
+
+    if why.startswith("engine:") and (reason := explain(why)):
+        show.say(f"the engine: {reason}")
+
+
+def watch_steps(wiring: Wiring, show: Show) -> Watcher:
+    """The live view of a training run."""
+    log = wiring.log()
+
+    def lag() -> int | None:
+        try:
+            return stream_lag(log, wiring.topics)
+        except TracegradError:
+            return None
+
+    view = RunView(wiring.topics, wiring.record.hash, lag=lag)
+    return Watcher(log, view.topics, view.fold, show.event, offsets=wiring.run_dir.starts)
+
+
+def write_status(run_dir: RunDir, statuses: Sequence[ProcessStatus]) -> None:
+    """For `tracegrad status`; replaced whole."""
+    scratch = run_dir.status_file.with_suffix(".tmp")
+    scratch.write_bytes(msgspec.json.encode(list(statuses)))
+    scratch.replace(run_dir.status_file)

@@ -1,0 +1,148 @@
+"""How a run looks: a live line under a table on a terminal, one plain line per step elsewhere, or JSON lines.
+
+In: events of `watch.py` and sentences. Out: text on stdout (sentences of the JSON form on stderr, so that stdout
+stays machine-readable). Invariant: safe to call from the watcher's and the main thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any, Protocol, TextIO
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from tracegrad.consumers.views.watch import Event, StepLine
+
+__all__ = ["JsonShow", "PlainShow", "RichShow", "Show", "choose_show"]
+
+_HEADER = "  step  version  reward  tools ok  staleness    lag   open    s"
+
+
+class Show(Protocol):
+    """What prints."""
+
+    def event(self, event: Event) -> None:
+        """One thing that happened."""
+
+    def say(self, text: str) -> None:
+        """A sentence for people."""
+
+    def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
+        """A part of the report: fields for machines, lines for people."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+
+
+def _number(value: float | None, width: int, digits: int = 2) -> str:
+    return f"{'-' if value is None else format(value, f'.{digits}f'):>{width}}"
+
+
+def step_text(line: StepLine) -> str:
+    """One aligned line."""
+    lag = "-" if line.lag is None else str(line.lag)
+    text = (
+        f"{line.step:6d} {line.version:8d} {_number(line.reward, 7, 3)} {_number(line.tool_success, 9)} "
+        f"{_number(line.staleness, 10)} {lag:>6} {line.open_episodes:6d} {line.seconds:5.1f}"
+    )
+    return f"{text}  no update: {line.skipped}" if line.skipped else text
+
+
+class PlainShow:
+    """One line per step; for logs and pipes."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._lock = threading.Lock()
+        self._has_header = False
+
+    def event(self, event: Event) -> None:
+        """As Show.event."""
+        if event.step is None:
+            self.say(event.text)
+            return
+        if not self._has_header:
+            self._has_header = True
+            self.say(_HEADER)
+        self.say(step_text(event.step))
+
+    def say(self, text: str) -> None:
+        """As Show.say."""
+        with self._lock:
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
+        """As Show.result."""
+        for line in lines:
+            self.say(line)
+
+    def close(self) -> None:
+        """As Show.close."""
+
+
+class RichShow(PlainShow):
+    """On a terminal: the same lines in colour, and a spinner that says what is awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = Console(highlight=False)
+        self._status = self._console.status("starting")
+        self._status.start()
+
+    def event(self, event: Event) -> None:
+        """As Show.event."""
+        super().event(event)
+        if event.step is not None:
+            self._status.update(f"step {event.step.step + 1} under way, {event.step.open_episodes} episodes open")
+        elif event.kind == "progress":
+            self._status.update(escape(event.text))
+
+    def say(self, text: str) -> None:
+        """As Show.say."""
+        style = "bold" if text == _HEADER else None
+        self._console.print(escape(text), style=style, soft_wrap=True)
+
+    def close(self) -> None:
+        """As Show.close."""
+        self._status.stop()
+
+
+class JsonShow:
+    """JSON lines on stdout: `{"kind": ...}`."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._lock = threading.Lock()
+
+    def event(self, event: Event) -> None:
+        """As Show.event."""
+        fields = msgspec.to_builtins(event.step) if event.step is not None else {"text": event.text}
+        self._write({"kind": event.kind, **fields})
+
+    def say(self, text: str) -> None:
+        """As Show.say, on stderr."""
+        sys.stderr.write(text + "\n")
+
+    def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
+        """As Show.result."""
+        self._write({"kind": name, **fields})
+
+    def close(self) -> None:
+        """As Show.close."""
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        with self._lock:
+            self._out.write(json.dumps(fields) + "\n")
+            self._out.flush()
+
+
+def choose_show(*, as_json: bool) -> Show:
+    """By flag, and by whether anybody watches."""
+    if as_json:
+        return JsonShow()
+    return RichShow() if sys.stdout.isatty() else PlainShow()

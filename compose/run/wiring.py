@@ -1,0 +1,272 @@
+"""From the settings of a run to each room's own configuration record; the one place that knows both.
+
+In: a run's folder (settings, record, endpoints). Out: `Wiring`, whose methods build one record each. Rooms are
+imported inside the methods: a process pays for its own room only, and torch is needed by the trainer alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.topics import Stage, Topics
+
+from ..kafka.log import KafkaLog
+from .run_dir import Endpoints, RunDir, RunRecord
+from .settings import AgentSettings, RunSettings
+
+if TYPE_CHECKING:
+    from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
+    from tracegrad.producers.llm_gateway.config import LlmGatewayConfig
+    from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
+    from tracegrad.producers.runner.config import RunnerConfig
+    from tracegrad.producers.tasks.admission import TasksConfig
+    from tracegrad.streams.config import StreamsConfig
+    from tracegrad.trainer.config import TrainerConfig
+
+    from ..engine.server import EngineConfig
+
+__all__ = ["ENGINE_ID", "Wiring", "topics_of"]
+
+ENGINE_ID = "engine-0"
+_ACK_SHARE = 0.8
+"""Of the agents' export time-out: the OTLP gateway answers 503 before they give up, so that they send again."""
+
+
+def topics_of(settings: RunSettings) -> Topics:
+    """The full names of the run's topics."""
+    return Topics(run=RunName(settings.run), prefix=settings.kafka.topic_prefix, renames=settings.kafka.topics)
+
+
+class Wiring:
+    """Builds what each process of a run is given."""
+
+    def __init__(self, run_dir: RunDir, start: tuple[RunSettings, RunRecord, Endpoints] | None = None) -> None:
+        """
+        Args:
+            run_dir: the run's folder.
+            start: what else would be read from it.
+        """
+        self.run_dir = run_dir
+        self.settings, self.record, self.endpoints = start or (run_dir.settings, run_dir.record, run_dir.endpoints)
+        self.topics = topics_of(self.settings)
+
+    @classmethod
+    def planned(cls, settings: RunSettings) -> Wiring:
+        """Of a run that has not begun, to check its settings: hash and free ports are made up, nothing is read."""
+        record = RunRecord(name=RunName(settings.run), created_at="", hash=RunHash("0" * 8), seed=settings.seed)
+        url = "http://127.0.0.1:1"
+        kafka = settings.kafka.bootstrap_servers
+        endpoints = Endpoints(
+            bootstrap_servers=kafka if kafka is not None else "127.0.0.1:1",
+            llm_url=url,
+            otlp_endpoint=url,
+            engine_url=settings.engine.url or url,
+        )
+        return cls(RunDir(Path("runs", settings.run)), (settings, record, endpoints))
+
+    def log(self) -> KafkaLog:
+        """The log of the run."""
+        return KafkaLog(self.endpoints.bootstrap_servers, self.settings.kafka.client)
+
+    def otlp(self) -> OtlpGatewayConfig:
+        """`serve otlp`."""
+        from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
+
+        flush_timeout_s = (self.settings.agent or AgentSettings()).flush_timeout_s
+        return OtlpGatewayConfig(
+            host=self.settings.otlp.host,
+            port=port_of(self.endpoints.otlp_endpoint),
+            token=self.settings.otlp.token,
+            # Agents that we do not start keep their SDK's default, for which the gateway's own is made.
+            ack_timeout_s=min(OtlpGatewayConfig().ack_timeout_s, _ACK_SHARE * flush_timeout_s),
+        )
+
+    def llm(self) -> LlmGatewayConfig:
+        """`serve llm`."""
+        from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
+
+        policy, engine = self.settings.policy, self.settings.engine
+        is_hermes = engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None
+        return LlmGatewayConfig(
+            host=self.settings.llm.host,
+            port=port_of(self.endpoints.llm_url),
+            token=self.settings.llm.token,
+            run_hash=self.record.hash,
+            engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url),),
+            policies=(PolicyRef(name=policy.name, temperature=policy.temperature, max_tokens=policy.max_tokens),),
+            otlp_endpoint=self.endpoints.otlp_endpoint,
+            otlp_token=self.settings.otlp.token,
+            validation_temperature=policy.validation_temperature,
+            # The gateway itself knows no other parser, and probes prove only what they ask.
+            render="auto" if is_hermes else "engine",
+        )
+
+    def streams(self, stage: Stage, ordinal: int) -> StreamsConfig:
+        """`serve streams --stage STAGE --ordinal N`."""
+        from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+        from tracegrad.streams.config import Select, StreamsConfig
+
+        settings = self.settings
+        rules = tuple(
+            AirRule(name=rule.name, signal=AirSignal(rule.signal), value=rule.value, cap=rule.cap, tool=rule.tool)
+            for rule in settings.air.rules
+        )
+        return StreamsConfig(
+            bootstrap_servers=self.endpoints.bootstrap_servers,
+            data_dir=str(self.run_dir.streams),
+            run_hash=self.record.hash,
+            policies=(settings.policy.name,),
+            instance_id=f"{stage.value}-{ordinal}",
+            partitions=settings.kafka.partitions,
+            kafka=settings.kafka.client,
+            air=rules if settings.air.enabled else (),
+            reward_sources=self.reward_sources(),
+            select=Select(
+                runs=settings.select.runs,
+                services=settings.select.services,
+                agents=settings.select.agents,
+                capture_all=bool(settings.select.capture_all),
+            ),
+            deadline_s=settings.streams.deadline_s,
+            incomplete_s=settings.streams.incomplete_s,
+            idle_s=settings.streams.idle_s,
+        )
+
+    def reward_sources(self) -> tuple[str, ...]:
+        """Whose rewards count: the run's grader, and those that the settings list."""
+        reward = self.settings.reward
+        if reward is None:
+            return ("grader:*",)
+        return (f"grader:{reward.grader.rpartition(':')[2]}", *reward.sources)
+
+    def tasks(self) -> TasksConfig:
+        """`serve tasks`."""
+        from tracegrad.producers.tasks.admission import TasksConfig
+        from tracegrad.schemas.records.rollouts import Limits
+
+        settings = self.settings
+        assert settings.tasks is not None and settings.agent is not None and settings.reward is not None
+        tasks, agent = settings.tasks, settings.agent
+        fills = -(-agent.concurrency // tasks.group_size)
+        return TasksConfig(
+            run_hash=self.record.hash,
+            policy=settings.policy.name,
+            file=tasks.file,
+            eval_file=tasks.eval_file,
+            group_size=tasks.group_size,
+            groups_per_step=settings.trainer.groups_per_step,
+            steps=settings.trainer.steps,
+            staleness=settings.pace.staleness,
+            max_running=tasks.max_running if tasks.max_running is not None else fills + 1,
+            seed=self.record.seed,
+            limits=Limits(time_s=agent.time_limit_s, max_attempts=tasks.max_attempts),
+            rewards_awaited=settings.reward.names,
+        )
+
+    def runner(self) -> RunnerConfig:
+        """`serve runner`."""
+        from tracegrad.producers.runner.config import RunnerConfig
+
+        agent = self.settings.agent
+        assert agent is not None
+        command = shlex.split(agent.command) if isinstance(agent.command, str) else agent.command
+        reward = self.settings.reward
+        return RunnerConfig(
+            run_hash=self.record.hash,
+            callable=agent.callable,
+            command=tuple(command) if command is not None else None,
+            python=agent.python,
+            cwd=agent.cwd,
+            env=agent.env,
+            hosts=agent.hosts,
+            concurrency=agent.concurrency,
+            grader=reward.grader if reward else None,
+            grade_timeout_s=reward.time_limit_s if reward else 30.0,
+            llm_url=self.endpoints.llm_url,
+            otlp_endpoint=self.endpoints.otlp_endpoint,
+            llm_token=self.settings.llm.token,
+            otlp_token=self.settings.otlp.token,
+            flush_timeout_s=agent.flush_timeout_s,
+            service_name=agent.service,
+            log_dir=str(self.run_dir.logs),
+        )
+
+    def trainer(self) -> TrainerConfig:
+        """`serve trainer`."""
+        from tracegrad.trainer.config import LoraConfig, LossConfig, OptimiserConfig, TrainerConfig
+
+        trainer = self.settings.trainer
+        return TrainerConfig(
+            run=self.record.name,
+            policy=self.settings.policy.name,
+            model=self.settings.policy.model,
+            work_dir=str(self.run_dir.trainer),
+            steps=trainer.steps,
+            groups_per_step=trainer.groups_per_step,
+            seed=self.record.seed,
+            loss=LossConfig(
+                clip_low=trainer.clip_low,
+                clip_high=trainer.clip_high,
+                aggregation=trainer.aggregation,
+                constant_tokens=trainer.constant_tokens,
+                max_staleness=trainer.max_staleness,
+                scale_advantages=trainer.scale_advantages,
+            ),
+            optimiser=OptimiserConfig(
+                lr=trainer.lr,
+                warmup_steps=trainer.warmup_steps,
+                weight_decay=trainer.weight_decay,
+                clip_norm=trainer.clip_norm,
+            ),
+            method="full" if trainer.lora_rank is None else "lora",
+            lora=LoraConfig(rank=trainer.lora_rank or LoraConfig().rank, alpha=trainer.lora_alpha),
+            device=trainer.device,
+            dtype=trainer.dtype,
+            publish_dtype=trainer.publish_dtype,
+            threads=trainer.threads,
+            micro_batch_tokens=trainer.micro_batch_tokens,
+            keep_versions=trainer.keep_versions,
+        )
+
+    def weight_sync(self) -> WeightSyncConfig:
+        """`serve weight-sync`."""
+        from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
+
+        return WeightSyncConfig(
+            policy=self.settings.policy.name,
+            engine_id=ENGINE_ID,
+            engine_url=self.endpoints.engine_url,
+            weight_root=str(self.run_dir.weights),
+        )
+
+    def engine(self) -> EngineConfig:
+        """`serve engine`."""
+        from ..engine.server import EngineConfig
+
+        engine = self.settings.engine
+        return EngineConfig(
+            model=self.settings.policy.model,
+            weight_root=str(self.run_dir.weights),
+            work_dir=str(self.run_dir.path),
+            port=port_of(self.endpoints.engine_url),
+            served_name=self.settings.policy.name,
+            python=engine.python,
+            device=engine.device,
+            dtype=engine.dtype,
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            kv_cache_bytes=engine.kv_cache_bytes,
+            threads=engine.threads,
+            tool_call_parser=engine.tool_call_parser,
+            tool_parser_plugin=engine.tool_parser_plugin,
+            needs_tools=self.settings.policy.tools,
+            args=engine.args,
+        )
+
+
+def port_of(url: str) -> int:
+    """The port of a URL that we made ourselves."""
+    return int(url.rpartition(":")[2])

@@ -1,0 +1,1 @@
+"""Whether an engine served the weights whose label its calls bear."""

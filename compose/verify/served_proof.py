@@ -1,0 +1,178 @@
+"""Which trained version the engine can be shown to have served, and calls that prove it.
+
+In: `weights`, `weight_acks`, `llm_calls` of a run. Out: a Proof to be checked by `recheck_served.py`, or a sentence
+that says what is missing. Invariant: a version counts only when it was trained in this run (> 0), survives in the
+lineage, was acknowledged under its own epoch, and whole calls that began after that bear its label; the newest such
+version with its predecessor's folder still there wins. After and before are by the machines' clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.topic_reader import read_topic
+from tracegrad.schemas.records.calls import CALLS, CallRecord
+from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest
+from tracegrad.schemas.topics import Topic, Topics
+
+__all__ = ["Proof", "ServedCall", "find_proof"]
+
+_CALLS = 48
+"""Calls that are recomputed, at most."""
+_TOKENS = 4_096
+"""And their tokens, prompts included: two minutes for half a billion weights on one CPU core."""
+_Label = tuple[int, int]
+"""Version and epoch: `<version>-e<epoch>` on the engine."""
+
+
+class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call, whole again."""
+
+    call_id: str
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+    temperature: float
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What `recheck_served.py` recomputes."""
+
+    version: int
+    folder: str
+    previous_version: int
+    previous_folder: str
+    calls: tuple[ServedCall, ...]
+
+
+def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | str:
+    """The proof, or why there is none."""
+    versions = _versions(log, topics, policy)
+    trained = {(version, manifest.epoch) for version, manifest in versions.items() if version > 0}
+    if not trained:
+        return "no version was trained in this run"
+    acknowledged = {label: at for label, at in _acknowledged(log, topics, policy).items() if label in trained}
+    if not acknowledged:
+        return "no version trained in this run was acknowledged by an engine"
+    chosen = _rollouts_by_label(log, topics, run, policy, acknowledged)
+    if not chosen:
+        return "no call made after its acknowledgement bears the label of a version trained in this run"
+    for label in sorted(chosen, reverse=True):
+        version = label[0]
+        previous = max((other for other in versions if other < version), default=None)
+        if previous is None or not all(Path(versions[v].uri).is_dir() for v in (version, previous)):
+            continue
+        calls = _whole_calls(log, topics, set(chosen[label]), label, after_ms=acknowledged[label])
+        if calls:
+            return Proof(
+                version=version,
+                folder=versions[version].uri,
+                previous_version=previous,
+                previous_folder=versions[previous].uri,
+                calls=tuple(_bounded(calls)),
+            )
+    return "the folders of the versions that served calls are gone; raise [trainer] keep_versions"
+
+
+def _versions(log: Log, topics: Topics, policy: str) -> dict[int, VersionManifest]:
+    lineage = Lineage(policy)
+    for record in read_topic(log, topics.name(Topic.WEIGHTS)):
+        try:
+            lineage.fold(WEIGHTS.decode(record.value))
+        except RecordError:
+            continue
+    return lineage.versions
+
+
+def _acknowledged(log: Log, topics: Topics, policy: str) -> dict[_Label, int]:
+    """When each label was first acknowledged, in unix ms."""
+    found: dict[_Label, int] = {}
+    for record in read_topic(log, topics.name(Topic.WEIGHT_ACKS)):
+        try:
+            ack = WEIGHT_ACKS.decode(record.value)
+        except RecordError:
+            continue
+        if ack.policy == policy:
+            label = (ack.version, ack.epoch)
+            found[label] = min(ack.at_ms, found.get(label, ack.at_ms))
+    return found
+
+
+def _call(value: bytes | None) -> CallRecord | None:
+    try:
+        decoded = CALLS.decode(value)
+    except RecordError:
+        return None
+    return decoded if isinstance(decoded, CallRecord) else None
+
+
+def _label(call: CallRecord) -> _Label | None:
+    """Of the version that sampled the whole call; None when there are several, or a grammar took part."""
+    if len(call.versions) != 1 or call.versions[0].start != 0 or call.is_constrained:
+        return None
+    return call.versions[0].version, call.versions[0].epoch
+
+
+def _is_after(call: CallRecord, at_ms: int) -> bool:
+    return call.started_at_ns >= at_ms * 1_000_000
+
+
+def _rollouts_by_label(
+    log: Log, topics: Topics, run: RunHash, policy: str, acknowledged: Mapping[_Label, int]
+) -> dict[_Label, deque[str]]:
+    """Per acknowledged label the last rollouts with a call that it sampled whole, later; bounded."""
+    found: dict[_Label, deque[str]] = {}
+    for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
+        call = _call(record.value)
+        if call is None or call.policy != policy or call.rollout_id is None or not call.rollout_id.startswith(run):
+            continue
+        label = _label(call)
+        if label is None or label not in acknowledged or not _is_after(call, acknowledged[label]):
+            continue
+        rollouts = found.setdefault(label, deque(maxlen=_CALLS))
+        if call.rollout_id not in rollouts:
+            rollouts.append(call.rollout_id)
+    return found
+
+
+def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: _Label, *, after_ms: int) -> list[ServedCall]:
+    """The label's calls of those rollouts that began after its acknowledgement, prompts put together from parents."""
+    prompts: dict[str, list[int]] = {}
+    found = []
+    for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
+        call = _call(record.value)
+        if call is None or call.rollout_id not in rollouts:
+            continue
+        parent = prompts.get(call.parent_call_id, []) if call.parent_call_id else []
+        prompt = [*parent[: call.shared_tokens], *ids_from_bytes(call.suffix_ids).tolist()]
+        sampled = ids_from_bytes(call.sampled_ids).tolist()
+        prompts[call.call_id] = [*prompt, *sampled]
+        if len(parent) < call.shared_tokens or not prompt or not sampled:
+            continue
+        if _label(call) == label and _is_after(call, after_ms):
+            found.append(
+                ServedCall(
+                    call_id=call.call_id,
+                    prompt_ids=prompt,
+                    sampled_ids=sampled,
+                    logprobs=[float(value) for value in logprobs_from_bytes(call.logprobs)],
+                    temperature=call.sampling_used.temperature,
+                )
+            )
+    return found
+
+
+def _bounded(calls: list[ServedCall]) -> list[ServedCall]:
+    """The first ones, as many as are cheap to recompute; one at least."""
+    totals = accumulate(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
+    num_cheap = sum(total <= _TOKENS for total in totals)
+    return calls[: max(1, min(num_cheap, _CALLS))]

@@ -1,0 +1,1 @@
+"""The accounting of a run, recomputed from its topics."""

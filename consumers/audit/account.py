@@ -1,0 +1,232 @@
+"""The accounting of a run, recomputed from the topics alone: what became of every call, episode and group.
+
+    calls    = in episodes + open + unattributed + not selected + late + dead-lettered
+    episodes = in groups + open groups + superseded + validation + captured
+    groups   = trained + excluded{reason} + waiting
+
+In: a Log, a run's topics and hash. Out: a Report. Invariant: each term is counted where it happens and none by
+subtraction, so an id that is in no term is missing, and is named. Works on a living run too (`open` holds what is
+on its way); only a run that stands still can be expected to have nothing open. The trainer's own ledger is checked
+against the count, never used for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from .links import check_links
+from .read import Evidence, SeenEpisode, gather
+
+__all__ = ["Report", "Unit", "audit", "judge", "surviving_steps"]
+
+MAX_NAMED = 1_000
+"""Missing ids that a report names; the rest are counted."""
+
+
+class Unit(msgspec.Struct, kw_only=True):
+    """One line of the accounting, over distinct ids."""
+
+    total: int = 0
+    terms: dict[str, int] = msgspec.field(default_factory=dict)
+    """Term -> ids; they add up to `total` when nothing is missing."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What the audit found."""
+
+    run: RunHash
+    calls: Unit
+    episodes: Unit
+    groups: Unit
+    missing: list[str]
+    """`what: id`, one each; empty when every id is accounted for."""
+    num_missing: int
+    num_steps: int
+    expired: list[str]
+    """Topics whose oldest records retention has taken: absence there was not judged."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every id is accounted for."""
+        return self.num_missing == 0
+
+
+def audit(
+    log: Log,
+    topics: Topics,
+    run: RunHash,
+    policy: str,
+    *,
+    starts: Mapping[TopicPartition, int] | None = None,
+    is_live: bool = False,
+) -> Report:
+    """Reads the run's topics and counts.
+
+    Args:
+        log: where to read.
+        topics: the run's.
+        run: its hash.
+        policy: the policy whose groups are counted.
+        starts: where the run began on the raw topics; None: at their beginning.
+        is_live: a step may be under way between its manifest and its record.
+    Raises:
+        UnavailableError: Kafka is away.
+    """
+    return judge(gather(log, topics, run, policy, starts=starts), policy, is_live=is_live)
+
+
+def judge(seen: Evidence, policy: str, *, is_live: bool = False) -> Report:
+    """The accounting of the evidence. Pure."""
+    missing: list[str] = []
+    steps = surviving_steps(step for step in seen.steps if step.policy == policy)
+    report = Report(
+        run=seen.run,
+        calls=_calls(seen, missing),
+        episodes=_episodes(seen, missing),
+        groups=_groups(seen, steps, policy, missing),
+        missing=missing,
+        num_missing=0,
+        num_steps=len(steps),
+        expired=sorted(topic.value for topic in seen.expired),
+    )
+    missing += check_links(seen, steps, is_live=is_live)
+    missing += [f"emitted twice with different bytes: {id_}" for id_ in sorted(seen.differing)]
+    missing[:] = list(dict.fromkeys(missing))
+    report.num_missing = len(missing)
+    del missing[MAX_NAMED:]
+    return report
+
+
+def surviving_steps(steps: Iterable[TrainingStep]) -> list[TrainingStep]:
+    """One lineage, in order: a record is void if a later epoch wrote this step or an earlier one."""
+    best: dict[int, TrainingStep] = {}
+    for step in steps:
+        known = best.get(step.step)
+        if known is None or step.epoch > known.epoch:
+            best[step.step] = step
+    chosen: list[TrainingStep] = []
+    for number in sorted(best):
+        if not chosen or best[number].epoch >= chosen[-1].epoch:
+            chosen.append(best[number])
+    return chosen
+
+
+def _unit(terms: Mapping[str, str]) -> Unit:
+    return Unit(total=len(terms), terms=dict(sorted(Counter(terms.values()).items())))
+
+
+def _calls(seen: Evidence, missing: list[str]) -> Unit:
+    in_episodes = {call for episode in seen.episodes.values() for call in episode.calls}
+    terms: dict[str, str] = dict.fromkeys(seen.foreign_calls, "not selected")
+    for key, position in seen.raw.items():
+        if not key.startswith("call:"):
+            continue
+        call = key.removeprefix("call:")
+        episode = seen.facts.get(key)
+        if call in in_episodes:
+            terms[call] = "in episodes"
+        elif position in seen.dead or key in seen.dead_facts:
+            terms[call] = "dead-lettered"
+        elif episode is not None:
+            terms[call] = _term_of_fact(seen, episode, call)
+        elif not seen.is_done(Stage.NORMALIZE, position):
+            terms[call] = "open"
+        elif Topic.EPISODE_EVENTS not in seen.expired:
+            terms[call] = "missing"
+        if terms.get(call) == "missing":
+            missing.append(f"call: {call}")
+    for position in seen.undecodable_calls:
+        name = f"{position.topic}/{position.partition}/{position.offset}"
+        is_dead = position in seen.dead
+        terms[name] = "dead-lettered" if is_dead else "open"
+        if not is_dead and seen.is_done(Stage.NORMALIZE, position):
+            terms[name] = "missing"
+            missing.append(f"undecodable call without a dead letter: {name}")
+    return _unit(terms)
+
+
+def _term_of_fact(seen: Evidence, episode: str, call: str) -> str:
+    """Of a call that reached `episode_events` and is in no episode."""
+    disposition = seen.markers.get(episode)
+    if disposition is None:
+        places = seen.fact_places.get(episode, [])
+        return "missing" if all(seen.is_done(Stage.ASSEMBLE, place) for place in places) else "open"
+    if disposition in ("not_selected", "unattributed"):
+        return disposition.replace("_", " ")
+    record = seen.episodes.get(episode)
+    named = seen.outcomes.get(episode, frozenset())
+    # An episode that closed by completeness has every call that its `calls_closed` names.
+    return "missing" if record is None or (record.closed_by == "complete" and call in named) else "late"
+
+
+def _episodes(seen: Evidence, missing: list[str]) -> Unit:
+    in_groups = {member.episode_id for _, group in seen.groups.values() for member in group.members}
+    finals: dict[str, list[SeenEpisode]] = {}
+    for episode in seen.episodes.values():
+        if episode.group is not None and episode.is_final and not episode.is_validation:
+            finals.setdefault(episode.group, []).append(episode)
+    terms: dict[str, str] = {}
+    for id_, episode in seen.episodes.items():
+        if episode.group is None:
+            terms[id_] = "captured"
+        elif not episode.is_final:
+            terms[id_] = "superseded"
+        elif episode.is_validation:
+            terms[id_] = "validation"
+        elif id_ in in_groups:
+            terms[id_] = "in groups"
+        elif episode.group not in seen.groups and _is_open(seen, finals[episode.group]):
+            terms[id_] = "open groups"
+        else:
+            terms[id_] = "missing"
+            missing.append(f"episode in no group: {id_}")
+    return _unit(terms)
+
+
+def _is_open(seen: Evidence, finals: list[SeenEpisode]) -> bool:
+    return len({episode.rollout for episode in finals}) < finals[0].group_size or not all(
+        seen.is_done(Stage.CREDIT, episode.position) for episode in finals
+    )
+
+
+def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: list[str]) -> Unit:
+    next_offset = steps[-1].next_offset if steps else 0
+    consumed: dict[str, str] = {}
+    for step in steps:
+        for group, term in (
+            *((group, "trained") for group in step.group_ids),
+            *((group, f"excluded: {reason}") for group, reason in step.excluded_ids.items()),
+        ):
+            if group in consumed and not term.endswith("duplicate"):
+                missing.append(f"group consumed twice: {group} (step {step.step})")
+            consumed.setdefault(group, term)
+    terms: dict[str, str] = {}
+    for id_, (offset, summary) in seen.groups.items():
+        if summary.policy != policy:
+            continue
+        if id_ in consumed:
+            terms[id_] = consumed[id_]
+        elif offset >= next_offset:
+            terms[id_] = "waiting"
+        else:
+            terms[id_] = "missing"
+            missing.append(f"group passed by and in no batch: {id_}")
+    if Topic.TRANSITIONS not in seen.expired:
+        missing += [f"group in a batch but not on transitions: {id_}" for id_ in consumed if id_ not in seen.groups]
+    if steps:
+        trained = sum(term == "trained" for term in consumed.values())
+        said = steps[-1].accounting
+        if said.trained != trained or said.consumed != len(consumed):
+            missing.append(
+                f"training_steps says {said.trained} trained of {said.consumed} consumed groups, "
+                f"its batches name {trained} of {len(consumed)}"
+            )
+    return _unit(terms)

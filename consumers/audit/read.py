@@ -1,0 +1,312 @@
+"""What an audit needs of each topic of a run: which ids are there, where they lie, what they point at.
+
+In: a Log, a run's topics and hash. Out: `Evidence`. Invariant: topics are read from the last to the first, and
+committed offsets before all, so that on a living run an id that went on meanwhile looks open, never lost. No
+payload is kept: ids, positions and hashes only. Undecodable records are the stages' business (dead letters).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
+from tracegrad.schemas.log.topic_reader import read_topic
+from tracegrad.schemas.records.calls import CALLS, CallRecord
+from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.episodes import CLOSED, EPISODES, Episode
+from tracegrad.schemas.records.facts import (
+    EPISODE_EVENTS,
+    CallFact,
+    CallsClosedFact,
+    Close,
+    Fact,
+    Facts,
+    RewardFact,
+    RolloutFact,
+    SpanFact,
+)
+from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.transitions import GroupSummary, decode_group
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
+from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
+
+from ..views.otlp_request import spans_by_service
+
+__all__ = ["Evidence", "SeenEpisode", "gather"]
+
+T = TypeVar("T")
+
+
+class SeenEpisode(msgspec.Struct, kw_only=True):
+    """An episode as it lies on `episodes`."""
+
+    position: Position
+    group: str | None
+    group_size: int
+    rollout: str | None
+    is_final: bool
+    is_validation: bool
+    closed_by: str
+    calls: frozenset[str]
+    rewards: tuple[str, ...]
+    digest: bytes
+
+
+class Evidence(msgspec.Struct, kw_only=True):
+    """Ids and places, by topic."""
+
+    run: RunHash
+    committed: dict[Stage, dict[TopicPartition, int]]
+    expired: set[Topic] = msgspec.field(default_factory=set)
+    """Topics whose first records retention has taken: absence there proves nothing."""
+    raw: dict[str, Position] = msgspec.field(default_factory=dict)
+    """`call:ID`, `calls_closed:ROLLOUT/ATTEMPT`, `event:...`, `reward:...`, `span:...` of this run -> place."""
+    foreign_calls: set[str] = msgspec.field(default_factory=set)
+    """Calls of other runs' rollouts."""
+    outcomes: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
+    """Episode id -> the call ids that its `calls_closed` names."""
+    dead: set[Position] = msgspec.field(default_factory=set)
+    """Origins of dead letters."""
+    undecodable_calls: set[Position] = msgspec.field(default_factory=set)
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
+    """Raw key -> episode id, as on `episode_events`."""
+    fact_places: dict[str, list[Position]] = msgspec.field(default_factory=dict)
+    """Episode id -> where its facts lie."""
+    dead_facts: set[str] = msgspec.field(default_factory=set)
+    """Raw keys in dead-lettered batches of facts."""
+    markers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Episode id -> disposition."""
+    episodes: dict[str, SeenEpisode] = msgspec.field(default_factory=dict)
+    differing: set[str] = msgspec.field(default_factory=set)
+    """Ids emitted again with other bytes."""
+    group_markers: set[str] = msgspec.field(default_factory=set)
+    groups: dict[str, tuple[int, GroupSummary]] = msgspec.field(default_factory=dict)
+    """Group id -> its first offset on `transitions`, and what it says."""
+    group_digests: dict[str, bytes] = msgspec.field(default_factory=dict)
+    steps: list[TrainingStep] = msgspec.field(default_factory=list)
+    manifests: dict[int, VersionManifest] = msgspec.field(default_factory=dict)
+    rollouts: dict[str, Position] = msgspec.field(default_factory=dict)
+    """Rollout id -> where it was first asked for."""
+    final_rollouts: set[str] = msgspec.field(default_factory=set)
+    """Rollouts with a final event."""
+
+    def is_done(self, stage: Stage, position: Position) -> bool:
+        """Whether the stage has committed past this input record."""
+        where = TopicPartition(position.topic, position.partition)
+        return position.offset < self.committed[stage].get(where, 0)
+
+
+def gather(
+    log: Log,
+    topics: Topics,
+    run: RunHash,
+    policy: str,
+    *,
+    starts: Mapping[TopicPartition, int] | None = None,
+) -> Evidence:
+    """Reads every topic of the run once. `starts`: where the run began on the raw topics."""
+    committed = {
+        stage: {
+            TopicPartition(topics.name(topic), partition): offset
+            for topic in read
+            for partition, offset in log.committed(topics.group(stage), topics.name(topic)).items()
+        }
+        for stage, read in INPUTS.items()
+    }
+    seen = Evidence(run=run, committed=committed)
+    lineage = Lineage(policy)
+    for topic, fold in _FOLDS:
+        name = topics.name(topic)
+        if any(offsets.begin > 0 for offsets in log.offsets(name).values()) and not _is_compacted(topic):
+            seen.expired.add(topic)
+        for record in read_topic(log, name, start=starts):
+            fold(seen, record)
+    for record in read_topic(log, topics.name(Topic.WEIGHTS)):
+        weight = _decoded(WEIGHTS.decode, record)
+        if weight is not None:
+            lineage.fold(weight)
+    seen.manifests = lineage.versions
+    return seen
+
+
+def _is_compacted(topic: Topic) -> bool:
+    return topic in (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
+
+
+def _decoded(decode: Callable[[bytes | None], T], record: Record) -> T | None:
+    try:
+        return decode(record.value)
+    except RecordError:
+        return None
+
+
+def _step(seen: Evidence, record: Record) -> None:
+    if step := _decoded(TRAINING_STEPS.decode, record):
+        seen.steps.append(step)
+
+
+def _transition(seen: Evidence, record: Record) -> None:
+    decoded = _decoded(decode_group, record)
+    if decoded is None:
+        return
+    summary = decoded[0]
+    digest = hashlib.sha256(record.value or b"").digest()
+    if seen.group_digests.setdefault(summary.group_id, digest) != digest:
+        seen.differing.add(summary.group_id)
+    seen.groups.setdefault(summary.group_id, (record.offset, summary))
+
+
+def _group_marker(seen: Evidence, record: Record) -> None:
+    if marker := _decoded(CLOSED.decode, record):
+        seen.group_markers.add(marker.id)
+
+
+def _episode(seen: Evidence, record: Record) -> None:
+    episode: Episode | None = _decoded(EPISODES.decode, record)
+    if episode is None:
+        return
+    digest = hashlib.sha256(record.value or b"").digest()
+    before = seen.episodes.get(episode.episode_id)
+    if before is not None:
+        if before.digest != digest:
+            seen.differing.add(episode.episode_id)
+        return
+    seen.episodes[episode.episode_id] = SeenEpisode(
+        position=record.position,
+        group=episode.group.id if episode.group else None,
+        group_size=episode.group.size if episode.group else 0,
+        rollout=episode.rollout_id,
+        is_final=episode.is_final,
+        is_validation=episode.purpose.value == "validation",
+        closed_by=episode.closed_by,
+        calls=frozenset(call.call_id for call in episode.calls),
+        rewards=tuple(reward.idempotency_key for reward in episode.rewards),
+        digest=digest,
+    )
+
+
+def _episode_marker(seen: Evidence, record: Record) -> None:
+    if marker := _decoded(CLOSED.decode, record):
+        seen.markers[marker.id] = marker.disposition
+
+
+def _facts(seen: Evidence, record: Record) -> None:
+    batch: Facts | Close | None = _decoded(EPISODE_EVENTS.decode, record)
+    if not isinstance(batch, Facts):
+        return
+    seen.fact_places.setdefault(batch.episode_id, []).append(record.position)
+    for fact in batch.facts:
+        seen.facts[_fact_key(fact)] = batch.episode_id
+
+
+def _dead(seen: Evidence, record: Record) -> None:
+    headers = dict(record.headers)
+
+    def header(name: str) -> str:
+        return headers.get(HEADER_PREFIX + name, b"").decode("utf-8", "replace")
+
+    if not (header("partition").isdigit() and header("offset").isdigit()):
+        return
+    seen.dead.add(Position(header("topic"), int(header("partition")), int(header("offset"))))
+    batch = _decoded(EPISODE_EVENTS.decode, record)
+    if isinstance(batch, Facts):
+        seen.dead_facts.update(_fact_key(fact) for fact in batch.facts)
+
+
+def _reward(seen: Evidence, record: Record) -> None:
+    reward = _decoded(REWARDS.decode, record)
+    if reward is not None and reward.rollout_id.startswith(seen.run):
+        seen.raw[_reward_key(reward)] = record.position
+
+
+def _event(seen: Evidence, record: Record) -> None:
+    event = _decoded(ROLLOUT_EVENTS.decode, record)
+    if event is not None and event.rollout_id.startswith(seen.run):
+        seen.raw[_event_key(event)] = record.position
+        if event.is_final:
+            seen.final_rollouts.add(event.rollout_id)
+
+
+def _call(seen: Evidence, record: Record) -> None:
+    call = _decoded(CALLS.decode, record)
+    if call is None:
+        seen.undecodable_calls.add(record.position)
+    elif call.rollout_id is not None and not call.rollout_id.startswith(seen.run):
+        if isinstance(call, CallRecord):
+            seen.foreign_calls.add(call.call_id)
+    elif isinstance(call, CallRecord):
+        seen.raw[f"call:{call.call_id}"] = record.position
+    else:
+        seen.raw[f"calls_closed:{call.rollout_id}/{call.attempt_id}"] = record.position
+        seen.outcomes[call.rollout_id + call.attempt_id] = frozenset(call.outcomes)
+
+
+def _span(seen: Evidence, record: Record) -> None:
+    for key in _span_keys(record.value or b"", seen.run):
+        seen.raw[key] = record.position
+
+
+def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
+    """Spans of the run's own attempts, by their trace id; the gateway's own are no facts."""
+    try:
+        request = ExportTraceServiceRequest.FromString(body)
+    except DecodeError:
+        return
+    for service, spans in spans_by_service(request):
+        for span in spans:
+            if service != LLM_GATEWAY_SERVICE and span.trace_id.hex().startswith(run):
+                yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
+
+
+def _rollout(seen: Evidence, record: Record) -> None:
+    if request := _decoded(ROLLOUTS.decode, record):
+        seen.rollouts.setdefault(request.rollout_id, record.position)
+
+
+def _event_key(event: RolloutEvent) -> str:
+    return f"event:{event.rollout_id}/{event.attempt_id}/{event.state.value}"
+
+
+def _reward_key(reward: Reward) -> str:
+    return f"reward:{reward.idempotency_key}"
+
+
+def _fact_key(fact: Fact) -> str:
+    match fact:
+        case CallFact(call=call):
+            return f"call:{call.call_id}"
+        case CallsClosedFact(closed=closed):
+            return f"calls_closed:{closed.rollout_id}/{closed.attempt_id}"
+        case RolloutFact(event=event):
+            return _event_key(event)
+        case RewardFact(reward=reward):
+            return _reward_key(reward)
+        case SpanFact(trace_id=trace, span_id=span):
+            return f"span:{trace}/{span}"
+
+
+_FOLDS: tuple[tuple[Topic, Callable[[Evidence, Record], None]], ...] = (
+    (Topic.TRAINING_STEPS, _step),
+    (Topic.CLOSED_GROUPS, _group_marker),
+    (Topic.TRANSITIONS, _transition),
+    (Topic.CLOSED_EPISODES, _episode_marker),
+    (Topic.EPISODES, _episode),
+    (Topic.DEAD_LETTERS, _dead),
+    (Topic.EPISODE_EVENTS, _facts),
+    (Topic.REWARDS, _reward),
+    (Topic.LLM_CALLS, _call),
+    (Topic.OTLP_SPANS, _span),
+    (Topic.ROLLOUT_EVENTS, _event),
+    (Topic.ROLLOUTS, _rollout),
+)
+"""From the last topic to the first."""

@@ -1,0 +1,1 @@
+"""Engines load versions: verified, synced, acknowledged, and the plug-in that vLLM loads."""

@@ -1,0 +1,118 @@
+"""Speaks to one engine's development routes: which weights it serves, whether it is paused, and how to change both.
+
+In: a VersionManifest. Out: the engine holds it under its label, still paused. Errors: UnavailableError when the engine
+is away, dead or too slow (its state is then unknown: look again); RecordError (reason `load_failed`) when it lives and
+refused the version (its weights may then be a mixture: it must stay paused until another load succeeds).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import msgspec
+
+from tracegrad.schemas.errors import RecordError, UnavailableError
+from tracegrad.schemas.records.weights import VersionManifest
+
+__all__ = ["EngineControl", "EngineStatus"]
+
+_logger = logging.getLogger(__name__)
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself. Example: EngineStatus(label="18-e4", is_paused=False)."""
+
+    label: str
+    """`default` after its start."""
+    is_paused: bool
+
+
+class EngineControl:
+    """One engine. Blocking; one caller at a time.
+
+    Args:
+        client: an HTTP client whose base URL is the engine's; owned by the caller.
+        timeout_s: for a question, or a pause (which waits for the engine's present step).
+        load_timeout_s: for reading the weights.
+    """
+
+    def __init__(self, client: httpx.Client, *, timeout_s: float, load_timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._load_timeout_s = load_timeout_s
+
+    def status(self) -> EngineStatus:
+        """Label and pause, from the engine's own core."""
+        try:
+            return EngineStatus(
+                label=self._request("GET", "/weight_info").json()["weight_version"],
+                is_paused=self._request("GET", "/is_paused").json()["is_paused"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnavailableError(f"expected weight_info and is_paused of a vLLM server, got {error!r}") from error
+
+    def load(self, manifest: VersionManifest, folder: str) -> None:
+        """Pauses (requests in flight are kept and go on later), loads, labels. The engine stays paused."""
+        # A start that fails tells of an update that a caller left open when it was killed; finishing closes it.
+        self._request("POST", "/pause", params={"mode": "keep", "clear_cache": "true"})
+        try:
+            self._request("POST", "/start_weight_update")
+        except RecordError:
+            _logger.warning("an earlier weight update was left open; closing it")
+            self._request("POST", "/finish_weight_update")
+            self._request("POST", "/start_weight_update")
+        files = [{"name": file.name, "bytes": file.bytes} for file in manifest.files]
+        self._request("POST", "/update_weights", json={"update_info": {"path": folder, "files": files}}, is_load=True)
+        self._request("POST", "/finish_weight_update", json={"weight_version": manifest.label})
+        self._request("POST", "/reset_prefix_cache")
+
+    def resume(self) -> None:
+        """Lets requests go on."""
+        self._request("POST", "/resume")
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        json: Any = None,
+        is_load: bool = False,
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(self._load_timeout_s if is_load else self._timeout_s, connect=5.0)
+        try:
+            response = self._client.request(method, path, params=params, json=json, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise UnavailableError(f"engine: {path} gave {type(error).__name__}") from error
+        if response.status_code == 200:
+            return response
+        if response.status_code in (404, 405):
+            raise UnavailableError(
+                f"engine: {path} gave status {response.status_code}; start it with VLLM_SERVER_DEV_MODE=1"
+            )
+        if not self._is_alive():
+            raise UnavailableError(f"engine: {path} gave status {response.status_code} and the engine is dead")
+        refusal = f"engine: {path} gave status {response.status_code}: {_reason(response)}"
+        raise RecordError(refusal, reason="load_failed")
+
+    def _is_alive(self) -> bool:
+        """Asked after a 500, when uvicorn closes the connection: a first try may be made on the closed one."""
+        for _ in range(2):
+            with contextlib.suppress(httpx.HTTPError):
+                response = self._client.get("/health", timeout=httpx.Timeout(self._timeout_s, connect=5.0))
+                return response.status_code == 200
+        return False
+
+
+def _reason(response: httpx.Response) -> str:
+    """The engine's own words about a version; they name files and tensors, never prompts."""
+    try:
+        error = response.json()["error"]
+        text = error["message"] if isinstance(error, dict) else error
+    except (KeyError, TypeError, ValueError):
+        text = response.text
+    return str(text)[:500]

@@ -1,0 +1,244 @@
+"""Keeps one engine on the newest version of its policy, and tells when it serves it.
+
+In: `weights`, from the beginning (schemas/records/weights.py Lineage). Out: the engine's weights and label; one
+record on `weight_acks` per version served.
+
+    newest survivor -> verify its files -> pause (keep, clear cache) -> load -> label -> resume -> acknowledge
+         ^                    | refused: counted, the next older one that is sound
+         +--------------------+--------- look again each poll: a label that is not the newest, a pause that is ours
+
+Invariants: level-triggered, so a killed weight sync, a restarted engine (it says `default`) or a missed record are
+all the same case; only complete, verified versions are served; what is paused is resumed only after a load that
+succeeded; versions in between are skipped; a version counts as served only when its acknowledgement is on the log.
+Failure: engine or broker away: bounded backoff, for ever. Not to be combined with a second one on the same engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import httpx
+import msgspec
+
+from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.log.protocol import Log, LogReader, LogWriter, Record
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck
+from tracegrad.schemas.topics import Topic, Topics
+
+from .engine_control import EngineControl, EngineStatus
+from .version_files import verify_version
+
+__all__ = ["WeightSync", "WeightSyncConfig", "run"]
+
+_logger = logging.getLogger(__name__)
+_DRAIN_S = 0.01
+
+
+class WeightSyncConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which engine follows which policy, and how patiently."""
+
+    policy: str
+    """The policy whose versions the engine serves."""
+    engine_id: str
+    """The engine's name on `weight_acks`."""
+    engine_url: str
+    """http://host:port of the engine; its development routes must be reachable."""
+    weight_root: str
+    """Version folders outside it are refused."""
+    poll_s: float = 1.0
+    """How often the engine's label is looked at; a new record is acted on at once."""
+    timeout_s: float = 30.0
+    """For a question to the engine, a pause, or an acknowledgement by the broker."""
+    load_timeout_s: float = 600.0
+    """For the engine to read a version."""
+    retry_refused_s: float = 30.0
+    """A refused version is looked at again after this, in case its storage was only slow."""
+    first_backoff_s: float = 0.2
+    """Pause after the first failure; doubles."""
+    max_backoff_s: float = 5.0
+    """Greatest pause between two looks at an engine or broker that is away."""
+
+
+class WeightSync:
+    """The decisions, without the waiting. Not thread-safe.
+
+    Args:
+        writer: where acknowledgements go.
+        clock: monotonic seconds, for the retry of refused versions.
+    """
+
+    def __init__(
+        self,
+        config: WeightSyncConfig,
+        *,
+        control: EngineControl,
+        writer: LogWriter,
+        topics: Topics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.lineage = Lineage(config.policy)
+        self.counters: Counter[str] = Counter()
+        """`loaded`, `acknowledged`, `refused_<reason>`, `malformed`, `skipped`, `unavailable`."""
+        self._control = control
+        self._writer = writer
+        self._topic = topics.name(Topic.WEIGHT_ACKS)
+        self._clock = clock
+        self._refused_until: dict[str, float] = {}
+        self._acknowledged = ""
+        self._served: VersionManifest | None = None
+        self._load_s = 0.0
+        self._was_stuck = False
+
+    def fold(self, record: Record) -> None:
+        """Takes the next record of `weights`. Never raises for a bad one."""
+        try:
+            self.lineage.fold(WEIGHTS.decode(record.value))
+        except RecordError as error:
+            self.counters["malformed"] += 1
+            _logger.warning("passing over %r (%s): %s", record, error.reason, error)
+
+    def reconcile(self) -> None:
+        """One look at the engine, and whatever it takes to have it serve the newest sound version.
+
+        Raises UnavailableError when engine or broker is away; the next look starts afresh.
+        """
+        candidates = sorted(self.lineage.versions.values(), key=lambda manifest: manifest.version, reverse=True)
+        if not candidates:
+            return
+        status = self._control.status()
+        for manifest in candidates:
+            if manifest.label == status.label and not status.is_paused:
+                self._acknowledge(manifest)
+                return
+            if self._clock() < self._refused_until.get(manifest.label, 0.0):
+                continue
+            try:
+                self._load(manifest)
+            except RecordError as error:
+                self._refuse(manifest, error)
+                status = self._control.status()
+                continue
+            self._acknowledge(manifest)
+            return
+        self._say_stuck(status, candidates[0])
+
+    def _load(self, manifest: VersionManifest) -> None:
+        folder = verify_version(manifest, self.config.weight_root)
+        started = time.monotonic()
+        self._control.load(manifest, str(folder))
+        self._control.resume()
+        self._load_s = time.monotonic() - started
+        label = self._control.status().label
+        if label != manifest.label:
+            raise UnavailableError(f"expected label {manifest.label} after its load, got {label}")
+        self._acknowledged = ""
+        self.counters["loaded"] += 1
+        if self._served is not None and manifest.version > self._served.version + 1:
+            self.counters["skipped"] += manifest.version - self._served.version - 1
+        self._served = manifest
+        self._was_stuck = False
+        _logger.info(
+            "engine %s serves %s of policy %s after %.3f s",
+            self.config.engine_id,
+            manifest.label,
+            manifest.policy,
+            self._load_s,
+        )
+
+    def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
+        self._refused_until[manifest.label] = self._clock() + self.config.retry_refused_s
+        self.counters[f"refused_{error.reason}"] += 1
+        _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
+
+    def _say_stuck(self, status: EngineStatus, newest: VersionManifest) -> None:
+        if not self._was_stuck:
+            self._was_stuck = True
+            _logger.error(
+                "engine %s (label %s, paused %s): no version up to %s can be served; trying again every %g s",
+                self.config.engine_id,
+                status.label,
+                status.is_paused,
+                newest.label,
+                self.config.retry_refused_s,
+            )
+
+    def _acknowledge(self, manifest: VersionManifest) -> None:
+        if manifest.label == self._acknowledged:
+            return
+        ack = WeightAck(
+            engine_id=self.config.engine_id,
+            policy=manifest.policy,
+            version=manifest.version,
+            epoch=manifest.epoch,
+            load_s=self._load_s,
+            at_ms=int(time.time() * 1000),
+        )
+        try:
+            future = self._writer.append(self._topic, key=self.config.engine_id.encode(), value=WEIGHT_ACKS.encode(ack))
+            future.result(self.config.timeout_s)
+        except (OverloadedError, FutureTimeoutError, CancelledError) as error:
+            raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error
+        self._acknowledged = manifest.label
+        self._served = manifest
+        self.counters["acknowledged"] += 1
+
+
+def run(config: WeightSyncConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+    """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
+    with httpx.Client(base_url=config.engine_url.rstrip("/")) as client:
+        control = EngineControl(client, timeout_s=config.timeout_s, load_timeout_s=config.load_timeout_s)
+        writer = log.writer()
+        sync = WeightSync(config, control=control, writer=writer, topics=topics)
+        try:
+            follow(sync, topics=topics, log=log, stop=stop)
+        finally:
+            _close(writer)
+            _logger.info("weight sync of engine %s ends: %s", config.engine_id, dict(sync.counters))
+
+
+def follow(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded."""
+    config = sync.config
+    name = topics.name(Topic.WEIGHTS)
+    reader: LogReader | None = None
+    backoff_s = 0.0
+    try:
+        while not stop.wait(backoff_s):
+            try:
+                if reader is None:
+                    ends = {partition: offsets.end for partition, offsets in log.offsets(name).items()}
+                    reader = log.tail([name])
+                # One record ends the wait at once; what came with it is taken without waiting.
+                first = reader.read(max_records=1, timeout_s=config.poll_s)
+                for record in first:
+                    sync.fold(record)
+                for record in reader.read(timeout_s=_DRAIN_S) if first else ():
+                    sync.fold(record)
+                positions = {where.partition: offset for where, offset in reader.positions().items()}
+                if all(positions.get(partition, 0) >= end for partition, end in ends.items()):
+                    sync.reconcile()
+                if backoff_s:
+                    _logger.info("engine %s and the log answer again", config.engine_id)
+                backoff_s = 0.0
+            except UnavailableError as error:
+                sync.counters["unavailable"] += 1
+                if not backoff_s:
+                    _logger.warning("waiting for engine %s or the log: %s", config.engine_id, error)
+                backoff_s = min(max(config.first_backoff_s, 2 * backoff_s), config.max_backoff_s)
+    finally:
+        if reader is not None:
+            reader.close()
+
+
+def _close(writer: LogWriter) -> None:
+    try:
+        writer.close()
+    except UnavailableError as error:
+        _logger.warning("the last acknowledgements may be missing: %s", error)

@@ -1,0 +1,150 @@
+"""What a run came to, from its topics: curves by step, held-out score before and after, time per phase.
+
+In: a Log and a run's topics. Out: `Results`, JSON-able. Invariant: computed from the surviving steps and the final
+episodes only; an unscored episode is counted as unscored, never as 0. Held-out groups are numbered on: the first
+pass has the indexes 0 .. n-1, the second n .. 2n-1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.topic_reader import read_topic
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.topics import Topic, Topics
+
+from ..audit.account import surviving_steps
+
+__all__ = ["HeldOut", "Results", "collect", "held_out", "wilson"]
+
+_Z = 1.959964
+"""95 % two-sided."""
+
+
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """One pass over the held-out tasks."""
+
+    num_tasks: int
+    num_scored: int
+    mean: float | None
+    """Mean reward of the scored ones; None when none is."""
+    low: float | None = None
+    high: float | None = None
+    """95 % confidence interval: Wilson's when every reward is 0 or 1, else normal."""
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in results.json."""
+
+    schema: str = "results/1"
+    run: str
+    steps: int
+    version: int
+    """The last step's."""
+    before: HeldOut | None
+    after: HeldOut | None
+    reward_last_ten: float | None
+    """Mean of the last ten steps' rewards."""
+    staleness_mean: float
+    staleness_max: int
+    logprob_error_max: float
+    """Greatest difference between trainer and sampler at the same version, in nats."""
+    seconds: dict[str, float]
+    """Sums of the trainer's phases, and `total` from the first step's begin to the last one's end."""
+    curves: dict[str, list[float | None]]
+    """Name -> value by step: reward, tool_success, staleness, air:<rule>."""
+
+
+def collect(log: Log, topics: Topics, *, run: str, policy: str, num_held_out: int) -> Results:
+    """Reads `training_steps` and `episodes` to their present end."""
+    steps = surviving_steps(step for step in _steps(log, topics) if step.policy == policy)
+    episodes = list(_validation(log, topics))
+    curves: dict[str, list[float | None]] = {
+        "reward": [step.reward for step in steps],
+        "tool_success": [step.tool_success for step in steps],
+        "staleness": [step.staleness_mean for step in steps],
+    }
+    for rule in sorted({rule for step in steps for rule in step.reward_parts if rule.startswith("air:")}):
+        curves[rule] = [step.reward_parts.get(rule) for step in steps]
+    last = [step.reward for step in steps[-10:] if step.reward is not None]
+    return Results(
+        run=run,
+        steps=len(steps),
+        version=steps[-1].version if steps else 0,
+        before=held_out(episodes, 0, num_held_out),
+        after=held_out(episodes, num_held_out, num_held_out),
+        reward_last_ten=math.fsum(last) / len(last) if last else None,
+        staleness_mean=_mean(step.staleness_mean for step in steps),
+        staleness_max=max((step.staleness_max for step in steps), default=0),
+        logprob_error_max=max((step.logprob_error_max for step in steps), default=0.0),
+        seconds=_seconds(steps),
+        curves=curves,
+    )
+
+
+def _steps(log: Log, topics: Topics) -> Iterable[TrainingStep]:
+    for record in read_topic(log, topics.name(Topic.TRAINING_STEPS)):
+        try:
+            yield TRAINING_STEPS.decode(record.value)
+        except RecordError:
+            continue
+
+
+def _validation(log: Log, topics: Topics) -> Iterable[Episode]:
+    seen: set[str] = set()
+    for record in read_topic(log, topics.name(Topic.EPISODES)):
+        try:
+            episode = EPISODES.decode(record.value)
+        except RecordError:
+            continue
+        if episode.purpose is Purpose.VALIDATION and episode.is_final and episode.episode_id not in seen:
+            seen.add(episode.episode_id)
+            yield episode
+
+
+def held_out(episodes: Sequence[Episode], first: int, count: int) -> HeldOut | None:
+    """The score of one pass; None when the pass did not run."""
+    of_pass = [e for e in episodes if e.group is not None and first <= e.group.index < first + count]
+    if not of_pass:
+        return None
+    rewards = [episode.reward for episode in of_pass if episode.reward is not None]
+    if not rewards:
+        return HeldOut(num_tasks=len(of_pass), num_scored=0, mean=None)
+    mean = math.fsum(rewards) / len(rewards)
+    if all(reward in (0.0, 1.0) for reward in rewards):
+        low, high = wilson(sum(reward == 1.0 for reward in rewards), len(rewards))
+    else:
+        variance = math.fsum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)
+        spread = _Z * math.sqrt(variance / len(rewards))
+        low, high = mean - spread, mean + spread
+    return HeldOut(num_tasks=len(of_pass), num_scored=len(rewards), mean=mean, low=low, high=high)
+
+
+def wilson(num_successes: int, num_trials: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a proportion; (0, 1) without trials."""
+    if num_trials == 0:
+        return (0.0, 1.0)
+    share = num_successes / num_trials
+    weight = 1 + _Z**2 / num_trials
+    centre = (share + _Z**2 / (2 * num_trials)) / weight
+    spread = _Z / weight * math.sqrt(share * (1 - share) / num_trials + _Z**2 / (4 * num_trials**2))
+    return (max(0.0, centre - spread), min(1.0, centre + spread))
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return math.fsum(listed) / len(listed) if listed else 0.0
+
+
+def _seconds(steps: Sequence[TrainingStep]) -> dict[str, float]:
+    phases = {phase for step in steps for phase in step.seconds}
+    sums = {phase: round(math.fsum(step.seconds.get(phase, 0.0) for step in steps), 3) for phase in sorted(phases)}
+    total = (steps[-1].ended_at_ms - steps[0].started_at_ms) / 1000 if steps else 0.0
+    return {**sums, "total": round(max(0.0, total), 3)}

@@ -1,0 +1,194 @@
+"""Records of any topic as people read them: decoded, one line, or every field as JSON.
+
+In: a record and the registry's topic. Out: a short sentence, or builtins for JSON. Invariant: nothing raises; what
+cannot be decoded is shown as such with its size. This is where a person asks to see content, so content is shown
+(cut in the sentence, whole in JSON); it never goes to a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
+from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
+from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
+from tracegrad.schemas.topics import Topic
+
+from .otlp_request import spans_by_service
+
+__all__ = ["as_json", "as_text"]
+
+_CUT = 60
+_DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {
+    Topic.LLM_CALLS: CALLS.decode,
+    Topic.REWARDS: REWARDS.decode,
+    Topic.ROLLOUT_EVENTS: ROLLOUT_EVENTS.decode,
+    Topic.ROLLOUTS: ROLLOUTS.decode,
+    Topic.EPISODE_EVENTS: EPISODE_EVENTS.decode,
+    Topic.CLOSED_EPISODES: CLOSED.decode,
+    Topic.CLOSED_GROUPS: CLOSED.decode,
+    Topic.EPISODES: EPISODES.decode,
+    Topic.TRANSITIONS: decode_group,
+    Topic.WEIGHTS: WEIGHTS.decode,
+    Topic.WEIGHT_ACKS: WEIGHT_ACKS.decode,
+    Topic.TRAINING_STEPS: TRAINING_STEPS.decode,
+}
+_IDS = ("suffix_ids", "sampled_ids")
+
+
+def as_text(topic: Topic, record: Record) -> str:
+    """One line: where it lies, its key, what it says."""
+    where = f"{record.partition}@{record.offset}"
+    key = (record.key or b"").decode("utf-8", "replace")
+    return f"{where:>10} {key[:32]:32} {_sentence(topic, record)}"
+
+
+def as_json(topic: Topic, record: Record) -> dict[str, Any]:
+    """Every field; token ids and logprobs as lists of numbers."""
+    place = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "key": (record.key or b"").decode("utf-8", "replace"),
+        "timestamp_ms": record.timestamp_ms,
+        "headers": {name: value.decode("utf-8", "replace") for name, value in record.headers},
+    }
+    try:
+        value = _builtins(topic, record)
+    except (RecordError, DecodeError) as error:
+        return {**place, "error": str(error), "bytes": len(record.value or b"")}
+    return {**place, "value": value}
+
+
+def _builtins(topic: Topic, record: Record) -> Any:
+    if topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS):
+        kind = ExportTraceServiceRequest if topic is Topic.OTLP_SPANS else ExportLogsServiceRequest
+        return MessageToDict(kind.FromString(record.value or b""))
+    if topic is Topic.DEAD_LETTERS:
+        return {"bytes": len(record.value or b"")}
+    decoded = _DECODERS[topic](record.value)
+    if isinstance(decoded, tuple):
+        summary, rows = decoded
+        return {**msgspec.to_builtins(summary), "rows": msgspec.to_builtins(rows)}
+    return _numbers(decoded)
+
+
+def _numbers(value: Any) -> Any:
+    """Builtins, in which ids and logprobs are numbers again."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {name: _bytes_or(name, inner) for name, inner in fields.items()}
+    if isinstance(value, tuple | list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _numbers(item) for key, item in value.items()}
+    return msgspec.to_builtins(value)
+
+
+def _bytes_or(name: str, value: Any) -> Any:
+    if isinstance(value, bytes) and name in _IDS:
+        return ids_from_bytes(value).tolist()
+    if isinstance(value, bytes) and name == "logprobs":
+        return [round(float(item), 6) for item in logprobs_from_bytes(value)]
+    return _numbers(value)
+
+
+def _sentence(topic: Topic, record: Record) -> str:
+    try:
+        if topic is Topic.OTLP_SPANS:
+            return _spans(ExportTraceServiceRequest.FromString(record.value or b""))
+        if topic is Topic.OTLP_LOGS:
+            request = ExportLogsServiceRequest.FromString(record.value or b"")
+            return f"{sum(len(s.log_records) for r in request.resource_logs for s in r.scope_logs)} log records"
+        if topic is Topic.DEAD_LETTERS:
+            return _dead(record)
+        return _describe(_DECODERS[topic](record.value))
+    except (RecordError, DecodeError) as error:
+        return f"undecodable, {len(record.value or b'')} bytes: {str(error)[:_CUT]}"
+
+
+def _cut(text: str | None) -> str:
+    flat = " ".join((text or "").split())
+    return flat if len(flat) <= _CUT else flat[: _CUT - 3] + "..."
+
+
+def _describe(value: Any) -> str:
+    match value:
+        case CallRecord():
+            tools = ", ".join(f"{call.name}({_cut(call.arguments)})" for call in value.tool_calls)
+            versions = ",".join(f"{span.version}-e{span.epoch}" for span in value.versions)
+            said = tools or repr(_cut(value.content))
+            return f"call {len(value.sampled_ids) // 4} tokens by {versions}, {value.finish_reason}: {said}"
+        case CallsClosed():
+            return f"calls closed: {len(value.outcomes)}"
+        case Reward():
+            return (
+                f"{value.name} = {'unscored, ' + value.reason if value.value is None else value.value} ({value.source})"
+            )
+        case RolloutEvent():
+            error = f": {_cut(value.error)}" if value.error else ""
+            return f"attempt {value.attempt_id} {value.state}{' (final)' if value.is_final else ''}{error}"
+        case RolloutRequest():
+            return f"{value.purpose} task {value.task_id}, group {value.group.index} member {value.group.member}"
+        case Facts():
+            kinds = [type(fact).__name__.removesuffix("Fact").lower() for fact in value.facts]
+            return f"{len(kinds)} facts of {value.episode_id}: {', '.join(sorted(set(kinds)))}"
+        case Close():
+            return f"close {value.episode_id}: {value.reason}"
+        case ClosedMarker():
+            return f"closed {value.id}: {value.disposition}"
+        case Episode():
+            reward = f"unscored ({value.unscored})" if value.reward is None else f"reward {value.reward:g}"
+            tools = f"{value.num_tools_succeeded}/{value.num_tools} tools"
+            return f"{value.purpose} {value.state}, {len(value.calls)} calls, {tools}, {reward}, by {value.closed_by}"
+        case (GroupSummary() as summary, list() as rows):
+            return _group(summary, rows)
+        case TrainingStep():
+            return f"step {value.step} -> version {value.version}, reward {value.reward}, {value.num_tokens} tokens"
+        case EpochClaim():
+            return f"epoch {value.epoch} claimed by {value.trainer_id}"
+        case VersionManifest():
+            return f"version {value.label} ({value.kind}) at {value.uri}"
+        case WeightAck():
+            return f"{value.engine_id} serves {value.version}-e{value.epoch}, loaded in {value.load_s:.3f} s"
+        case _:
+            return type(value).__name__
+
+
+def _group(summary: GroupSummary, rows: list[SegmentRow]) -> str:
+    rewards = " ".join("-" if member.reward is None else f"{member.reward:g}" for member in summary.members)
+    tokens = sum(sum(row.loss_mask) for row in rows)
+    return f"group {summary.group_index}: {len(rows)} segments, {tokens} trained tokens, rewards {rewards}"
+
+
+def _spans(request: ExportTraceServiceRequest) -> str:
+    names: list[str] = []
+    services: set[str] = set()
+    for service, spans in spans_by_service(request):
+        services.add(service)
+        names += [span.name for span in spans]
+    return f"{len(names)} spans of {', '.join(sorted(services - {''})) or '?'}: {_cut(', '.join(sorted(set(names))))}"
+
+
+def _dead(record: Record) -> str:
+    headers = {
+        name.removeprefix(HEADER_PREFIX): value.decode("utf-8", "replace")
+        for name, value in reversed(record.headers)
+        if name.startswith(HEADER_PREFIX)
+    }
+    place = f"{headers.get('topic', '?')}/{headers.get('partition', '?')}@{headers.get('offset', '?')}"
+    return f"{headers.get('stage', '?')}: {headers.get('reason', '?')} from {place}: {headers.get('detail', '')[:200]}"

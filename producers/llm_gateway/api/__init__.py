@@ -1,0 +1,1 @@
+"""What an agent speaks: requests read, answers written, one pair of modules an API."""

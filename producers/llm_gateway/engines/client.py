@@ -1,0 +1,155 @@
+"""Speaks to the engines over HTTP: pooled connections, bounded waits, no judgement of what comes back.
+
+In: JSON bodies for vLLM's render, generate, derender. Out: the answers' bytes. An engine that is away, loads or
+restarts (refused connection, 502 to 504, a reset) is waited for until the call's deadline, the others tried in turn;
+then UnavailableError. A 4xx is the fault of the request, as is a 500 that stays: EngineRefusal, for the agent.
+Generate is sent again after a broken connection; the sample lost was never shown to anyone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from tracegrad.schemas.errors import TracegradError, UnavailableError
+
+from ..config import EngineRef
+
+__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "EngineRefusal"]
+
+_LOGGER = logging.getLogger(__name__)
+RENDER = "/v1/chat/completions/render"
+GENERATE = "/inference/v1/generate"
+DERENDER = "/v1/chat/completions/derender"
+DETOKENIZE = "/detokenize"
+_FIRST_PAUSE_S = 0.05
+_MAX_FAULTS = 3
+"""A 500 so often is no accident: the engine's template or parser fails on this input."""
+_MAX_PAUSE_S = 1.0
+_JSON = {"content-type": "application/json"}
+
+
+class EngineRefusal(TracegradError, ValueError):
+    """The engine says that the request is wrong."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (str(self), self.status))
+
+
+def _rebuild(message: str, status: int) -> EngineRefusal:
+    return EngineRefusal(message, status=status)
+
+
+class EngineClient:
+    """All engines of the gateway. Make it in a running event loop; close it there."""
+
+    def __init__(self, engines: tuple[EngineRef, ...], *, counters: Counter[str]) -> None:
+        self._engines = engines
+        self._counters = counters
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+            auto_decompress=False,
+            headers={"accept-encoding": "identity"},
+        )
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._session.close()
+
+    async def post(
+        self, path: str, body: Any, *, sticky: int, deadline: float, timeout_s: float
+    ) -> tuple[bytes, EngineRef]:
+        """The answer of the first engine that gives one, and which engine that was.
+
+        Args:
+            sticky: equal numbers prefer the same engine, for its prefix cache.
+            deadline: `time.monotonic()` after which waiting for an engine ends.
+            timeout_s: for one request.
+        Raises:
+            EngineRefusal: a 4xx, or a 500 three times.
+            UnavailableError: past the deadline.
+        """
+        data = msgspec.json.encode(body)
+        pause_s = _FIRST_PAUSE_S
+        tries = faults = 0
+        while True:
+            engine = self._engines[(sticky + tries) % len(self._engines)]
+            try:
+                return await self._post_once(engine, path, data, timeout_s), engine
+            except EngineRefusal as refusal:
+                faults += 1
+                if refusal.status < 500 or faults == _MAX_FAULTS:
+                    raise
+                tries += 1
+            except UnavailableError as error:
+                tries += 1
+                self._counters["engine_unavailable"] += 1
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                if tries % len(self._engines) == 0:
+                    _LOGGER.debug("no engine answers, waiting %.2f s: %s", pause_s, error)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    async def _post_once(self, engine: EngineRef, path: str, data: bytes, timeout_s: float) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
+        url = engine.url.rstrip("/") + path
+        try:
+            async with self._session.post(url, data=data, headers=_JSON, timeout=timeout) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnavailableError(f"engine {engine.id}: {path} gave {type(error).__name__}") from error
+        if response.status == 200:
+            return answer
+        if response.status > 500:
+            raise UnavailableError(f"engine {engine.id}: {path} gave status {response.status}")
+        if response.status in (404, 405):
+            # Without these routes no call can ever be served; the engine's flags are wrong, or it still starts.
+            raise UnavailableError(
+                f"engine {engine.id}: {path} gave status {response.status}; start it with --enable-scale-out"
+            )
+        raise EngineRefusal(_message(answer), status=response.status)
+
+    async def label(self, engine: EngineRef) -> str | None:
+        """The engine's weight label, or None when it does not tell (no developer routes) or is away."""
+        answer = await self._get(engine, "/weight_info")
+        return str(answer["weight_version"]) if isinstance(answer, dict) and "weight_version" in answer else None
+
+    async def context_length(self) -> int | None:
+        """The shortest context window of the engines, or None while one does not tell."""
+        lengths: list[int] = []
+        for engine in self._engines:
+            answer = await self._get(engine, "/v1/models")
+            try:
+                lengths.append(int(answer["data"][0]["max_model_len"]))
+            except (KeyError, IndexError, TypeError, ValueError):
+                return None
+        return min(lengths)
+
+    async def _get(self, engine: EngineRef, path: str) -> Any:
+        timeout = aiohttp.ClientTimeout(total=5.0)
+        try:
+            async with self._session.get(engine.url.rstrip("/") + path, timeout=timeout) as response:
+                return msgspec.json.decode(await response.read()) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+            return None
+
+
+def _message(answer: bytes) -> str:
+    """The engine's own words."""
+    try:
+        body = msgspec.json.decode(answer)
+        error = body.get("error", body)
+        return str(error.get("message") or error)[:2000]
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+        return "the engine refused the request without a readable reason"

@@ -1,0 +1,264 @@
+"""OTLP/HTTP receiver: spans of any OpenTelemetry SDK or Collector become records on `otlp_spans`.
+
+In: POST /v1/traces (also under /rollout/{rollout}/attempt/{attempt}, whose identity is written into the
+resources), protobuf or JSON, plain or gzip. Out: one record a trace and size, keyed by trace id in hex.
+Invariant: 200 is answered only when the log has acknowledged every piece. Memory is bounded: a request over
+`max_body_bytes` gets 413, one that would pass `max_inflight_bytes` in all gets 503 + Retry-After. Failure: the log
+is away -> 503 + Retry-After (the SDK sends again; duplicates are folded); malformed -> 400; a span that no record
+can hold -> a dead letter by reference and `partial_success`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import threading
+from concurrent.futures import Future
+
+import msgspec
+from google.protobuf import json_format  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.ids import parse_attempt_id, parse_rollout_id
+from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.topics import MAX_VALUE_BYTES, Topic, Topics
+
+from ..asgi import serve
+from ..exposure import check_exposure
+from .decode import JSON, PROTOBUF, BodyTooLarge, decode_traces, gunzip
+from .split import Rejected, SplitRequest, add_identity, split
+
+__all__ = ["OtlpGateway", "OtlpGatewayConfig", "run"]
+
+STAGE = "otlp_gateway"
+_OFF_LOOP_BYTES = 64 * 1024
+"""Larger bodies are decoded in a thread, so that one of them does not hold up every other request."""
+_CODES = {400: 3, 401: 16, 413: 3, 415: 3, 500: 13, 503: 14}
+"""google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, INTERNAL, UNAVAILABLE."""
+
+logger = logging.getLogger(__name__)
+
+
+class OtlpGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the gateway listens and what it accepts."""
+
+    host: str = "127.0.0.1"
+    port: int = 4318
+    token: str | None = None
+    """Asked for as `Authorization: Bearer ...`; required when `host` is not loopback."""
+    max_body_bytes: int = 20 * 1024 * 1024
+    """Of one request, after decompression too."""
+    max_inflight_bytes: int = 64 * 1024 * 1024
+    """Of all requests that wait for their acknowledgement."""
+    record_target_bytes: int = 1_000_000
+    """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
+    record_limit_bytes: int = MAX_VALUE_BYTES
+    """One span above this is a dead letter."""
+    ack_timeout_s: float = 8.0
+    """Shorter than the SDK's export timeout of 10 s, so that the client hears 503 and sends again."""
+    retry_after_s: int = 1
+
+
+class _Refused(Exception):
+    """The request is answered by this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class OtlpGateway:
+    """The ASGI application and its counters. One event loop; the writer is shared by all requests."""
+
+    def __init__(self, config: OtlpGatewayConfig, *, topics: Topics, writer: LogWriter) -> None:
+        self._config = config
+        self._topics = topics
+        self._writer = writer
+        self._inflight_bytes = 0
+        self.num_spans = 0
+        self.num_requests = 0
+        self.num_refused: dict[int, int] = {}
+        self.num_rejected: dict[str, int] = {}
+        paths = ("/v1/traces", "/rollout/{rollout}/attempt/{attempt}/v1/traces")
+        routes = [Route(path, self.traces, methods=["POST"]) for path in paths]
+        self.app = Starlette(routes=[*routes, Route("/health", self.health, methods=["GET"])])
+
+    async def health(self, _request: Request) -> Response:
+        """200 once the writer exists."""
+        return JSONResponse({"status": "ok", "spans": self.num_spans, "requests": self.num_requests})
+
+    async def traces(self, request: Request) -> Response:
+        """One export request, acknowledged by the log before it is answered."""
+        content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        held = _Held(self)
+        try:
+            self._check(request, content_type)
+            body = await self._read_body(request, held)
+            decoded = await self._decode(request, body, content_type)
+            await asyncio.wait_for(self._append(decoded), self._config.ack_timeout_s)
+        except _Refused as error:
+            return self._refuse(error.status, str(error), content_type)
+        except BodyTooLarge as error:
+            return self._refuse(413, str(error), content_type)
+        except RecordError as error:
+            return self._refuse(400, str(error), content_type)
+        except ClientDisconnect:
+            return self._refuse(400, "the client went away while it sent the body", content_type)
+        except (OverloadedError, UnavailableError, TimeoutError) as error:
+            return self._refuse(503, str(error) or "the log did not acknowledge in time", content_type)
+        finally:
+            held.release()
+        self.num_requests += 1
+        self.num_spans += sum(piece.num_spans for piece in decoded.pieces)
+        return _message_response(_answer(decoded.rejected), content_type)
+
+    def _check(self, request: Request, content_type: str) -> None:
+        token = self._config.token
+        given = request.headers.get("authorization", "")
+        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise _Refused(401, "expected Authorization: Bearer <the gateway's token>")
+        if content_type not in (PROTOBUF, JSON):
+            raise _Refused(415, f"expected content type {PROTOBUF} or {JSON}, got {content_type[:80]!r}")
+        if request.headers.get("content-encoding", "identity") not in ("identity", "gzip"):
+            raise _Refused(415, "expected content encoding gzip or none")
+
+    async def _read_body(self, request: Request, held: _Held) -> bytes:
+        limit = self._config.max_body_bytes
+        body = bytearray()
+        async for chunk in request.stream():
+            held.take(len(chunk))
+            body += chunk
+            if len(body) > limit:
+                raise BodyTooLarge(f"expected a body of at most {limit} bytes, got more")
+        if request.headers.get("content-encoding") != "gzip":
+            return bytes(body)
+        unzipped = await asyncio.to_thread(gunzip, bytes(body), limit=limit)
+        held.take(len(unzipped))
+        return unzipped
+
+    async def _decode(self, request: Request, body: bytes, content_type: str) -> SplitRequest:
+        identity: tuple[str, str] | None = None
+        if "rollout" in request.path_params:
+            try:
+                rollout = parse_rollout_id(request.path_params["rollout"])
+                identity = rollout, parse_attempt_id(request.path_params["attempt"])
+            except ValueError as error:
+                raise RecordError(str(error)) from error
+        if len(body) <= _OFF_LOOP_BYTES:
+            return self._decode_now(body, content_type, identity)
+        return await asyncio.to_thread(self._decode_now, body, content_type, identity)
+
+    def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> SplitRequest:
+        message = decode_traces(body, content_type)
+        rejected = add_identity(message, *identity) if identity else ()
+        config = self._config
+        found = split(message, target_bytes=config.record_target_bytes, item_limit_bytes=config.record_limit_bytes)
+        return SplitRequest(pieces=found.pieces, rejected=(*rejected, *found.rejected))
+
+    async def _append(self, decoded: SplitRequest) -> None:
+        topic = self._topics.name(Topic.OTLP_SPANS)
+        futures = [
+            self._writer.append(topic, key=piece.trace_id.encode(), value=piece.value) for piece in decoded.pieces
+        ]
+        futures += [self._dead_letter(item) for item in decoded.rejected]
+        for future in futures:
+            await asyncio.wrap_future(future)
+
+    def _dead_letter(self, item: Rejected) -> Future[Position]:
+        self.num_rejected[item.reason] = self.num_rejected.get(item.reason, 0) + 1
+        origin = Record(
+            topic=self._topics.name(Topic.OTLP_SPANS),
+            partition=-1,
+            offset=-1,
+            key=item.trace_id.encode(),
+            value=None,
+        )
+        return self._writer.append(
+            self._topics.name(Topic.DEAD_LETTERS),
+            key=origin.key,
+            value=msgspec.json.encode(item),
+            headers=dead_letter_headers(
+                origin,
+                stage=STAGE,
+                reason=item.reason,
+                detail=f"a span of {item.num_bytes} bytes, kept by reference only",
+            ),
+        )
+
+    def _refuse(self, status: int, message: str, content_type: str) -> Response:
+        self.num_refused[status] = self.num_refused.get(status, 0) + 1
+        logger.log(
+            logging.WARNING if self.num_refused[status] == 1 else logging.DEBUG,
+            "otlp: answered %d (%d so far): %s",
+            status,
+            self.num_refused[status],
+            message,
+        )
+        response = _message_response(Status(code=_CODES[status], message=message), content_type, status)
+        if status == 503:
+            response.headers["retry-after"] = str(self._config.retry_after_s)
+        return response
+
+    def hold(self, num_bytes: int) -> None:
+        """Counts bytes in flight (negative: no longer). Raises OverloadedError beyond the bound."""
+        limit = self._config.max_inflight_bytes
+        if num_bytes > 0 and self._inflight_bytes + num_bytes > limit:
+            raise OverloadedError(f"more than {limit} bytes of spans wait for the log; send again later")
+        self._inflight_bytes += num_bytes
+
+
+class _Held:
+    """The bytes that one request holds of the gateway's bound."""
+
+    def __init__(self, gateway: OtlpGateway) -> None:
+        self._gateway = gateway
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        self._gateway.hold(num_bytes)
+        self._num_bytes += num_bytes
+
+    def release(self) -> None:
+        self._gateway.hold(-self._num_bytes)
+
+
+def _answer(rejected: tuple[Rejected, ...]) -> ExportTraceServiceResponse:
+    response = ExportTraceServiceResponse()
+    if rejected:
+        reasons = ", ".join(sorted({item.reason for item in rejected}))
+        response.partial_success.rejected_spans = len(rejected)
+        response.partial_success.error_message = f"spans kept as dead letters by reference: {reasons}"
+    return response
+
+
+def _message_response(message: Message, content_type: str, status: int = 200) -> Response:
+    if content_type == JSON:
+        text = json_format.MessageToJson(message, indent=None)
+        return Response(text, status_code=status, media_type=JSON)
+    return Response(message.SerializeToString(), status_code=status, media_type=PROTOBUF)
+
+
+def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+    """Serves until `stop` is set. Blocks.
+
+    Raises:
+        ConfigurationError: not loopback and no token.
+        UnavailableError: the address is taken, or no writer can be made now.
+    """
+    check_exposure(config.host, config.token, section="otlp")
+    writer = log.writer()
+    try:
+        gateway = OtlpGateway(config, topics=topics, writer=writer)
+        asyncio.run(serve(gateway.app, host=config.host, port=config.port, stop=stop, name="otlp gateway"))
+        logger.info("otlp: %d spans in %d requests", gateway.num_spans, gateway.num_requests)
+    finally:
+        writer.close()

@@ -1,0 +1,1 @@
+"""Rollouts are run: agents, graders and the processes that hold them. Entry point: `runner.run`."""

@@ -1,0 +1,71 @@
+"""How an agent's try ended, as its host or its process tells, and whose fault it was."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.text import decode_json
+
+__all__ = ["AgentResult", "from_host", "gateway_fault"]
+
+_GATEWAY_FAULTS = frozenset({408, 409, 410, 425, 429})
+"""Beside 5xx: the gateway forgot or closed the attempt, or was overloaded. Other 4xx are the agent's doing."""
+
+
+class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One try of the agent, before grading."""
+
+    state: RolloutState
+    output: Any = None
+    error: str | None = None
+    duration_s: float
+    spans_exported: int | None = None
+    spans_lost: int = 0
+    is_crash: bool = False
+    """Its process died of itself while this try ran in it, perhaps because of it."""
+
+
+def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None:
+    """Why the gateway is to blame for the error that ended the agent; None when it is not."""
+    for error in http_errors:
+        if _server(error["url"]) != _server(llm_url):
+            continue
+        status = error["status"]
+        if status is None:
+            return "the LLM gateway did not answer"
+        if status >= 500 or status in _GATEWAY_FAULTS:
+            return f"the LLM gateway answered {status}"
+    return None
+
+
+def _server(url: str) -> tuple[str, str] | None:
+    """Scheme and address; None when the URL is malformed: agents put anything into their exceptions."""
+    try:
+        scheme, address = urlsplit(url)[:2]
+    except ValueError:
+        return None
+    return scheme, address
+
+
+def from_host(message: dict[str, Any], llm_url: str) -> AgentResult:
+    """The result that an agent host reported."""
+    state, error, output = RolloutState(message["state"]), message.get("error"), None
+    try:
+        output = decode_json(message.get("output") or "null")
+    except (ValueError, RecursionError) as failure:
+        state, error = RolloutState.FAILED, f"its output cannot be decoded: {type(failure).__name__}"
+    fault = gateway_fault(message.get("http_errors", []), llm_url)
+    if state is RolloutState.FAILED and fault is not None:
+        state, error = RolloutState.ABORTED, fault
+    return AgentResult(
+        state=state,
+        output=output,
+        error=error,
+        duration_s=message["duration_s"],
+        spans_exported=message["spans_exported"],
+        spans_lost=message["spans_lost"],
+    )

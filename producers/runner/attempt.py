@@ -1,0 +1,110 @@
+"""One attempt of a rollout: begin at the gateway, run the agent, end at the gateway, grade.
+
+In: a request, an attempt id, a place to run. Out: an Outcome, from which the runner writes rewards and the end
+event. Invariant: only gateway, engine and runner faults make it `aborted`; an attempt is graded unless aborted,
+and only after its calls are closed. Failure: none; every fault becomes part of the outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import msgspec
+
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.records.rollouts import Reward, RolloutRequest, RolloutState
+from tracegrad.schemas.text import clean
+
+from .agent_result import AgentResult
+from .gateway_client import GatewayClient
+from .grading import Graders, rewards_of
+
+__all__ = ["AttemptPerformer", "Outcome", "Slot", "unrecordable"]
+
+
+class Slot(Protocol):
+    """A place where an agent can run now."""
+
+    async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
+        """Runs the agent once."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended and what it was worth."""
+
+    result: AgentResult
+    calls_closed: bool
+    rewards: tuple[Reward, ...] = ()
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """The names that were written, scored or not."""
+        return tuple(reward.name for reward in self.rewards)
+
+
+def unrecordable(outcome: Outcome, why: str) -> Outcome:
+    """The outcome without what no record can hold: a failed attempt without a score, unless it was aborted."""
+    result, error = outcome.result, f"its outcome cannot be recorded: {why}"
+    state = RolloutState.ABORTED if result.state is RolloutState.ABORTED else RolloutState.FAILED
+    plain = AgentResult(state=state, error=error, duration_s=0.0, spans_lost=1)
+    rewards = [reward for reward in outcome.rewards if clean(reward.name) == reward.name]
+    unscored = tuple(msgspec.structs.replace(reward, value=None, reason=error) for reward in rewards)
+    return Outcome(result=plain, calls_closed=outcome.calls_closed, rewards=unscored)
+
+
+class AttemptPerformer:
+    """Performs attempts; one per runner, many at once."""
+
+    def __init__(self, gateway: GatewayClient, graders: Graders | None) -> None:
+        self._gateway = gateway
+        self._graders = graders
+
+    async def perform(self, slot: Slot, request: RolloutRequest, attempt: str, *, is_alone: bool) -> Outcome:
+        """Ends within the attempt's limits and the gateway's and the grader's time-outs.
+
+        `is_alone`: nothing else runs in the agent's process, so a crash of it is the agent's own failure.
+        """
+        try:
+            await self._gateway.begin(request, attempt)
+        except UnavailableError as error:
+            result = AgentResult(state=RolloutState.ABORTED, error=str(error), duration_s=0.0)
+            return Outcome(result=result, calls_closed=False)
+        result = await slot.run(request, attempt)
+        if result.is_crash and is_alone:
+            crashed = "the agent crashes its process"
+            result = msgspec.structs.replace(result, state=RolloutState.FAILED, error=crashed, is_crash=False)
+        closed = None
+        fault = "the LLM gateway does not know this attempt; it was restarted"
+        try:
+            closed = await self._gateway.end(request.rollout_id, attempt)
+        except UnavailableError as error:
+            fault = str(error)
+        if result.state is RolloutState.ABORTED:
+            return Outcome(result=result, calls_closed=closed is not None)
+        if closed is None:
+            result = msgspec.structs.replace(result, state=RolloutState.ABORTED, error=fault)
+            return Outcome(result=result, calls_closed=False)
+        if closed.fault is not None and result.state is not RolloutState.SUCCEEDED:
+            fault = f"its last call was answered {closed.fault} ({result.error})"
+            result = msgspec.structs.replace(result, state=RolloutState.ABORTED, error=fault)
+            return Outcome(result=result, calls_closed=True)
+        if self._graders is None:
+            return Outcome(result=result, calls_closed=True)
+        seen_by_grader = {
+            "state": result.state.value,
+            "error": result.error,
+            "duration_s": result.duration_s,
+            "calls": closed.calls,
+        }
+        grade = await self._graders.grade(request, result.output, seen_by_grader)
+        at_ms = int(time.time() * 1000)
+        rewards = rewards_of(grade, request, attempt, source=self._graders.source, at_ms=at_ms)
+        return Outcome(result=result, calls_closed=True, rewards=rewards)
+
+    async def close_calls(self, rollout: str, attempt: str) -> bool:
+        """Ends an attempt whose runner is gone; whether the gateway closed its calls."""
+        try:
+            return await self._gateway.end(rollout, attempt) is not None
+        except UnavailableError:
+            return False

@@ -1,0 +1,238 @@
+"""A pool of long-lived agent hosts: each runs many rollouts of a callable at once.
+
+In: rollouts. Out: an AgentResult each. Invariant: a host that died, hangs or is blocked takes no more and is
+replaced at once; its neighbours finish, or, when it died, are `aborted` so that they run again elsewhere.
+Failure: ConfigurationError when the agent cannot be imported, or its process dies again and again at start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
+
+from .agent_environment import host_environment
+from .agent_result import AgentResult, from_host
+from .children import Child, Reaper
+from .config import RunnerConfig, interpreter
+
+__all__ = ["HostPool", "HostSlot"]
+
+_MAX_START_FAILURES = 3
+_KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""The out-of-memory killer or a person: no agent of this host is suspected of it."""
+
+logger = logging.getLogger(__name__)
+
+
+class _Host:
+    """One host process and the rollouts in it."""
+
+    def __init__(self, config: RunnerConfig, reaper: Reaper, name: str) -> None:
+        self._config = config
+        self._reaper = reaper
+        self._name = name
+        self._child: Child | None = None
+        self._pending: dict[str, asyncio.Future[AgentResult]] = {}
+        self._listening: asyncio.Task[None] | None = None
+        self.num_reserved = 0
+        self.retired = asyncio.Event()
+        """Takes no more rollouts."""
+
+    async def start(self) -> None:
+        """Raises ConfigurationError (the agent cannot be imported) or UnavailableError (it died)."""
+        config = self._config
+        script = Path(__file__).with_name("agent_host.py").resolve()
+        self._child = await Child.start(
+            [interpreter(config), str(script), "--callable", str(config.callable)],
+            env=host_environment(config, os.environ),
+            cwd=config.cwd,
+            reaper=self._reaper,
+            log_file=Path(config.log_dir, f"{self._name}.log") if config.log_dir else None,
+        )
+        message: dict[str, Any] | None = None
+        with contextlib.suppress(TimeoutError):
+            message = await asyncio.wait_for(self._child.receive(), config.start_timeout_s)
+        if message is None or message["op"] != "ready":
+            await self._child.kill()
+            if message is None:
+                raise UnavailableError(f"{self._name} died or hung at its start: {self._child.last_words}")
+            raise ConfigurationError(f"[agent] callable {config.callable}: {message['error']}")
+        if message["untraced"]:
+            logger.warning("%s: its spans will be missing: %s", self._name, message["untraced"])
+        self._listening = asyncio.create_task(self._listen(self._child))
+
+    async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
+        """One rollout. Ends at the latest `hang_grace_s` after its time limit."""
+        assert self._child is not None
+        time_s = request.limits.time_s
+        future: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
+        self._pending[request.rollout_id + attempt] = future
+        try:
+            await self._child.send(
+                {
+                    "op": "run",
+                    "rollout": request.rollout_id,
+                    "attempt": attempt,
+                    "task": {"id": request.task_id, "input": request.input},
+                    "time_s": time_s,
+                }
+            )
+            return await asyncio.wait_for(future, time_s + self._config.hang_grace_s)
+        except ConnectionError:
+            return _aborted("its host was gone")
+        except TimeoutError:
+            logger.warning("%s: no word of a rollout past its time limit; killed", self._name)
+            self._pending.pop(request.rollout_id + attempt)
+            await self._die("was killed: another rollout hung in it")
+            return AgentResult(
+                state=RolloutState.TRUNCATED, error="time limit; its host hung", duration_s=time_s, spans_lost=1
+            )
+        finally:
+            self._pending.pop(request.rollout_id + attempt, None)
+            if self.retired.is_set() and not self._pending:
+                await self._die("was retired")
+
+    async def _listen(self, child: Child) -> None:
+        while (message := await child.receive()) is not None:
+            future = self._pending.get(message["episode"])
+            if future is not None and not future.done():
+                future.set_result(from_host(message, self._config.llm_url))
+            if message.get("hung"):
+                logger.warning("%s: a rollout does not end; it takes no more and will be replaced", self._name)
+                self.retired.set()
+            if message.get("blocked"):
+                await self._die("was killed: a rollout blocks its event loop")
+        status = await child.kill()
+        if not self.retired.is_set() or self._pending:
+            logger.warning("%s died (exit status %d): %s", self._name, status, child.last_words)
+        self._abandon(f"died (exit status {status})", is_crash=status not in _KILLED_FROM_OUTSIDE)
+
+    def _abandon(self, why: str, *, is_crash: bool) -> None:
+        self.retired.set()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_result(_aborted(f"its host {why}", is_crash=is_crash))
+
+    async def _die(self, why: str) -> None:
+        self._abandon(why, is_crash=False)
+        if self._child is not None:
+            await self._child.kill()
+
+    async def close(self) -> None:
+        """Kills the host; what runs in it is aborted."""
+        await self._die("was stopped")
+        if self._listening is not None:
+            await asyncio.wait([self._listening], timeout=5)
+
+
+def _aborted(error: str, *, is_crash: bool = False) -> AgentResult:
+    return AgentResult(state=RolloutState.ABORTED, error=error, duration_s=0.0, spans_lost=1, is_crash=is_crash)
+
+
+class HostSlot:
+    """A place in some host, held before the attempt is announced, so that `started` means running."""
+
+    def __init__(self, pool: HostPool, host: _Host) -> None:
+        self._pool = pool
+        self.host = host
+
+    async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
+        """Runs the attempt; in another host when this one was retired meanwhile."""
+        if self.host.retired.is_set():
+            self.host.num_reserved -= 1
+            self.host = await self._pool.reserve(even_if_full=True)
+        return await self.host.run(request, attempt)
+
+
+class HostPool:
+    """`count` hosts of `per_host` rollouts each. Use from one event loop."""
+
+    def __init__(self, config: RunnerConfig, reaper: Reaper, *, count: int, per_host: int, name: str) -> None:
+        self._config = config
+        self._reaper = reaper
+        self._per_host = per_host
+        self._names = [f"{name}-{index}" for index in range(count)]
+        self._hosts: list[_Host] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Condition()
+        self._failure: ConfigurationError | None = None
+
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[HostSlot]:
+        """Waits for a place. Raises ConfigurationError when no host can be started."""
+        if not self._keepers:
+            self._keepers = [asyncio.create_task(self._keep(name)) for name in self._names]
+        slot = HostSlot(self, await self.reserve())
+        try:
+            yield slot
+        finally:
+            slot.host.num_reserved -= 1
+            async with self._changed:
+                self._changed.notify()  # one place, one waiter: waking all of them costs a square
+
+    async def reserve(self, *, even_if_full: bool = False) -> _Host:
+        """Takes a place in the usable host with the most room."""
+        async with self._changed:
+            while (host := self._free(even_if_full)) is None:
+                await self._changed.wait()
+            host.num_reserved += 1
+            return host
+
+    def _free(self, even_if_full: bool) -> _Host | None:
+        if self._failure is not None:
+            raise self._failure
+        usable = [host for host in self._hosts if not host.retired.is_set()]
+        best = min(usable, key=lambda host: host.num_reserved, default=None)
+        return best if best is not None and (even_if_full or best.num_reserved < self._per_host) else None
+
+    async def _keep(self, name: str) -> None:
+        """Keeps one host running for ever."""
+        num_failures = 0
+        while True:
+            host = _Host(self._config, self._reaper, name)
+            try:
+                await host.start()
+            except (UnavailableError, OSError) as error:
+                num_failures += 1
+                logger.warning("%s (failure %d in a row)", error, num_failures)
+                if num_failures >= _MAX_START_FAILURES:
+                    await self._fail(ConfigurationError(f"[agent] callable {self._config.callable}: {error}"))
+                    return
+                await asyncio.sleep(2.0**num_failures)
+                continue
+            except ConfigurationError as error:
+                await self._fail(error)
+                return
+            num_failures = 0
+            self._hosts.append(host)
+            await self._tell_all()
+            try:
+                await host.retired.wait()
+            except asyncio.CancelledError:
+                await host.close()
+                raise
+            self._hosts.remove(host)
+
+    async def _fail(self, error: ConfigurationError) -> None:
+        self._failure = error
+        await self._tell_all()
+
+    async def _tell_all(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Kills all hosts, bounded in time."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=10)

@@ -1,0 +1,394 @@
+"""Runs rollouts: reads requests, makes attempts until one is final, tells what became of them.
+
+    rollouts --(group `runner`)--> claim a number --> begin, agent, end, grade --> rewards --> rollout_events --> commit
+
+In: `rollouts` as a member of the group, `rollout_events` from where the run began. Out: `rewards`, then the end
+event, then the request's offset is done. Invariant: a request is done only when its rollout has a final event on the
+log; whoever owns the request's partition owns the rollout, so an attempt that another runner left open is aborted
+and made again. Failure: the log is away -> waits; the agent or the grader cannot be imported -> ConfigurationError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
+
+from tracegrad.schemas.errors import RecordError, UnavailableError
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, parse_rollout_id
+from tracegrad.schemas.log.follow import Tail, append_patiently
+from tracegrad.schemas.log.offset_ledger import OffsetLedger
+from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.records.rollouts import (
+    REWARDS,
+    ROLLOUT_EVENTS,
+    ROLLOUTS,
+    RolloutEvent,
+    RolloutRequest,
+    RolloutState,
+)
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from ..rollout_histories import Histories
+from ..rollout_records import event_of
+from .attempt import AttemptPerformer, Outcome, Slot, unrecordable
+from .children import Reaper
+from .commands import CommandPool
+from .config import RunnerConfig, check
+from .gateway_client import GatewayClient
+from .grading import Graders
+from .hosts import HostPool
+
+__all__ = ["Runner", "RunnerConfig", "run"]
+
+STAGE = "runner"
+_POLL_S = 0.05
+_KEEP_MEMBERSHIP_S = 20.0
+"""A full runner still reads this often, well below Kafka's max.poll.interval."""
+_MAX_BACKOFF_S = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class _Active:
+    """One rollout in the works."""
+
+    def __init__(self, request: RolloutRequest, position: Position) -> None:
+        self.request = request
+        self.position = position
+        self.task: asyncio.Task[None] | None = None
+        self.attempt: str | None = None
+        """Running now, its end not yet written."""
+
+
+class Runner:
+    """All rollouts of one runner process, on one event loop."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        *,
+        topics: Topics,
+        log: Log,
+        stop: threading.Event,
+        starts: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._log = log
+        self._stop = stop
+        self._reader: LogReader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
+        self._tail = Tail(log, {topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS}, starts=starts)
+        self._writer = log.writer()
+        self._histories = Histories(config.run_hash)
+        self._ledger = OffsetLedger()
+        self._active: dict[str, _Active] = {}
+        self._tail_moved = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owned: set[TopicPartition] = set()
+        self._is_closing = False
+
+    async def serve(self) -> None:
+        """Until `stop` is set, or a fatal error."""
+        config = self._config
+        reaper = Reaper()
+        gateway = GatewayClient(
+            config.llm_url,
+            begin_timeout_s=config.begin_timeout_s,
+            end_timeout_s=config.end_timeout_s,
+            token=config.llm_token,
+        )
+        graders = Graders(config, reaper) if config.grader else None
+        self._pool, self._isolation = _pools(config, reaper)
+        self._performer = AttemptPerformer(gateway, graders)
+        loops: list[asyncio.Task[None]] = []
+        try:
+            if graders:
+                await graders.start()
+            async with self._pool.slot():
+                pass  # the agent can be started at all
+            while not self._tail.caught_up and not self._stop.is_set():
+                await self._follow_once()
+            loops = [asyncio.create_task(loop) for loop in (self._follow(), self._read(), self._until_stop())]
+            done, _ = await asyncio.wait([*loops, self._failed], return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
+        finally:
+            self._is_closing = True
+            rollouts = [active.task for active in self._active.values() if active.task is not None]
+            await _cancel([*loops, *rollouts])
+            await asyncio.gather(self._pool.close(), self._isolation.close(), gateway.close())
+            if graders:
+                await graders.close()
+            await asyncio.to_thread(reaper.close)
+
+    def close(self) -> None:
+        """Releases the log."""
+        self._reader.close()
+        self._tail.close()
+        self._writer.close()
+
+    async def _until_stop(self) -> None:
+        while not self._stop.is_set():
+            await asyncio.sleep(0.1)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._follow_once()
+
+    async def _follow_once(self) -> None:
+        for _, event in await asyncio.to_thread(self._tail.read, _POLL_S):
+            self._histories.fold(event)
+            active = self._active.get(event.rollout_id)
+            if active is not None and active.attempt == event.attempt_id and event.state.is_end and active.task:
+                active.attempt = None
+                active.task.cancel("another runner ended this attempt")
+        self._tail.settle()
+        self._tail_moved.set()
+        self._tail_moved = asyncio.Event()
+
+    async def _read(self) -> None:
+        """Takes requests and commits what is done."""
+        clock = asyncio.get_running_loop().time
+        last_read_s = 0.0
+        while True:
+            room = self._config.max_open - self._ledger.num_open
+            if room <= 0 and clock() - last_read_s < _KEEP_MEMBERSHIP_S:
+                await asyncio.sleep(_POLL_S)
+            else:
+                last_read_s = clock()
+                records, positions = await asyncio.to_thread(self._read_records, max(1, min(room, 500)))
+                for record in records:
+                    self._ledger.deliver(record.position)
+                self._ledger.reconcile(positions)
+                self._owned = set(positions)
+                for record in records:
+                    await self._take(record)
+            due = {where: offset for where, offset in self._ledger.due().items() if where in self._owned}
+            self._ledger.confirm(await asyncio.to_thread(self._commit, due))
+
+    def _read_records(self, max_records: int) -> tuple[Sequence[Record], Mapping[TopicPartition, int]]:
+        try:
+            records = self._reader.read(max_records=max_records, timeout_s=_POLL_S * 2)
+        except UnavailableError as error:
+            logger.warning("the log is away, trying again: %s", error)
+            records = ()
+        return records, self._reader.positions()
+
+    def _commit(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """The offsets that were committed."""
+        try:
+            if offsets:
+                self._reader.commit(offsets)
+        except UnavailableError as error:
+            logger.warning("offsets not committed, trying again: %s", error)
+            return {}
+        return offsets
+
+    async def _take(self, record: Record) -> None:
+        try:
+            request = ROLLOUTS.decode(record.value)
+            parse_rollout_id(request.rollout_id)
+            if not request.rollout_id.startswith(self._config.run_hash):
+                raise RecordError(f"expected a rollout of run {self._config.run_hash}", reason="foreign_run")
+        except ValueError as error:
+            await self._dead_letter(record, error)
+            self._ledger.done(record.position)
+            return
+        known = self._active.get(request.rollout_id)
+        if known is not None:
+            if known.position != record.position:
+                self._ledger.done(record.position)
+            return
+        active = self._active[request.rollout_id] = _Active(request, record.position)
+        active.task = asyncio.create_task(self._work(active))
+        active.task.add_done_callback(self._note_failure)
+
+    async def _dead_letter(self, record: Record, error: ValueError) -> None:
+        reason = getattr(error, "reason", "malformed")
+        logger.warning("dead letter: %s: %s", record, reason)
+        await append_patiently(
+            self._writer,
+            self._topics.name(Topic.DEAD_LETTERS),
+            key=record.key,
+            value=record.value,
+            headers=dead_letter_headers(record, stage=STAGE, reason=reason, detail=str(error)),
+            stop=self._stop,
+        )
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _work(self, active: _Active) -> None:
+        """One rollout until it has a final event, or until its partition is another runner's."""
+        rollout = active.request.rollout_id
+        try:
+            is_suspect = False
+            while not (history := self._histories.of(active.request)).is_final or history.open_attempts:
+                if TopicPartition(active.position.topic, active.position.partition) not in self._owned:
+                    logger.info("rollout %s: its partition was taken over by another runner", rollout)
+                    return
+                try:
+                    is_suspect = await self._advance(active, is_suspect=is_suspect)
+                except asyncio.CancelledError:
+                    if active.attempt is not None or self._is_closing:
+                        raise
+                    logger.info("rollout %s: another runner ended its attempt", rollout)
+            self._ledger.done(active.position)
+        finally:
+            self._active.pop(rollout, None)
+
+    async def _advance(self, active: _Active, *, is_suspect: bool) -> bool:
+        """One step towards the final event. True: the next attempt must run alone, for it may crash its host."""
+        request, history = active.request, self._histories.of(active.request)
+        max_attempts = max(request.limits.max_attempts, 1)
+        if history.open_attempts:
+            number, attempt = history.open_attempts[0]
+            is_last = number + 1 >= max_attempts and history.owners.get(number) == attempt
+            await self._abort(request, number, attempt, "its runner stopped", is_final=is_last)
+            return is_suspect
+        number = history.next_number
+        if number >= max_attempts:
+            await self._tell(
+                event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=history.error)
+            )
+            return is_suspect
+        if number > 0:
+            await asyncio.sleep(min(self._config.retry_backoff_s * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
+        async with self._slot(is_suspect) as slot:
+            attempt = _draw_attempt()
+            await self._tell(event_of(request, attempt, number, RolloutState.STARTED))
+            if self._histories.of(request).owners.get(number) != attempt:
+                await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)
+                return is_suspect
+            active.attempt = attempt
+            outcome = await self._performer.perform(slot, request, attempt, is_alone=is_suspect)
+            is_final = outcome.result.state is not RolloutState.ABORTED or number + 1 >= max_attempts
+            await self._finish(active, number, outcome, is_final=is_final)
+        return outcome.result.is_crash
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, is_suspect: bool) -> AsyncIterator[Slot]:
+        async with (self._isolation if is_suspect else self._pool).slot() as slot:
+            yield slot
+
+    async def _abort(self, request: RolloutRequest, number: int, attempt: str, reason: str, *, is_final: bool) -> None:
+        """Ends an attempt that nobody runs, so that its episode closes."""
+        calls_closed = await self._performer.close_calls(request.rollout_id, attempt)
+        logger.info("rollout %s attempt %s: aborted: %s", request.rollout_id, attempt, reason)
+        event = event_of(request, attempt, number, RolloutState.ABORTED, is_final=is_final, error=reason)
+        await self._tell(msgspec.structs.replace(event, calls_closed=calls_closed))
+
+    async def _finish(self, active: _Active, number: int, outcome: Outcome, *, is_final: bool) -> None:
+        """Rewards first, then the end event, so that who reads the end finds them."""
+        request, attempt = active.request, active.attempt
+        assert attempt is not None
+        try:
+            event, rewards = _records(request, attempt, number, outcome, is_final=is_final)
+        except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            outcome = unrecordable(outcome, type(error).__name__)
+            event, rewards = _records(request, attempt, number, outcome, is_final=is_final)
+        result = outcome.result
+        for reward in rewards:
+            await append_patiently(
+                self._writer,
+                self._topics.name(Topic.REWARDS),
+                key=request.rollout_id.encode(),
+                value=reward,
+                stop=self._stop,
+            )
+        active.attempt = None
+        await self._tell(event)
+        level = logging.WARNING if result.state is RolloutState.ABORTED else logging.DEBUG
+        logger.log(
+            level, "rollout %s attempt %s: %s: %s", request.rollout_id, attempt, result.state.value, result.error
+        )
+
+    async def _tell(self, event: RolloutEvent) -> None:
+        """Appends an event and waits until the tail has read it, so that histories are the log's, not ours."""
+        position = await append_patiently(
+            self._writer,
+            self._topics.name(Topic.ROLLOUT_EVENTS),
+            key=event.rollout_id.encode(),
+            value=ROLLOUT_EVENTS.encode(event),
+            stop=self._stop,
+        )
+        while not self._tail.has_read(position):
+            await self._tail_moved.wait()
+
+
+def _records(
+    request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
+) -> tuple[RolloutEvent, list[bytes]]:
+    """The end event and the bytes of the rewards. Raises what encoding raises, before anything is on the log."""
+    result = outcome.result
+    event = msgspec.structs.replace(
+        event_of(request, attempt, number, result.state, is_final=is_final, error=result.error),
+        spans_exported=result.spans_exported,
+        spans_lost=result.spans_lost,
+        spans_marked=result.spans_exported is not None,
+        calls_closed=outcome.calls_closed,
+        rewards_awaited=outcome.reward_names or request.rewards_awaited,
+        duration_s=result.duration_s,
+    )
+    ROLLOUT_EVENTS.encode(event)
+    return event, [REWARDS.encode(reward) for reward in outcome.rewards]
+
+
+def _pools(config: RunnerConfig, reaper: Reaper) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:
+    """Where agents run, and where one runs alone that may have crashed its host."""
+    if config.command is not None:
+        pool = CommandPool(config, reaper)
+        return pool, pool
+    per_host = -(-config.concurrency // config.hosts)
+    main = HostPool(config, reaper, count=config.hosts, per_host=per_host, name="agent-host")
+    return main, HostPool(config, reaper, count=1, per_host=1, name="agent-host-alone")
+
+
+def _draw_attempt() -> str:
+    while (attempt := secrets.token_hex(2)) == GIVEN_UP_ATTEMPT:
+        pass
+    return attempt
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=10)
+
+
+def run(
+    config: RunnerConfig,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    starts: Mapping[TopicPartition, int] | None = None,
+) -> None:
+    """Runs rollouts until `stop` is set. Blocks.
+
+    `starts`: where the run began on the raw topics, which it shares with others; None: at their beginning.
+
+    Raises:
+        ConfigurationError: the agent or the grader cannot be started.
+        LogGapError: requests were lost before they were read.
+    """
+    check(config)
+
+    async def main() -> None:
+        runner = Runner(config, topics=topics, log=log, stop=stop, starts=starts)
+        try:
+            await runner.serve()
+        finally:
+            await asyncio.to_thread(runner.close)
+
+    asyncio.run(main())

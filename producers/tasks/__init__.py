@@ -1,0 +1,1 @@
+"""What to run next: the dataset, the pace, where the run stands. Entry point: `admission.run`."""

@@ -1,0 +1,288 @@
+"""Decides what to run next: admits groups of rollouts as fast as training consumes them, and gives up lost ones.
+
+    version 0 served -> validation before -> training groups, paced -> last version served -> validation after -> done
+
+In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, from where the run began.
+Out: `rollouts`, and a final `rollout_events` record for a rollout that nobody will end. Invariant: ids follow from
+run, purpose and number, so that a restart (or a second process) asks for the same rollouts again and no others.
+Failure: a dataset that cannot be read -> ConfigurationError; the log is away -> waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from tracegrad.schemas.errors import ConfigurationError, OverloadedError, UnavailableError
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash, group_id, rollout_id
+from tracegrad.schemas.log.follow import Tail
+from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, Limits, RolloutRequest, RolloutState
+from tracegrad.schemas.records.tasks import Task
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.weights import WEIGHT_ACKS
+from tracegrad.schemas.topics import Topic, Topics
+
+from ..rollout_records import event_of
+from .dataset import read_tasks, task_of_group
+from .pace import Pace, capacity
+from .run_state import EPISODE_OUTCOMES, OpenRollout, RunState
+
+__all__ = ["TaskAdmission", "TasksConfig", "run"]
+
+_POLL_S = 0.1
+_SAY_EVERY_S = 30.0
+_ACK_TIMEOUT_S = 90.0
+_USED_UP_GRACE_S = 60.0
+"""After its last attempt was aborted, until a rollout is given up in its runner's stead."""
+
+logger = logging.getLogger(__name__)
+
+
+class TasksConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One run's tasks and pace."""
+
+    run_hash: str
+    policy: str
+    file: str
+    """Training tasks, JSON lines."""
+    eval_file: str | None = None
+    """Held-out tasks, run before and after training; None: no validation."""
+    group_size: int = 8
+    """k, rollouts of one task that are compared."""
+    groups_per_step: int = 8
+    """G, groups of one batch."""
+    steps: int
+    staleness: int = 2
+    """eta; 0 is synchronous."""
+    max_running: int = 8
+    """Training groups in the works at once; validation may use as many rollouts."""
+    seed: int = 0
+    limits: Limits = Limits()
+    rewards_awaited: tuple[str, ...] = ("reward",)
+    give_up_s: float = 1800.0
+    """A rollout of which nothing was heard for so long, queueing included, is given up; never less than twice
+    the attempt's time limit and ten minutes."""
+
+
+def _check(config: TasksConfig) -> None:
+    for name in ("group_size", "groups_per_step", "steps", "max_running"):
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"[tasks] {name}: expected at least 1, got {getattr(config, name)}")
+    if config.staleness < 0:
+        raise ConfigurationError(f"[pace] staleness: expected 0 or more, got {config.staleness}")
+
+
+class TaskAdmission:
+    """The decisions, one `advance` at a time. Not thread-safe."""
+
+    def __init__(
+        self,
+        config: TasksConfig,
+        *,
+        topics: Topics,
+        log: Log,
+        starts: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        _check(config)
+        self._config = config
+        self._run = RunHash(config.run_hash)
+        self._tasks = read_tasks(config.file)
+        self._held_out = read_tasks(config.eval_file) if config.eval_file else ()
+        self._pace = Pace(
+            groups_per_step=config.groups_per_step,
+            steps=config.steps,
+            staleness=config.staleness,
+            max_running=config.max_running,
+        )
+        codecs: dict[Topic, Codec[Any]] = {
+            Topic.ROLLOUTS: ROLLOUTS,
+            Topic.ROLLOUT_EVENTS: ROLLOUT_EVENTS,
+            Topic.EPISODES: EPISODE_OUTCOMES,
+            Topic.TRAINING_STEPS: TRAINING_STEPS,
+            Topic.WEIGHT_ACKS: WEIGHT_ACKS,
+        }
+        self._topics = topics
+        self._tail = Tail(log, {topics.name(topic): codec for topic, codec in codecs.items()}, starts=starts)
+        self._writer = log.writer()
+        self._said: tuple[str, float] = ("", 0.0)
+        self._reported: set[str] = set()
+        self.state = RunState(config.run_hash, config.policy)
+
+    def follow(self, timeout_s: float) -> bool:
+        """Takes what is new on the topics. True: the state holds all that lay there at the start."""
+        for _, record in self._tail.read(timeout_s):
+            self.state.fold(record)
+        self._tail.settle()
+        return self._tail.caught_up
+
+    def advance(self) -> bool:
+        """Admits what may be admitted now. True: the run is complete."""
+        self._give_up()
+        progress = self.state.progress()
+        if progress.acked is None:
+            return self._wait("an engine to acknowledge version 0")
+        if progress.admitted == 0 and not self._validate("before", 0):
+            return False
+        if progress.step < self._config.steps:
+            self._admit_training()
+            return False
+        if progress.acked < progress.version:
+            return self._wait(f"an engine to acknowledge version {progress.version}")
+        return self._validate("after", len(self._held_out))
+
+    def _wait(self, what: str) -> bool:
+        now = time.monotonic()
+        if self._said[0] != what or now - self._said[1] > _SAY_EVERY_S:
+            self._said = (what, now)
+            logger.info("tasks: waiting for %s", what)
+        return False
+
+    def _admit_training(self) -> None:
+        config = self._config
+        for index in self.state.incomplete(Purpose.TRAIN):
+            self._admit(Purpose.TRAIN, index, self._train_task(index), config.group_size)
+        for _ in range(capacity(self._pace, self.state.progress())):
+            index = self.state.progress().admitted
+            if not self._admit(Purpose.TRAIN, index, self._train_task(index), config.group_size):
+                return
+
+    def _train_task(self, index: int) -> Task:
+        return task_of_group(self._tasks, index, seed=self._config.seed)
+
+    def _validate(self, when: str, first: int) -> bool:
+        """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode."""
+        room = self._config.max_running * self._config.group_size - self.state.num_open(Purpose.VALIDATION)
+        for place, task in enumerate(self._held_out):
+            if room <= 0:
+                break
+            if self.state.missing(Purpose.VALIDATION, first + place, 1):
+                if not self._admit(Purpose.VALIDATION, first + place, task, 1):
+                    return False
+                room -= 1
+        episodes = [self.state.scores.get(first + place) for place in range(len(self._held_out))]
+        if None in episodes:
+            return self._wait(f"validation {when} training: {episodes.count(None)} of {len(episodes)} episodes")
+        if when not in self._reported and episodes:
+            self._reported.add(when)
+            rewards = [episode.reward for episode in episodes if episode and episode.reward is not None]
+            excluded = Counter(episode.exclusion for episode in episodes if episode and episode.reward is None)
+            mean = sum(rewards) / len(rewards) if rewards else float("nan")
+            logger.info(
+                "validation %s training: mean reward %.4f over %d tasks, without reward: %s",
+                when,
+                mean,
+                len(rewards),
+                dict(excluded) or "none",
+            )
+        return True
+
+    def _admit(self, purpose: Purpose, index: int, task: Task, size: int) -> bool:
+        """Asks for the members of a group that were not asked for. False: the log did not take all."""
+        group = group_id(self._run, purpose.value, index)
+        requests = [
+            RolloutRequest(
+                rollout_id=rollout_id(group, member),
+                group=GroupRef(id=group, size=size, member=member, index=index),
+                task_id=task.id,
+                input=task.input,
+                expected=task.expected,
+                policy=self._config.policy,
+                purpose=purpose,
+                limits=self._config.limits,
+                rewards_awaited=self._config.rewards_awaited,
+                created_at_ms=int(time.time() * 1000),
+            )
+            for member in self.state.missing(purpose, index, size)
+        ]
+        records = [(request.rollout_id, ROLLOUTS.encode(request)) for request in requests]
+        if not self._append(Topic.ROLLOUTS, records):
+            return False
+        for request in requests:
+            self.state.fold(request)
+        return True
+
+    def _append(self, topic: Topic, records: Iterable[tuple[str, bytes]]) -> bool:
+        name = self._topics.name(topic)
+        try:
+            futures = [self._writer.append(name, key=key.encode(), value=value) for key, value in records]
+            for future in futures:
+                future.result(_ACK_TIMEOUT_S)
+        except (UnavailableError, OverloadedError, TimeoutError) as error:
+            logger.warning("tasks: the log did not take a record of %r, trying again: %s", name, error)
+            return False
+        return True
+
+    def _give_up(self) -> None:
+        """Ends rollouts that nobody else will end, so that their groups close."""
+        now = time.monotonic()
+        for rollout in list(self.state.open.values()):
+            reason = self._lost(rollout, now)
+            if not reason:
+                continue
+            request = rollout.request
+            history = self.state.history(request)
+            aborted = [
+                replace(event_of(request, attempt, number, RolloutState.ABORTED, error=reason), calls_closed=False)
+                for number, attempt in history.open_attempts
+            ]
+            number = history.next_number
+            given_up = event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=reason)
+            logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
+            events = [*aborted, given_up]
+            records = [(event.rollout_id, ROLLOUT_EVENTS.encode(event)) for event in events]
+            if self._append(Topic.ROLLOUT_EVENTS, records):
+                for event in events:
+                    self.state.fold(event)
+
+    def _lost(self, rollout: OpenRollout, now: float) -> str:
+        silent_s = now - rollout.active_s
+        limit_s = max(self._config.give_up_s, 2 * rollout.request.limits.time_s + 600.0)
+        if silent_s > limit_s:
+            return f"nothing was heard of it for {silent_s:.0f} s"
+        history = self.state.history(rollout.request)
+        is_used_up = history.next_number >= rollout.request.limits.max_attempts and not history.open_attempts
+        if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
+            return f"{history.next_number} attempts were aborted, the last one: {history.error}"
+        return ""
+
+    def close(self) -> None:
+        """Releases the log."""
+        self._tail.close()
+        self._writer.close()
+
+
+def run(
+    config: TasksConfig,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    starts: Mapping[TopicPartition, int] | None = None,
+) -> None:
+    """Admits tasks until the run is complete or `stop` is set. Blocks.
+
+    `starts`: where the run began on the raw topics, which it shares with others; None: at their beginning.
+
+    Raises:
+        ConfigurationError: the settings or the dataset cannot work; the message names line and remedy.
+    """
+    admission = TaskAdmission(config, topics=topics, log=log, starts=starts)
+    try:
+        is_complete = False
+        while not stop.is_set() and not is_complete:
+            is_complete = admission.follow(_POLL_S) and admission.advance()
+        if is_complete:
+            excluded = dict(admission.state.exclusions) or "none"
+            logger.info("tasks: %d steps done; training rollouts excluded: %s", config.steps, excluded)
+    finally:
+        admission.close()

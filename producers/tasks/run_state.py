@@ -1,0 +1,191 @@
+"""Where a run stands, folded from its topics: what was asked for, what has ended, what was trained, what is served.
+
+In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, each topic in its own order.
+Out: RunProgress, open rollouts, validation scores, exclusions. Invariant: the same records give the same state, so a
+restart goes on where the log ends. Failure: none; records of other runs and policies are ignored. Memory follows the
+groups in the works and the validation tasks, not the rollouts of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.weights import WeightAck
+
+from ..rollout_histories import Histories, History
+from .members import Members
+from .pace import RunProgress
+
+__all__ = ["EPISODE_OUTCOMES", "EpisodeOutcome", "OpenRollout", "RunState"]
+
+_MAX_REASONS = 100
+
+logger = logging.getLogger(__name__)
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """That there was a call; a validation episode is kept, and what was sampled in it is not."""
+
+
+class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What tasks needs of an episode; the rest of the record is not decoded."""
+
+    schema: str = "episode/1"
+    rollout_id: str | None
+    group: GroupRef | None
+    purpose: Purpose
+    state: RolloutState
+    is_final: bool
+    calls: tuple[_Call, ...] = ()
+    reward: float | None = None
+    unscored: str = ""
+
+    @property
+    def exclusion(self) -> str:
+        """Why this rollout trains nothing; empty when it can."""
+        if self.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
+            return self.state.value
+        if not self.calls:
+            return "no_calls"
+        return f"unscored ({self.unscored[:80]})" if self.reward is None else ""
+
+
+EPISODE_OUTCOMES: Codec[EpisodeOutcome] = Codec(EpisodeOutcome, released=("episode/1",), wire="json")
+
+
+@dataclass
+class OpenRollout:
+    """A rollout without a final event."""
+
+    request: RolloutRequest
+    active_s: float
+    """When something was last heard of it."""
+
+
+class RunState:
+    """One run and policy. Not thread-safe."""
+
+    def __init__(self, run_hash: str, policy: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_hash = run_hash
+        self._policy = policy
+        self._clock = clock
+        self._histories = Histories(run_hash)
+        self._admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
+        """Asked for; a request may be on the log twice."""
+        self._acked: dict[str, int] = {}
+        self._num_final_episodes: Counter[str] = Counter()
+        self._group_exclusions: dict[str, Counter[str]] = defaultdict(Counter)
+        self._seen_final = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
+        """Have a final episode; a restarted stage may emit it again, and two attempts may both claim to be final."""
+        self.open: dict[str, OpenRollout] = {}
+        self.scores: dict[int, EpisodeOutcome] = {}
+        """Index of the validation group -> its final episode."""
+        self.newest_step: TrainingStep | None = None
+        self.exclusions: Counter[str] = Counter()
+        """Reason -> training rollouts that could not train."""
+
+    def fold(self, record: object) -> None:
+        """Takes the next record of any of the topics."""
+        if isinstance(record, RolloutRequest):
+            self._fold_request(record)
+        elif isinstance(record, RolloutEvent):
+            self._fold_event(record)
+        elif isinstance(record, EpisodeOutcome):
+            self._fold_episode(record)
+        elif isinstance(record, TrainingStep):
+            self._fold_step(record)
+        elif isinstance(record, WeightAck) and record.policy == self._policy:
+            self._acked[record.engine_id] = record.version
+
+    def _fold_request(self, request: RolloutRequest) -> None:
+        if request.purpose not in self._admitted or not request.rollout_id.startswith(self._run_hash):
+            return
+        if self._admitted[request.purpose].add(request.group) and not self._histories.of(request).is_final:
+            self.open[request.rollout_id] = OpenRollout(request, self._clock())
+
+    def _fold_event(self, event: RolloutEvent) -> None:
+        self._histories.fold(event)
+        rollout = self.open.get(event.rollout_id)
+        if rollout is None:
+            return
+        rollout.active_s = self._clock()
+        if self._histories.of(rollout.request).is_final:
+            del self.open[event.rollout_id]
+
+    def _fold_episode(self, episode: EpisodeOutcome) -> None:
+        group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)
+        if group is None or rollout is None or seen is None or not rollout.startswith(self._run_hash):
+            return
+        if not episode.is_final or not seen.add(group):
+            return
+        if episode.purpose is Purpose.VALIDATION:
+            self.scores[group.index] = episode
+            return
+        self._num_final_episodes[group.id] += 1
+        if reason := episode.exclusion:
+            # A grader may word every reason anew; the table of reasons stays small all the same.
+            known = reason in self.exclusions or len(self.exclusions) < _MAX_REASONS
+            self.exclusions[reason if known else "unscored"] += 1
+            self._group_exclusions[group.id][reason] += 1
+        if self._num_final_episodes[group.id] >= group.size:
+            del self._num_final_episodes[group.id]
+            excluded = self._group_exclusions.pop(group.id, None)
+            if excluded:
+                reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(excluded.items()))
+                logger.warning(
+                    "group %d: %d of %d rollouts excluded: %s", group.index, excluded.total(), group.size, reasons
+                )
+
+    def _fold_step(self, step: TrainingStep) -> None:
+        newest = self.newest_step
+        if step.policy != self._policy or (newest and (step.epoch, step.step) < (newest.epoch, newest.step)):
+            return
+        self.newest_step = step
+        if step.skipped:
+            logger.warning("step %d trained nothing: %s", step.step, step.skipped)
+        if step.excluded_ids:
+            reasons = ", ".join(
+                f"{reason} {count}" for reason, count in sorted(Counter(step.excluded_ids.values()).items())
+            )
+            logger.warning("step %d: %d groups excluded: %s", step.step, len(step.excluded_ids), reasons)
+
+    def history(self, request: RolloutRequest) -> History:
+        """The events of a rollout that is open."""
+        return self._histories.of(request)
+
+    def missing(self, purpose: Purpose, index: int, size: int) -> list[int]:
+        """Members of a group that were not asked for yet."""
+        return self._admitted[purpose].missing(index, size)
+
+    def incomplete(self, purpose: Purpose) -> list[int]:
+        """Groups of which some members were asked for: a restart came between."""
+        return self._admitted[purpose].incomplete()
+
+    def num_open(self, purpose: Purpose) -> int:
+        """Rollouts without a final event."""
+        return sum(rollout.request.purpose is purpose for rollout in self.open.values())
+
+    def progress(self) -> RunProgress:
+        """What the pace is computed from."""
+        step = self.newest_step
+        running = {
+            rollout.request.group.index for rollout in self.open.values() if rollout.request.purpose is Purpose.TRAIN
+        }
+        return RunProgress(
+            admitted=self._admitted[Purpose.TRAIN].num_groups,
+            running=len(running),
+            consumed=step.accounting.consumed if step else 0,
+            step=step.step if step else 0,
+            version=step.version if step else 0,
+            acked=max(self._acked.values(), default=None),
+        )

@@ -1,0 +1,1 @@
+"""What travels: one module for each topic's records, and the codec that makes them bytes."""

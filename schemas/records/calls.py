@@ -1,0 +1,177 @@
+"""`llm_calls`: what the LLM gateway served, token by token; the truth that training rests on.
+
+One CallRecord per generation, acknowledged by Kafka before its answer leaves the gateway, and one CallsClosed
+after an attempt's last call. Prompts are stored as a difference: (parent call, shared length, suffix ids).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from ..ids import CallId
+from .codec import Codec
+
+__all__ = [
+    "CALLS",
+    "CallOutcome",
+    "CallRecord",
+    "CallsClosed",
+    "Identity",
+    "Purpose",
+    "SamplingParameters",
+    "SpliceOutcome",
+    "ToolCall",
+    "VersionSpan",
+]
+
+
+class Purpose(StrEnum):
+    """Why a rollout runs."""
+
+    TRAIN = "train"
+    """Sampled from the policy; its episodes become transitions."""
+    VALIDATION = "validation"
+    """Greedy unless configured; ends at `episodes`."""
+    UNKNOWN = "unknown"
+    """Nobody said: an agent that no runner started (captured); also how a value of a later release is read."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Purpose:
+        return cls.UNKNOWN
+
+
+class CallOutcome(StrEnum):
+    """What became of an answer, as the gateway saw it."""
+
+    DELIVERED = "delivered"
+    CLIENT_DISCONNECTED = "client_disconnected"
+    """The client was gone before the answer was sent; the call leaves the loss."""
+    SUPERSEDED = "superseded"
+    """The client asked the same again and got that answer; this one leaves the loss."""
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> CallOutcome:
+        return cls.UNKNOWN
+
+
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """From sampled token `start` on (counted within the call), `version` of `epoch` was sampling."""
+
+    start: int
+    version: int
+    epoch: int
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool call in an answer; `id` was minted by the gateway, `arguments` is the text as sampled."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What was really used to sample."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all tokens."""
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    """None: up to the context window."""
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+class SpliceOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How the prompt continues what was sampled before in this episode."""
+
+    kind: str
+    """`first` (no earlier call), `extended` (starts with the parent's prompt + sampled ids), `new_segment`."""
+    reason: str = ""
+    """Why a new segment started: `turn_changed`, `history_dropped`, `no_match`, ...; empty otherwise."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity claims as received, before the gateway judged them; see producers/llm_gateway/identity.py."""
+
+    path: str | None = None
+    api_key: str | None = None
+    """Only the `rt-` form is kept; never a real key."""
+    header: str | None = None
+    baggage: str | None = None
+    traceparent: str | None = None
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """One finished generation.
+
+    Example: CallRecord(call_id="chatcmpl-5f0c...", rollout_id="1f2e...", attempt_id="9a3c", policy="policy",
+    purpose="train", parent_call_id=None, shared_tokens=0, suffix_ids=b"...", sampled_ids=b"...", ...)
+    """
+
+    schema: str = "call/1"
+    call_id: CallId
+    """Also the response id that the agent saw."""
+    rollout_id: str | None
+    """None for a captured agent without a rollout."""
+    attempt_id: str | None
+    trace_id: str | None
+    """From `traceparent`; the episode's key when there is no rollout."""
+    parent_span_id: str | None
+    """16 hex: the caller's span, from `traceparent`."""
+    policy: str
+    purpose: Purpose
+    parent_call_id: CallId | None
+    """The earlier call of this episode whose prompt + sampled ids the prompt shares a prefix with."""
+    shared_tokens: int
+    """Length of that prefix: 0 without a parent."""
+    suffix_ids: bytes
+    """int32 LE: prompt ids after the shared prefix."""
+    sampled_ids: bytes
+    """int32 LE [T], the terminal stop token included when it was sampled."""
+    logprobs: bytes
+    """float32 LE [T], of the sampling distribution at the temperature used."""
+    versions: tuple[VersionSpan, ...]
+    """Not empty for a trained policy; the first starts at 0, starts ascend."""
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`, as the agent saw it."""
+    content: str | None
+    """The answer's text as the agent saw it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    sampling_asked: dict[str, Any] = {}
+    """The request's sampling fields as received."""
+    sampling_used: SamplingParameters
+    is_constrained: bool = False
+    """A grammar or a logit filter was active: the logprobs are not the policy's; leaves the loss."""
+    is_truncated: bool = False
+    """Cut at the token limit or at a stop string: the end of turn was not the policy's; leaves the loss."""
+    splice: SpliceOutcome
+    identity: Identity = Identity()
+    engine_id: str = ""
+    started_at_ns: int = 0
+    """Gateway's clock, for people; order is the record's order on the topic."""
+    ended_at_ns: int = 0
+
+    def __repr__(self) -> str:
+        return f"CallRecord({self.call_id}, {len(self.sampled_ids) // 4} sampled tokens)"
+
+
+class CallsClosed(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed"):
+    """An attempt's calls are complete: `outcomes` names every one of them."""
+
+    schema: str = "calls_closed/1"
+    rollout_id: str
+    attempt_id: str
+    outcomes: dict[str, CallOutcome]
+    """Call id -> outcome; its length is the number of calls."""
+
+
+CALLS: Codec[CallRecord | CallsClosed] = Codec(
+    CallRecord | CallsClosed, released=("call/1", "calls_closed/1"), wire="msgpack"
+)

@@ -1,0 +1,295 @@
+"""`transitions`: one Arrow IPC stream per training group; a row is a segment, a transition is a slice of it.
+
+A segment is a maximal chain of calls in which each prompt extends the last prompt + sampled ids. Its turns tell
+where each call's sampled tokens lie ([start, end) in the row), so paper-exact mode (a row a call) and merged
+mode (each token once) read the same bytes. What belongs to the group as a whole stands in the schema's
+metadata, so a group without rows still says why.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ..errors import RecordError
+
+__all__ = [
+    "TRANSITIONS_SCHEMA",
+    "GroupSummary",
+    "MemberSummary",
+    "SegmentRow",
+    "Turn",
+    "decode_group",
+    "encode_group",
+    "group_id_of",
+]
+
+_METADATA_KEY = b"tracegrad.group"
+MAX_LOGPROB = 1e-4
+"""float32 rounding lets a certain token's logprob come out just above 0."""
+
+
+class MemberSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout of the group, whether or not it has rows."""
+
+    rollout_id: str
+    episode_id: str
+    attempt_id: str
+    state: str
+    """RolloutState of its final episode."""
+    reward: float | None
+    excluded: str = ""
+    """Why it gave no rows: `aborted`, `unscored`, `given_up`, `no_calls`, ...; else empty."""
+    num_tools: int = 0
+    num_tools_succeeded: int = 0
+
+
+class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The group as a whole; members are in member order."""
+
+    schema: str = "transitions/1"
+    group_id: str
+    group_index: int
+    task_id: str
+    policy: str
+    members: tuple[MemberSummary, ...]
+    excluded: str = ""
+    """Why the whole group trains nothing, decided by credit: `all_members_excluded`, `too_large`, `unencodable`; else
+    empty."""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One call's slice of a segment: tokens [start, end) were sampled by it."""
+
+    start: int
+    end: int
+    turn: int
+    call_id: str
+    agent: str | None
+    temperature: float
+    reward_parts: tuple[tuple[str, float], ...]
+    """(rule, value) of what this turn itself earned."""
+    return_: float = msgspec.field(name="return")
+    """The undiscounted return-to-go."""
+    peers: str
+    """Turns of the group with equal `peers` are compared with each other."""
+    weight: float
+    versions: tuple[tuple[int, int], ...]
+    """(start within the turn, version)."""
+    masked: str = ""
+    """Why its tokens carry loss_mask 0; else empty."""
+
+
+class SegmentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row; `token_ids`, `loss_mask` and `logprobs` have the same length T."""
+
+    rollout_id: str
+    attempt_id: str
+    segment: int
+    """The segment's number within the rollout, from 0."""
+    token_ids: list[int]
+    loss_mask: list[int]
+    """1 where the token was sampled and trains here; 0 for prompts, masked calls and repeated prefixes."""
+    logprobs: list[float]
+    """The sampler's; 0.0 where loss_mask is 0."""
+    turns: tuple[Turn, ...]
+    rollout_tokens: int
+    """Tokens with loss_mask 1 over all rows of the rollout."""
+
+
+_TURN = pa.struct(
+    [
+        pa.field("start", pa.int32(), nullable=False),
+        pa.field("end", pa.int32(), nullable=False),
+        pa.field("turn", pa.int32(), nullable=False),
+        pa.field("call_id", pa.utf8(), nullable=False),
+        pa.field("agent", pa.utf8()),
+        pa.field("temperature", pa.float32(), nullable=False),
+        pa.field(
+            "reward_parts",
+            pa.list_(pa.struct([pa.field("rule", pa.utf8()), pa.field("value", pa.float64())])),
+            nullable=False,
+        ),
+        pa.field("return", pa.float64(), nullable=False),
+        pa.field("peers", pa.utf8(), nullable=False),
+        pa.field("weight", pa.float64(), nullable=False),
+        pa.field(
+            "versions",
+            pa.list_(pa.struct([pa.field("start", pa.int32()), pa.field("version", pa.int64())])),
+            nullable=False,
+        ),
+        pa.field("masked", pa.utf8(), nullable=False),
+    ]
+)
+
+TRANSITIONS_SCHEMA = pa.schema(
+    [
+        pa.field("task_id", pa.utf8(), nullable=False),
+        pa.field("group_id", pa.utf8(), nullable=False),
+        pa.field("policy", pa.utf8(), nullable=False),
+        pa.field("rollout_id", pa.utf8(), nullable=False),
+        pa.field("attempt_id", pa.utf8(), nullable=False),
+        pa.field("segment", pa.int32(), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("turns", pa.list_(_TURN), nullable=False),
+        pa.field("rollout_tokens", pa.int32(), nullable=False),
+    ]
+)
+
+
+def encode_group(summary: GroupSummary, rows: list[SegmentRow]) -> bytes:
+    """The group's Arrow IPC stream, uncompressed (Kafka compresses); equal groups give equal bytes."""
+    columns: dict[str, list[Any]] = {name: [] for name in TRANSITIONS_SCHEMA.names}
+    for row in rows:
+        columns["task_id"].append(summary.task_id)
+        columns["group_id"].append(summary.group_id)
+        columns["policy"].append(summary.policy)
+        columns["rollout_id"].append(row.rollout_id)
+        columns["attempt_id"].append(row.attempt_id)
+        columns["segment"].append(row.segment)
+        columns["token_ids"].append(row.token_ids)
+        columns["loss_mask"].append(row.loss_mask)
+        columns["logprobs"].append(row.logprobs)
+        columns["turns"].append([_turn_to_arrow(turn) for turn in row.turns])
+        columns["rollout_tokens"].append(row.rollout_tokens)
+    encoded_summary = msgspec.json.encode(summary, order="deterministic")
+    schema = TRANSITIONS_SCHEMA.with_metadata({_METADATA_KEY: encoded_summary})
+    arrays = [pa.array(columns[field.name], field.type) for field in TRANSITIONS_SCHEMA]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+def _turn_to_arrow(turn: Turn) -> dict[str, Any]:
+    return {
+        "start": turn.start,
+        "end": turn.end,
+        "turn": turn.turn,
+        "call_id": turn.call_id,
+        "agent": turn.agent,
+        "temperature": turn.temperature,
+        "reward_parts": [{"rule": rule, "value": value} for rule, value in turn.reward_parts],
+        "return": turn.return_,
+        "peers": turn.peers,
+        "weight": turn.weight,
+        "versions": [{"start": start, "version": version} for start, version in turn.versions],
+        "masked": turn.masked,
+    }
+
+
+def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
+    """The group of these bytes, checked: schema, then Arrow's own full validation, then the meaning.
+
+    Raises:
+        RecordError: whatever is wrong with them. Unvalidated Arrow bytes can crash the process, so nothing
+            else may read a transitions record.
+    """
+    if data is None:
+        raise RecordError("expected an Arrow stream, got a tombstone (null value)", reason="null_value")
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            schema = reader.schema
+            if not schema.equals(TRANSITIONS_SCHEMA, check_metadata=False):
+                raise RecordError("expected the transitions/1 Arrow schema, got another", reason="unknown_schema")
+            batches = list(reader)
+        if len(batches) != 1:
+            raise RecordError(f"expected 1 record batch, got {len(batches)}")
+        batches[0].validate(full=True)
+        for field in schema:
+            _refuse_nulls(batches[0].column(field.name), field.name)
+        metadata = (schema.metadata or {}).get(_METADATA_KEY, b"")
+        summary = msgspec.json.decode(metadata, type=GroupSummary)
+        rows = [_row_from_arrow(row) for row in batches[0].to_pylist()]
+    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        # OSError: what Arrow raises for flatbuffers that do not verify.
+        raise RecordError(f"expected a transitions/1 Arrow stream, got {error}") from error
+    if summary.schema != "transitions/1":
+        raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason="unknown_schema")
+    for row in rows:
+        _check_row(row)
+    return summary, rows
+
+
+def group_id_of(data: bytes | None) -> str | None:
+    """The group that even malformed bytes still name, as they spell it; None when they name none. Never raises.
+
+    Reads the schema message only: Arrow verifies that one itself, while column buffers that were not validated can
+    crash the process.
+    """
+    try:
+        with pa.ipc.open_stream(data or b"") as reader:
+            metadata = (reader.schema.metadata or {}).get(_METADATA_KEY, b"")
+        return msgspec.json.decode(metadata, type=GroupSummary).group_id
+    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _refuse_nulls(array: pa.Array, path: str) -> None:
+    """Arrow's types allow a null anywhere below a list; only a turn's agent may be one."""
+    if array.null_count and not path.endswith(".agent"):
+        raise RecordError(f"expected no nulls in {path}, got {array.null_count}")
+    if pa.types.is_list(array.type):
+        _refuse_nulls(array.flatten(), path)
+    elif pa.types.is_struct(array.type):
+        for field in array.type:
+            _refuse_nulls(array.field(field.name), f"{path}.{field.name}")
+
+
+def _row_from_arrow(row: dict[str, Any]) -> SegmentRow:
+    turns = tuple(
+        Turn(
+            start=turn["start"],
+            end=turn["end"],
+            turn=turn["turn"],
+            call_id=turn["call_id"],
+            agent=turn["agent"],
+            temperature=turn["temperature"],
+            reward_parts=tuple((part["rule"], part["value"]) for part in turn["reward_parts"]),
+            return_=turn["return"],
+            peers=turn["peers"],
+            weight=turn["weight"],
+            versions=tuple((span["start"], span["version"]) for span in turn["versions"]),
+            masked=turn["masked"],
+        )
+        for turn in row["turns"]
+    )
+    return SegmentRow(
+        rollout_id=row["rollout_id"],
+        attempt_id=row["attempt_id"],
+        segment=row["segment"],
+        token_ids=row["token_ids"],
+        loss_mask=row["loss_mask"],
+        logprobs=row["logprobs"],
+        turns=turns,
+        rollout_tokens=row["rollout_tokens"],
+    )
+
+
+def _check_row(row: SegmentRow) -> None:
+    """The meaning of a row; ids are checked against the vocabulary by the trainer, which knows it."""
+    num_tokens = len(row.token_ids)
+    where = f"rollout={row.rollout_id} segment={row.segment}"
+    if len(row.loss_mask) != num_tokens or len(row.logprobs) != num_tokens:
+        raise RecordError(
+            f"expected {num_tokens} loss_mask and logprobs, got {len(row.loss_mask)} and {len(row.logprobs)}, {where}"
+        )
+    if any(token < 0 for token in row.token_ids):
+        raise RecordError(f"expected token ids >= 0, got a negative one, {where}")
+    if any(mask not in (0, 1) for mask in row.loss_mask):
+        raise RecordError(f"expected loss_mask of 0 and 1, got another value, {where}")
+    if not all(math.isfinite(value) and value <= MAX_LOGPROB for value in row.logprobs):
+        raise RecordError(f"expected finite logprobs <= 0, got another, {where}")
+    for turn in row.turns:
+        if not 0 <= turn.start <= turn.end <= num_tokens:
+            raise RecordError(f"expected 0 <= start <= end <= {num_tokens}, got {turn.start}, {turn.end}, {where}")
+        if not math.isfinite(turn.return_) or not math.isfinite(turn.weight) or turn.temperature < 0:
+            raise RecordError(f"expected a finite return and weight, temperature >= 0, got others, {where}")
+        if not turn.versions and any(row.loss_mask[turn.start : turn.end]):
+            raise RecordError(f"expected versions on a trained turn, got none, call={turn.call_id}, {where}")

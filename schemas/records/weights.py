@@ -1,0 +1,148 @@
+"""`weights` (epoch claims, version manifests, rollback requests) and `weight_acks`; who owns a policy, and what serves.
+
+A trainer claims an epoch by a record; the first claim of a number owns it. A record is void for every reader
+when a higher claim precedes it on the partition: `Lineage` folds that rule, for all readers alike.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ..ids import RunName
+from .codec import Codec
+
+__all__ = [
+    "WEIGHTS",
+    "WEIGHT_ACKS",
+    "EpochClaim",
+    "Lineage",
+    "RollbackRequest",
+    "VersionManifest",
+    "WeightAck",
+    "WeightFile",
+    "parse_version_label",
+    "version_label",
+]
+
+_LABEL = re.compile(r"(\d{1,12})-e(\d{1,9})")
+
+
+def version_label(version: int, epoch: int) -> str:
+    """What an engine that serves this version calls it."""
+    return f"{version}-e{epoch}"
+
+
+def parse_version_label(label: str) -> tuple[int, int] | None:
+    """(version, epoch), or None for any other label (a restarted engine says `default`)."""
+    match = _LABEL.fullmatch(label)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+class EpochClaim(msgspec.Struct, frozen=True, kw_only=True, tag="epoch_claim"):
+    """A starting trainer takes the policy."""
+
+    schema: str = "epoch_claim/1"
+    policy: str
+    run: RunName
+    epoch: int
+    trainer_id: str
+    """Unique per process start; how a trainer recognises its own claim."""
+    at_ms: int = 0
+
+
+class WeightFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a version, relative to its folder."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, tag="version"):
+    """A complete version that engines may load. Example: version 18 of epoch 4 under `.../v18-e4`."""
+
+    schema: str = "version/1"
+    policy: str
+    run: RunName
+    version: int
+    """0 is the model the run started from; versions only grow."""
+    epoch: int
+    base_version: int
+    kind: str
+    """`full` (a folder that transformers and vLLM open) or `lora`."""
+    uri: str
+    """Absolute path of the folder."""
+    files: tuple[WeightFile, ...]
+    step: int
+    """The number of the last batch before it, 0 without one; a batch that made no version has a number too."""
+    next_offset: int
+    """The first offset of `transitions` that it has not consumed."""
+    metrics: dict[str, float] = {}
+    at_ms: int = 0
+
+    @property
+    def label(self) -> str:
+        """What an engine that serves it calls it."""
+        return version_label(self.version, self.epoch)
+
+
+class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback"):
+    """Asks the live trainer to publish an old version's content under a new number."""
+
+    schema: str = "rollback/1"
+    policy: str
+    run: RunName
+    to_version: int
+    requested_by: str
+    at_ms: int = 0
+
+
+class WeightAck(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine has loaded and labelled a version: from here on it counts as served."""
+
+    schema: str = "weight_ack/1"
+    engine_id: str
+    policy: str
+    version: int
+    epoch: int
+    load_s: float
+    """Seconds from pause to resume."""
+    at_ms: int = 0
+
+
+WeightRecord = EpochClaim | VersionManifest | RollbackRequest
+WEIGHTS: Codec[WeightRecord] = Codec(WeightRecord, released=("epoch_claim/1", "version/1", "rollback/1"), wire="json")
+WEIGHT_ACKS: Codec[WeightAck] = Codec(WeightAck, released=("weight_ack/1",), wire="json")
+
+
+class Lineage:
+    """The surviving versions of one policy, folded from `weights` in order."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.claim: EpochClaim | None = None
+        """The claim in force: the first one of the highest number."""
+        self.versions: dict[int, VersionManifest] = {}
+        """Surviving manifests by version; a higher epoch's manifest replaces a lower one's."""
+
+    def fold(self, record: WeightRecord) -> bool:
+        """Takes the next record. False: it is void, or of another policy, and must be ignored."""
+        if record.policy != self.policy:
+            return False
+        if isinstance(record, EpochClaim):
+            if self.claim is not None and record.epoch <= self.claim.epoch:
+                return False
+            self.claim = record
+            return True
+        if isinstance(record, VersionManifest):
+            if self.claim is None or record.epoch != self.claim.epoch:
+                return False
+            self.versions[record.version] = record
+        return True
+
+    @property
+    def newest(self) -> VersionManifest | None:
+        """The highest surviving version, of whichever epoch, or None."""
+        return self.versions[max(self.versions)] if self.versions else None

@@ -1,0 +1,1 @@
+"""Stage `assemble`: facts become episodes, joined, rewarded and closed once."""

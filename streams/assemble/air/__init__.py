@@ -1,0 +1,1 @@
+"""AIR: monitoring signals in an episode's spans become rewards of its calls."""

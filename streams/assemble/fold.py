@@ -1,0 +1,195 @@
+"""Stage `assemble`: folds facts into episodes and closes each of them exactly once.
+
+In: `episode_events` (facts, and close proposals that some worker's clock made). Out: `episodes`, and a marker on
+`closed_episodes` in the input's partition. Invariant: closing is decided by records only, so a replay closes alike;
+facts of a closed episode are late: counted, acknowledged, never folded. An input position is done when its episode's
+marker is acknowledged. Failure: an unreadable record, or one above a bound, is a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.facts import (
+    EPISODE_EVENTS,
+    CallFact,
+    CallsClosedFact,
+    Close,
+    Fact,
+    Facts,
+    RewardFact,
+    RolloutFact,
+)
+from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
+
+from ..closed import ClosedIds
+from ..config import StreamsConfig
+from ..counters import Counters
+from ..dead_letter import dead_letter
+from ..normalize.identity import run_hashes
+from ..stage import Emission, Output
+from .deadlines import Deadlines
+from .open_episode import OpenEpisode, Waiting
+from .rewards import is_authorised
+from .selection import is_selected
+from .write_episode import has_structure, write_episode
+
+__all__ = ["Assemble"]
+
+
+class Assemble:
+    """The fold of `assemble`."""
+
+    marker_topic: Topic | None = Topic.CLOSED_EPISODES
+
+    def __init__(self, config: StreamsConfig) -> None:
+        self.counters = Counters()
+        self._config = config
+        self._hashes = run_hashes(config)
+        self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
+        self._open: dict[str, OpenEpisode] = {}
+        self._deadlines = Deadlines(config)
+
+    @property
+    def num_open(self) -> int:
+        """Episodes that wait for something."""
+        return len(self._open)
+
+    def reset(self) -> None:
+        """As Fold.reset."""
+        self._open.clear()
+        self._closed.clear()
+
+    def restore(self, markers: Iterable[Record]) -> None:
+        """As Fold.restore."""
+        self._closed.restore(markers)
+
+    def propose(self, now_s: float) -> Sequence[Output]:
+        """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
+        proposals = []
+        for episode, reason in self._deadlines.due(self._open.values(), now_s, self._has_rollout):
+            self.counters.add(f"proposed:{reason}")
+            proposals.append(
+                Output(
+                    topic=Topic.EPISODE_EVENTS,
+                    key=episode.key,
+                    value=EPISODE_EVENTS.encode(Close(episode_id=episode.episode_id, reason=reason)),
+                    partition=episode.partition,
+                )
+            )
+        return proposals
+
+    def fold(self, record: Record) -> Emission:
+        """As Fold.fold."""
+        try:
+            event = EPISODE_EVENTS.decode(record.value)
+            if event.episode_id in self._closed:
+                self._count_late(event)
+                return Emission(done=(record.position,))
+            if isinstance(event, Close):
+                return self._obey(record, event)
+            return self._take(record, event)
+        except RecordError as error:
+            letter = dead_letter(record, error, stage=Stage.ASSEMBLE, counters=self.counters)
+            return Emission(outputs=(letter,), done=(record.position,))
+
+    def _count_late(self, event: Facts | Close) -> None:
+        if isinstance(event, Facts):
+            self.counters.add("late_facts", len(event.facts))
+            self.counters.add("late_calls", sum(isinstance(fact, CallFact) for fact in event.facts))
+
+    def _obey(self, record: Record, close: Close) -> Emission:
+        """Closes what a clock proposed to close; a proposal for nothing has nothing to wait for."""
+        episode = self._open.get(close.episode_id)
+        if episode is None:
+            return Emission(done=(record.position,))
+        episode.positions.append(record.position)
+        return self._close(record, episode, close.reason)
+
+    def _take(self, record: Record, facts: Facts) -> Emission:
+        episode = self._open.get(facts.episode_id)
+        if episode is None:
+            if len(self._open) >= self._config.limits.max_open_episodes:
+                raise RecordError(f"expected at most {len(self._open)} open episodes", reason="too_many_open")
+            episode = OpenEpisode(facts.episode_id, key=record.key, partition=record.partition)
+        self._check_bounds(episode, record, facts)
+        self._open[facts.episode_id] = episode
+        episode.positions.append(record.position)
+        episode.num_bytes += len(record.value or b"")
+        episode.is_touched = True
+        for fact in facts.facts:
+            episode.take(fact, self._config.reward_sources)
+        return self._close(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
+
+    def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
+        """Refuses what is too many; what an episode waits for at its end is always taken."""
+        num_new = sum(not self._is_awaited(fact) for fact in facts.facts)
+        if not num_new:
+            return
+        limits = self._config.limits
+        if episode.num_facts + num_new > limits.max_facts_per_episode:
+            raise RecordError(
+                f"expected at most {limits.max_facts_per_episode} facts of episode {episode.episode_id}",
+                reason="too_many_facts",
+            )
+        if episode.num_bytes + len(record.value or b"") > limits.max_bytes_per_episode:
+            raise RecordError(
+                f"expected at most {limits.max_bytes_per_episode} bytes of episode {episode.episode_id}",
+                reason="too_many_bytes",
+            )
+
+    def _is_awaited(self, fact: Fact) -> bool:
+        if isinstance(fact, RewardFact):
+            return is_authorised(fact.reward, self._config.reward_sources)
+        return isinstance(fact, CallsClosedFact | RolloutFact)
+
+    def _has_rollout(self, episode: OpenEpisode) -> bool:
+        return episode.episode_id[:8] in self._hashes and len(episode.episode_id) == 32
+
+    def _close(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
+        del self._open[episode.episode_id]
+        self._closed.add(episode.episode_id)
+        disposition = self._disposition(episode)
+        self.counters.add(f"episodes_{disposition}")
+        self.counters.add(f"closed_by:{closed_by}")
+        marker = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
+        return Emission(
+            outputs=self._outputs(record, episode, closed_by) if disposition == "emitted" else (),
+            marker=Output(
+                topic=Topic.CLOSED_EPISODES,
+                key=episode.episode_id.encode(),
+                value=CLOSED.encode(marker),
+                partition=record.partition,
+            ),
+            done=tuple(sorted(set(episode.positions))),
+        )
+
+    def _disposition(self, episode: OpenEpisode) -> str:
+        if episode.event is None and not has_structure(episode):
+            return "unattributed"
+        if self._has_rollout(episode) or is_selected(episode, self._config.select):
+            return "emitted"
+        return "not_selected"
+
+    def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
+        written = write_episode(episode, self._config, has_rollout=self._has_rollout(episode), closed_by=closed_by)
+        value = EPISODES.encode(written)
+        if len(value) <= MAX_VALUE_BYTES:
+            return (_output(written, value),)
+        # Its group must still close, so the record goes out without what made it too large.
+        error = RecordError(
+            f"expected an episode of at most {MAX_VALUE_BYTES} bytes, got {len(value)}", reason="too_large"
+        )
+        letter = dead_letter(record, error, stage=Stage.ASSEMBLE, counters=self.counters, value=b"")
+        small = msgspec.structs.replace(written, calls=(), error=str(error))
+        return (_output(small, EPISODES.encode(small)), letter)
+
+
+def _output(episode: Episode, value: bytes) -> Output:
+    key = episode.group.id if episode.group else episode.episode_id
+    return Output(topic=Topic.EPISODES, key=key.encode(), value=value)

@@ -1,0 +1,154 @@
+"""Joins an episode's calls to its spans, and its tool executions to the calls that asked for them.
+
+In: calls in their order on the log, spans in any order. Out: for each call its agent, how it was matched, and its
+tools. A call matches by a cascade, first match wins: the response id on an LLM span; the span that `traceparent`
+named; nothing (the call still trains, without an agent's name). The agent is the nearest agent span above.
+A tool execution matches the request whose minted id it repeats, else an open request of its name whose answer was
+there before the tool began (both times are the agent's own clock), else none.
+Invariant: the outcome does not depend on the order of the spans. Broken or circular parents end a walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.facts import SpanFact, SpanKind
+
+__all__ = ["Joined", "SpanTree", "join_calls", "join_tools", "tool_spans"]
+
+
+class Joined(NamedTuple):
+    """How a call was matched."""
+
+    agent: str | None
+    joined_by: str
+    """`response_id`, `traceparent` or `none`."""
+    answered_ns: int | None
+    """When the agent had the answer, by its own clock: the end of the LLM span; None when no such span."""
+
+
+class SpanTree:
+    """The spans of one episode by their places; the parts of a tree may be missing."""
+
+    def __init__(self, spans: Iterable[SpanFact]) -> None:
+        self._spans = {(span.trace_id, span.span_id): span for span in spans}
+        self._above: dict[tuple[str, str], tuple[int, str | None]] = {}
+
+    def get(self, trace_id: str | None, span_id: str | None) -> SpanFact | None:
+        """The span at a place, if it is here."""
+        return self._spans.get((trace_id or "", span_id or ""))
+
+    def above(self, span: SpanFact) -> tuple[int, str | None]:
+        """(number of spans above, name of the nearest agent at or above)."""
+        path: list[SpanFact] = []
+        seen: set[tuple[str, str]] = set()
+        step: SpanFact | None = span
+        known: tuple[int, str | None] = (-1, None)
+        while step is not None:
+            place = (step.trace_id, step.span_id)
+            if place in self._above:
+                known = self._above[place]
+                break
+            if place in seen:
+                break
+            seen.add(place)
+            path.append(step)
+            step = self.get(step.trace_id, step.parent_span_id) if step.parent_span_id else None
+        for step in reversed(path):
+            agent = (step.agent_name or step.name) if step.kind is SpanKind.AGENT else known[1]
+            known = (known[0] + 1, agent)
+            self._above[(step.trace_id, step.span_id)] = known
+        return known
+
+
+def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[Joined]:
+    """How each call was matched, in the order of the calls."""
+    tree = SpanTree(spans)
+    by_response: dict[str, list[SpanFact]] = {}
+    for span in spans:
+        if span.kind is SpanKind.LLM and span.response_id:
+            by_response.setdefault(span.response_id, []).append(span)
+    return [_join_call(call, tree, by_response.get(call.call_id, [])) for call in calls]
+
+
+def _join_call(call: CallRecord, tree: SpanTree, answering: list[SpanFact]) -> Joined:
+    caller = tree.get(call.trace_id, call.parent_span_id)
+    from_caller = tree.above(caller)[1] if caller is not None else None
+    if not answering:
+        return Joined(from_caller, "none" if caller is None else "traceparent", None)
+    # Stacked instrumentations each report the call; the one that knows the agent, then the leaf-most, tells most.
+    best = max(answering, key=lambda span: _rank(tree, span))
+    agent = tree.above(best)[1] or best.agent_name or from_caller
+    return Joined(agent, "response_id", min(span.end_ns for span in answering))
+
+
+def _rank(tree: SpanTree, span: SpanFact) -> tuple[bool, int, int, str]:
+    depth, agent = tree.above(span)
+    return agent is not None, depth, span.start_ns, span.span_id
+
+
+def tool_spans(spans: Sequence[SpanFact]) -> list[SpanFact]:
+    """Tool executions by start; of stacked spans with one tool-call id only the leaf-most, then the last."""
+    tree = SpanTree(spans)
+    chosen: dict[str, SpanFact] = {}
+    for span in spans:
+        if span.kind is SpanKind.TOOL:
+            key = span.tool_call_id or f"{span.trace_id}/{span.span_id}"
+            old = chosen.get(key)
+            if old is None or _leaf_rank(tree, span) > _leaf_rank(tree, old):
+                chosen[key] = span
+    return sorted(chosen.values(), key=lambda span: (span.start_ns, span.trace_id, span.span_id))
+
+
+def _leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:
+    return tree.above(span)[0], span.end_ns, span.trace_id, span.span_id
+
+
+class _Request(NamedTuple):
+    """A tool call in an answer, that an execution may claim."""
+
+    call: int
+    """Index of the call that asked."""
+    id: str
+    name: str
+
+
+def join_tools(
+    calls: Sequence[CallRecord], joined: Sequence[Joined], tools: Sequence[SpanFact]
+) -> list[list[tuple[SpanFact, str]]]:
+    """For each call, the executions that it asked for, by start, each with the tool-call id that it answers."""
+    requests = [_Request(index, asked.id, asked.name) for index, call in enumerate(calls) for asked in call.tool_calls]
+    by_id = {request.id: request for request in reversed(requests)}
+    claimed: dict[tuple[str, str], _Request] = {
+        (tool.trace_id, tool.span_id): by_id[tool.tool_call_id] for tool in tools if tool.tool_call_id in by_id
+    }
+    taken = set(claimed.values())
+    open_by_name: dict[str, list[_Request]] = {}
+    for request in requests:
+        if request not in taken:
+            open_by_name.setdefault(request.name, []).append(request)
+    for tool in tools:
+        candidates = open_by_name.get(tool.tool_name or tool.name, [])
+        if tool.tool_call_id not in by_id and candidates:
+            found = _open_request(tool, candidates, joined)
+            if found is not None:
+                claimed[(tool.trace_id, tool.span_id)] = found
+                candidates.remove(found)
+    executions: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
+    for tool in tools:
+        answered = claimed.get((tool.trace_id, tool.span_id))
+        if answered is not None:
+            executions[answered.call].append((tool, answered.id))
+    return executions
+
+
+def _open_request(tool: SpanFact, requests: Sequence[_Request], joined: Sequence[Joined]) -> _Request | None:
+    """The latest request that was answered before the tool began, else the first one without times."""
+    timed = [(joined[request.call].answered_ns, request) for request in requests]
+    before = [request for answered_ns, request in timed if answered_ns is not None and answered_ns <= tool.start_ns]
+    if before:
+        last = max(request.call for request in before)
+        return next(request for request in before if request.call == last)
+    return next((request for answered_ns, request in timed if answered_ns is None), None)

@@ -1,0 +1,139 @@
+"""The facts of one episode that is still open, folded without regard to their order, and what it waits for.
+
+Invariant: the same set of facts gives the same state, in any order and any number of times. Facts that claim the
+same place conflict; the one with the greatest (end time, sha256) wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TypeVar
+
+import msgspec
+
+from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.records.calls import CallsClosed
+from tracegrad.schemas.records.facts import CallFact, CallsClosedFact, Fact, RewardFact, SpanFact
+from tracegrad.schemas.records.rollouts import Reward, RolloutEvent, RolloutState
+
+from .rewards import is_authorised
+
+__all__ = ["OpenEpisode", "Waiting"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class Waiting(Enum):
+    """What an open episode waits for, and so which clock may propose to close it."""
+
+    NOTHING = "nothing"
+    """Complete: it closes now."""
+    COUNTED = "counted"
+    """The attempt has ended; something that was counted is not here yet."""
+    UNCOUNTED = "uncounted"
+    """The attempt has ended and all that was counted is here; the rest was lost or never counted."""
+    END = "end"
+    """A runner works on the attempt; its end will come, so no clock is needed."""
+    SILENCE = "silence"
+    """No runner has spoken of it."""
+
+
+class OpenEpisode:
+    """One episode's state in memory."""
+
+    def __init__(self, episode_id: str, *, key: bytes | None, partition: int) -> None:
+        self.episode_id = episode_id
+        self.key = key
+        """Of its records; a close proposal bears it too."""
+        self.partition = partition
+        self.positions: list[Position] = []
+        self.num_bytes = 0
+        self.spans: dict[tuple[str, str], SpanFact] = {}
+        """By (trace id, span id)."""
+        self.counted: set[tuple[str, str]] = set()
+        """Places of spans that their agent host counted."""
+        self.calls: dict[str, CallFact] = {}
+        self.closed: CallsClosed | None = None
+        self.rewards: dict[tuple[bool, str, str], Reward] = {}
+        """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
+        self.started: RolloutEvent | None = None
+        self.end: RolloutEvent | None = None
+        self.is_touched = True
+        """Whether a record came since the clock last looked."""
+        self.silent_since_s: float | None = None
+        self.ended_at_s: float | None = None
+        """When the clock first saw the attempt's end."""
+        self.next_proposal_s = 0.0
+
+    @property
+    def num_facts(self) -> int:
+        """What it holds, or the records that it came in, whichever is more."""
+        return max(len(self.spans) + len(self.calls) + len(self.rewards), len(self.positions))
+
+    @property
+    def event(self) -> RolloutEvent | None:
+        """The runner's last word."""
+        return self.end or self.started
+
+    def take(self, fact: Fact, reward_sources: Sequence[str]) -> None:
+        """Folds one fact in."""
+        if isinstance(fact, SpanFact):
+            place = (fact.trace_id, fact.span_id)
+            self.spans[place] = _later(self.spans.get(place), fact, lambda span: span.end_ns)
+            if fact.is_counted:
+                # Kept apart from the fact: the same span may also come by a Collector, unmarked.
+                self.counted.add(place)
+        elif isinstance(fact, CallFact):
+            call_id = fact.call.call_id
+            self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
+        elif isinstance(fact, CallsClosedFact):
+            self.closed = _later(self.closed, fact.closed, lambda closed: len(closed.outcomes))
+        elif isinstance(fact, RewardFact):
+            reward = fact.reward
+            key = (is_authorised(reward, reward_sources), reward.idempotency_key, reward.target or "")
+            self.rewards[key] = _later(self.rewards.get(key), reward, lambda reward: reward.at_ms)
+        elif fact.event.state.is_end:
+            self.end = _later(self.end, fact.event, lambda event: event.at_ms)
+        else:
+            self.started = _later(self.started, fact.event, lambda event: event.at_ms)
+
+    def waiting(self) -> Waiting:
+        """What it waits for; the table under "assemble" in docs/streams.md."""
+        if self.end is None:
+            return Waiting.SILENCE if self.started is None else Waiting.END
+        if self.end.state is RolloutState.GIVEN_UP:
+            return Waiting.NOTHING
+        if self.end.calls_closed and not self._has_its_calls():
+            return Waiting.COUNTED
+        if self.end.state is RolloutState.ABORTED:
+            # Spans are left out of an aborted attempt's record, so nobody waits for them.
+            return Waiting.NOTHING if self.end.calls_closed else Waiting.UNCOUNTED
+        if not self._has_its_rewards() or not self._has_its_spans():
+            return Waiting.COUNTED
+        is_counted = self.end.calls_closed and self.end.spans_exported is not None and self.end.spans_lost == 0
+        return Waiting.NOTHING if is_counted else Waiting.UNCOUNTED
+
+    def _has_its_calls(self) -> bool:
+        return self.closed is not None and self.closed.outcomes.keys() <= self.calls.keys()
+
+    def _has_its_spans(self) -> bool:
+        """Whether all that the agent host counted are here. Spans of other processes that share the trace are taken in
+        and not waited for; were they counted, they would close the episode before the host's own came."""
+        assert self.end is not None
+        here = self.counted if self.end.spans_marked else self.spans
+        return len(here) >= (self.end.spans_exported or 0)
+
+    def _has_its_rewards(self) -> bool:
+        assert self.end is not None
+        scored = {reward.name for (counts, _, _), reward in self.rewards.items() if counts}
+        return scored.issuperset(self.end.rewards_awaited)
+
+
+def _later(old: S | None, new: S, end: Callable[[S], int]) -> S:
+    """The winner of two facts that claim the same place."""
+    if old is None or old == new:
+        return new
+    return max(old, new, key=lambda fact: (end(fact), hashlib.sha256(_ENCODER.encode(fact)).digest()))

@@ -1,0 +1,48 @@
+"""What rewards are worth: who may give them, and their sum in canonical order.
+
+A reward counts when its source is one of the configured globs. What is missing, has no value or is no usable
+number makes the sum unscored, with the reason; none of them is ever read as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from tracegrad.schemas.records.rollouts import Reward
+
+__all__ = ["MAX_REWARD", "is_authorised", "is_usable", "sum_rewards"]
+
+MAX_REWARD = 1e12
+"""A greater one is a grader's fault; sums of usable rewards stay finite."""
+
+
+def is_authorised(reward: Reward, sources: Sequence[str]) -> bool:
+    """Whether the reward's source is one that the configuration lists."""
+    return any(fnmatchcase(reward.source, source) for source in sources)
+
+
+def is_usable(value: float | None) -> bool:
+    """Whether the value is a finite number of sane size."""
+    return value is not None and math.isfinite(value) and abs(value) <= MAX_REWARD
+
+
+def sum_rewards(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | None, str]:
+    """(the episode's reward, why there is none), of authorised rewards; those that target a call are not summed.
+
+    When names are awaited, just those count: whether any other arrived before the episode closed is chance.
+    """
+    names = set(awaited)
+    missing = sorted(names - {reward.name for reward in rewards})
+    if missing:
+        return None, f"missing: {', '.join(missing)}"
+    counted = [reward for reward in rewards if reward.target is None and (not names or reward.name in names)]
+    if not counted:
+        return None, "no_reward"
+    for reward in counted:
+        if reward.value is None:
+            return None, reward.reason or "unscored"
+        if not is_usable(reward.value):
+            return None, "out_of_range"
+    return math.fsum(reward.value for reward in counted if reward.value is not None), ""

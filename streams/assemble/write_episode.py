@@ -1,0 +1,201 @@
+"""Writes the record of an episode that closes: calls joined to spans, rewards judged, AIR applied.
+
+In: an OpenEpisode and why it closes. Out: an Episode; equal facts give equal records, whatever their order.
+The record of an aborted attempt leaves spans and rewards out: it closes without waiting for them, so whether they
+were here is chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from tracegrad.schemas.ids import split_episode_id
+from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
+from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
+from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
+from tracegrad.schemas.records.rollouts import Reward, RolloutState
+
+from ..config import StreamsConfig
+from .air.rules import apply_air
+from .join import Joined, join_calls, join_tools, tool_spans
+from .open_episode import OpenEpisode
+from .rewards import is_usable, sum_rewards
+
+__all__ = ["has_structure", "write_episode"]
+
+_NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
+_UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
+
+
+def write_episode(episode: OpenEpisode, config: StreamsConfig, *, has_rollout: bool, closed_by: str) -> Episode:
+    """The record of a closing episode."""
+    event = episode.event
+    state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
+    is_graded = state not in _UNGRADED
+    spans = list(episode.spans.values()) if is_graded else []
+    tools = tool_spans(spans)
+    calls = _calls(episode, spans, tools, config, has_rollout=has_rollout)
+    rewards = _authorised(episode) if is_graded else ()
+    awaited = episode.end.rewards_awaited if episode.end else ()
+    total, unscored = sum_rewards(rewards, awaited) if is_graded else (None, state.value)
+    rollout_id, attempt_id = split_episode_id(episode.episode_id) if has_rollout else (None, None)
+    policies = {call.policy for call in calls}
+    return Episode(
+        episode_id=episode.episode_id,
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        attempt_number=event.attempt_number if event else 0,
+        group=event.group if event else None,
+        task_id=event.task_id if event else None,
+        policy=event.policy if event else (policies.pop() if len(policies) == 1 else None),
+        purpose=event.purpose if event else Purpose.UNKNOWN,
+        state=state,
+        is_final=episode.end.is_final if episode.end else not has_rollout,
+        error=episode.end.error if episode.end else None,
+        closed_by=closed_by,
+        services=tuple(sorted({span.service for span in spans if span.service})),
+        calls=calls,
+        rewards=rewards,
+        reward=total,
+        unscored=unscored,
+        num_spans=len(spans),
+        num_tools=len(tools),
+        num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
+        num_unauthorised_rewards=sum(not counts for counts, _, _ in episode.rewards) if is_graded else 0,
+        duration_s=episode.end.duration_s if episode.end else None,
+    )
+
+
+def _authorised(episode: OpenEpisode) -> tuple[Reward, ...]:
+    """Rewards that may count, in canonical order; where names are awaited, just those (see sum_rewards)."""
+    awaited = set(episode.end.rewards_awaited) if episode.end else set()
+    counted = [reward for (counts, _, _), reward in episode.rewards.items() if counts]
+    return tuple(
+        sorted(
+            (reward for reward in counted if not awaited or reward.name in awaited),
+            key=lambda reward: (reward.name, reward.target or "", reward.idempotency_key),
+        )
+    )
+
+
+def _calls(
+    episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact], config: StreamsConfig, *, has_rollout: bool
+) -> tuple[EpisodeCall, ...]:
+    """The calls in the order of their records on the log."""
+    facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
+    records = [fact.call for fact in facts]
+    joined = join_calls(records, spans)
+    executions = join_tools(records, joined, tools)
+    outcomes = episode.closed.outcomes if episode.closed else {}
+    fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
+    turns = _turns([match.agent for match in joined], fates)
+    calls: list[EpisodeCall] = []
+    for record, match, turn, outcome, answered in zip(records, joined, turns, fates, executions, strict=True):
+        calls.append(
+            _call(
+                record,
+                match,
+                turn=turn,
+                outcome=outcome,
+                masked=_masked(record, outcome if has_rollout else None),
+                tools=tuple(_execution(span, call_id) for span, call_id in answered),
+            )
+        )
+    return _with_rewards(episode, calls, config)
+
+
+def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> list[int]:
+    """Each call's index within its agent, so that neither a lost span nor a client's retry moves the calls after it.
+
+    A call whose span is lost counts with the episode's agent, if it has one alone; of several nobody knows which. An
+    answer that its client did not take shares its turn with the call that was made instead.
+    """
+    named = {name for name in agents if name is not None}
+    sole = named.pop() if len(named) == 1 else None
+    num_turns: dict[str | None, int] = {}
+    turns: list[int] = []
+    for name, outcome in zip(agents, outcomes, strict=True):
+        agent = name if name is not None else sole
+        turns.append(num_turns.get(agent, 0))
+        num_turns[agent] = turns[-1] + (outcome not in _NOT_TAKEN)
+    return turns
+
+
+def _call(
+    record: CallRecord,
+    match: Joined,
+    *,
+    turn: int,
+    outcome: CallOutcome,
+    masked: str,
+    tools: tuple[ToolExecution, ...],
+) -> EpisodeCall:
+    temperature = record.sampling_used.temperature
+    return EpisodeCall(
+        call_id=record.call_id,
+        turn=turn,
+        agent=match.agent,
+        joined_by=match.joined_by,
+        policy=record.policy,
+        parent_call_id=record.parent_call_id,
+        shared_tokens=record.shared_tokens,
+        suffix_ids=record.suffix_ids,
+        sampled_ids=record.sampled_ids,
+        logprobs=record.logprobs,
+        versions=record.versions,
+        # JSON has no NaN; a reader of the record would refuse the whole episode.
+        temperature=temperature if math.isfinite(temperature) else 0.0,
+        finish_reason=record.finish_reason,
+        content=record.content,
+        tool_calls=record.tool_calls,
+        outcome=outcome,
+        masked=masked,
+        splice=record.splice,
+        tools=tools,
+    )
+
+
+def _masked(record: CallRecord, outcome: CallOutcome | None) -> str:
+    """Why the call leaves the loss. `outcome` is None for an agent without rollout, whose outcomes nobody tells."""
+    if outcome is CallOutcome.UNKNOWN:
+        return "outcome_unknown"
+    if outcome is not None and outcome is not CallOutcome.DELIVERED:
+        return outcome.value
+    if record.is_constrained:
+        return "constrained"
+    return "truncated" if record.is_truncated else ""
+
+
+def _execution(span: SpanFact, tool_call_id: str) -> ToolExecution:
+    return ToolExecution(
+        span_id=span.span_id,
+        name=span.tool_name or span.name,
+        status=span.tool_status,
+        status_from=span.tool_status_from,
+        tool_call_id=tool_call_id,
+        error_type=span.error_type,
+    )
+
+
+def _with_rewards(episode: OpenEpisode, calls: list[EpisodeCall], config: StreamsConfig) -> tuple[EpisodeCall, ...]:
+    """The calls with what they earned: AIR first, then authorised rewards that target them."""
+    targeted: dict[str, list[AppliedReward]] = {}
+    for reward in _authorised(episode):
+        if reward.target is not None and reward.value is not None and is_usable(reward.value):
+            targeted.setdefault(reward.target, []).append(AppliedReward(rule=reward.name, value=reward.value))
+    earned = apply_air(config.air, calls)
+    return tuple(
+        _replace_rewards(call, (*air, *targeted.get(call.call_id, ()))) for call, air in zip(calls, earned, strict=True)
+    )
+
+
+def _replace_rewards(call: EpisodeCall, rewards: tuple[AppliedReward, ...]) -> EpisodeCall:
+    return msgspec.structs.replace(call, rewards=rewards) if rewards else call
+
+
+def has_structure(episode: OpenEpisode) -> bool:
+    """Whether anything in it can be shown: a call, an agent or a tool; a bare trace of other spans is unattributed."""
+    return bool(episode.calls) or any(span.kind in (SpanKind.AGENT, SpanKind.TOOL) for span in episode.spans.values())

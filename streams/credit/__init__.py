@@ -1,0 +1,1 @@
+"""Stage `credit`: groups close, and their episodes become transitions."""

@@ -1,0 +1,143 @@
+"""Stage `credit`: closes groups and turns their episodes into transitions, one record per policy.
+
+In: `episodes`. Out: `transitions`, one Arrow record per policy and training group, written to the policy's own
+partition, and a marker on `closed_groups`. A group closes when each of its members has a final episode; superseded
+attempts and validation end here. Invariant: the record does not depend on the order of the episodes.
+Failure: a rollout that cannot train is listed with its reason; an unreadable record is a dead letter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.protocol import Position, Record
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
+from tracegrad.schemas.topics import Stage, Topic
+
+from ..closed import ClosedIds
+from ..config import StreamsConfig
+from ..counters import Counters
+from ..dead_letter import dead_letter
+from ..stage import Emission, Output
+from .return_to_go import credit_group
+
+__all__ = ["Credit"]
+
+MAX_GROUP_SIZE = 4096
+"""A greater k is a fault of the record, and would wait for ever."""
+
+
+class _OpenGroup:
+    """The final episodes of a group that came so far."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, tuple[Episode, tuple[bool, bytes]]] = {}
+        """By member; the second is its rank among records that claim the same place."""
+        self.positions: list[Position] = []
+
+    def take(self, member: int, episode: Episode, value: bytes) -> None:
+        """Of two final episodes of a member the one that was really run counts, then the greatest sha256."""
+        rank = (episode.state is not RolloutState.GIVEN_UP, hashlib.sha256(value).digest())
+        if member not in self.members or rank > self.members[member][1]:
+            self.members[member] = (episode, rank)
+
+
+class Credit:
+    """The fold of `credit`."""
+
+    marker_topic: Topic | None = Topic.CLOSED_GROUPS
+
+    def __init__(self, config: StreamsConfig) -> None:
+        self.counters = Counters()
+        self._config = config
+        self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
+        self._open: dict[str, _OpenGroup] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Groups that wait for members."""
+        return len(self._open)
+
+    def reset(self) -> None:
+        """As Fold.reset."""
+        self._open.clear()
+        self._closed.clear()
+
+    def restore(self, markers: Iterable[Record]) -> None:
+        """As Fold.restore."""
+        self._closed.restore(markers)
+
+    def propose(self, now_s: float) -> Sequence[Output]:
+        """As Fold.propose; a group waits for its members, however long."""
+        return ()
+
+    def fold(self, record: Record) -> Emission:
+        """As Fold.fold."""
+        try:
+            episode = EPISODES.decode(record.value)
+            group = episode.group
+            ends_here = self._ends_here(episode)
+            if ends_here or group is None:
+                self.counters.add(f"episodes_{ends_here}")
+                return Emission(done=(record.position,))
+            return self._take(record, episode, group)
+        except RecordError as error:
+            letter = dead_letter(record, error, stage=Stage.CREDIT, counters=self.counters)
+            return Emission(outputs=(letter,), done=(record.position,))
+
+    def _ends_here(self, episode: Episode) -> str:
+        """Why the episode joins no group; empty when it does."""
+        if episode.group is None:
+            return "without_group"
+        if episode.purpose is not Purpose.TRAIN:
+            return "not_training"
+        if not episode.is_final:
+            return "superseded"
+        return "of_closed_group" if episode.group.id in self._closed else ""
+
+    def _take(self, record: Record, episode: Episode, group: GroupRef) -> Emission:
+        if not 0 <= group.member < group.size <= MAX_GROUP_SIZE:
+            raise RecordError(f"expected 0 <= member < size, got {group.member}, {group.size}", reason="bad_group")
+        state = self._open.get(group.id)
+        if state is None:
+            if len(self._open) >= self._config.limits.max_open_groups:
+                raise RecordError(f"expected at most {len(self._open)} open groups", reason="too_many_open")
+            state = _OpenGroup()
+        elif next(iter(state.members.values()))[0].group.size != group.size:  # type: ignore[union-attr]
+            raise RecordError(f"expected one size of group {group.id}, got {group.size} too", reason="bad_group")
+        self._open[group.id] = state
+        state.take(group.member, episode, record.value or b"")
+        state.positions.append(record.position)
+        self.counters.add("episodes_in_groups")
+        return self._close(record, group.id, state) if len(state.members) == group.size else Emission()
+
+    def _close(self, record: Record, group_id: str, state: _OpenGroup) -> Emission:
+        del self._open[group_id]
+        self._closed.add(group_id)
+        self.counters.add("groups")
+        members = [state.members[member][0] for member in sorted(state.members)]
+        outputs = [
+            Output(
+                topic=Topic.TRANSITIONS,
+                key=policy.encode(),
+                value=credit_group(members, policy, self.counters),
+                partition=index,
+            )
+            for index, policy in enumerate(self._config.policies)
+        ]
+        num_calls = sum(len(episode.calls) for episode in members)
+        marker = ClosedMarker(id=group_id, disposition="emitted", num_calls=num_calls)
+        return Emission(
+            outputs=tuple(outputs),
+            marker=Output(
+                topic=Topic.CLOSED_GROUPS,
+                key=group_id.encode(),
+                value=CLOSED.encode(marker),
+                partition=record.partition,
+            ),
+            done=tuple(sorted(set(state.positions))),
+        )

@@ -1,0 +1,147 @@
+"""Credit by return-to-go: what each turn of a group is worth, and with which turns it is compared.
+
+    return_t = R + sum of r_u over the episode's calls u >= t, undiscounted (gamma = 1)
+
+R is the episode's final reward, r_u what call u earned itself (AIR and rewards that target it), u runs over all
+calls in the order of the log, whoever made them. `peers` is the turn's index within its agent, as text: the trainer
+compares turn t with turn t of the other rollouts (a baseline per turn index, as in MT-GRPO, arXiv:2505.11821, which
+has two levels only). An agent's name is no part of it, so that a lost span costs no comparison. `weight` is 1.
+Invariant: computes only what one group determines; sums by math.fsum, members in member order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall
+from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
+from tracegrad.schemas.topics import MAX_VALUE_BYTES
+
+from ..assemble.rewards import is_usable
+from ..counters import Counters
+from .segments import CallSlice, Segment, build_segments
+
+__all__ = ["credit_group", "returns_to_go", "why_excluded"]
+
+
+def credit_group(members: Sequence[Episode], policy: str, counters: Counters) -> bytes:
+    """The `transitions` record of a closed group for one policy; never raises for what members hold."""
+    summaries: list[MemberSummary] = []
+    rows: list[SegmentRow] = []
+    for episode in members:
+        reason = why_excluded(episode, policy)
+        if not reason:
+            try:
+                rows.extend(_rows(episode, policy))
+            except RecordError as error:
+                reason = error.reason
+        if reason:
+            counters.add(f"excluded:{reason}")
+        summaries.append(_summary(episode, reason))
+    excluded = "" if any(not summary.excluded for summary in summaries) else "all_members_excluded"
+    return _encode(members[0], policy, summaries, rows, excluded)
+
+
+def why_excluded(episode: Episode, policy: str) -> str:
+    """Why a rollout cannot train, judged before its tokens are looked at; empty when it can."""
+    if episode.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
+        return episode.state.value
+    if not episode.state.is_end:
+        return "unknown_state"
+    if not is_usable(episode.reward):
+        return "unscored"
+    return "" if any(call.policy == policy for call in episode.calls) else "no_calls"
+
+
+def returns_to_go(final: float, calls: Sequence[EpisodeCall]) -> list[float]:
+    """Each call's return, in the order of the calls."""
+    later: list[float] = [final]
+    returns: list[float] = []
+    for call in reversed(calls):
+        later.extend(reward.value for reward in call.rewards if is_usable(reward.value))
+        returns.append(math.fsum(later))
+    return returns[::-1]
+
+
+def _rows(episode: Episode, policy: str) -> list[SegmentRow]:
+    assert episode.reward is not None
+    segments = build_segments(episode.calls, policy)
+    returns = returns_to_go(episode.reward, episode.calls)
+    num_tokens = sum(sum(segment.loss_mask) for segment in segments)
+    return [_row(episode, number, segment, returns, num_tokens) for number, segment in enumerate(segments)]
+
+
+def _row(episode: Episode, number: int, segment: Segment, returns: Sequence[float], num_tokens: int) -> SegmentRow:
+    return SegmentRow(
+        rollout_id=episode.rollout_id or episode.episode_id,
+        attempt_id=episode.attempt_id or "",
+        segment=number,
+        token_ids=segment.token_ids,
+        loss_mask=segment.loss_mask,
+        logprobs=segment.logprobs,
+        turns=tuple(_turn(piece, returns[piece.index]) for piece in segment.slices),
+        rollout_tokens=num_tokens,
+    )
+
+
+def _turn(piece: CallSlice, return_: float) -> Turn:
+    call = piece.call
+    return Turn(
+        start=piece.start,
+        end=piece.end,
+        turn=call.turn,
+        call_id=call.call_id,
+        agent=call.agent,
+        temperature=max(call.temperature, 0.0),
+        reward_parts=tuple((reward.rule, reward.value) for reward in call.rewards if is_usable(reward.value)),
+        return_=return_,
+        peers=str(call.turn),
+        weight=1.0,
+        versions=tuple((span.start, span.version) for span in call.versions),
+        masked=piece.masked,
+    )
+
+
+def _summary(episode: Episode, excluded: str) -> MemberSummary:
+    return MemberSummary(
+        rollout_id=episode.rollout_id or episode.episode_id,
+        episode_id=episode.episode_id,
+        attempt_id=episode.attempt_id or "",
+        state=episode.state.value,
+        reward=episode.reward,
+        excluded=excluded,
+        num_tools=episode.num_tools,
+        num_tools_succeeded=episode.num_tools_succeeded,
+    )
+
+
+def _encode(first: Episode, policy: str, members: list[MemberSummary], rows: list[SegmentRow], excluded: str) -> bytes:
+    """The record; without rows, and with the reason, when they do not fit."""
+    assert first.group is not None
+    summary = GroupSummary(
+        group_id=first.group.id,
+        group_index=first.group.index,
+        task_id=first.task_id or "",
+        policy=policy,
+        members=tuple(members),
+        excluded=excluded,
+    )
+    try:
+        value = encode_group(summary, rows)
+    except (OverflowError, TypeError, ValueError):  # Arrow's refusals derive from the last two
+        return encode_group(_excluded(summary, "unencodable"), [])
+    return value if len(value) <= MAX_VALUE_BYTES else encode_group(_excluded(summary, "too_large"), [])
+
+
+def _excluded(summary: GroupSummary, reason: str) -> GroupSummary:
+    return GroupSummary(
+        group_id=summary.group_id,
+        group_index=summary.group_index,
+        task_id=summary.task_id,
+        policy=summary.policy,
+        members=summary.members,
+        excluded=reason,
+    )

@@ -1,0 +1,1 @@
+"""Stage `normalize`: raw records become facts of episodes."""

@@ -1,0 +1,95 @@
+"""OpenInference (`openinference.span.kind`), as openinference-instrumentation-langchain emits it for LangGraph.
+
+Measured on 0.1.80: an LLM span names the response id only inside its JSON `output.value`; a tool span names the
+tool-call id only there too, and not at all when the tool raised; a span's status is OK or ERROR, never unset,
+once it ended; agents are the spans whose name contains "agent".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from tracegrad.schemas.attributes import ERROR_TYPE
+from tracegrad.schemas.records.facts import SpanKind, ToolStatus
+
+from .dialect import MAX_TEXT, Reading, SpanView, ToolErrorText, judge_tool
+
+__all__ = ["OpenInference"]
+
+KIND = "openinference.span.kind"
+AGENT_NAME = "agent.name"
+TOOL_NAME = "tool.name"
+TOOL_ID = "tool.id"
+TOOL_CALL_ID = "tool_call.id"
+OUTPUT = "output.value"
+
+# Our gateway mints this form, so nothing else in an LLM span's output can be taken for it.
+_RESPONSE_ID = re.compile(r'"id"\s*:\s*"(chatcmpl-[0-9a-f]{32})"')
+_DECLARED = {"success": ToolStatus.SUCCEEDED, "error": ToolStatus.FAILED}
+_MAX_JSON = 1_000_000
+"""Characters of a tool's output that are parsed; a longer one is judged by its beginning as text."""
+
+
+class OpenInference:
+    """The dialect `openinference`."""
+
+    name = "openinference"
+    keys = frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT, ERROR_TYPE})
+
+    def read(self, span: SpanView, is_error: ToolErrorText) -> Reading | None:
+        """As Dialect.read."""
+        kind = span.text(KIND)
+        if kind is None:
+            return None
+        output = span.attributes.get(OUTPUT)
+        text = output if isinstance(output, str) else None
+        if kind == "TOOL":
+            return self._tool(span, text, is_error)
+        if kind == "AGENT":
+            return Reading(kind=SpanKind.AGENT, agent_name=span.text(AGENT_NAME) or span.name)
+        if kind == "LLM":
+            match = _RESPONSE_ID.search(text) if text else None
+            return Reading(kind=SpanKind.LLM, response_id=match[1] if match else None)
+        return Reading(kind=SpanKind.OTHER)
+
+    def _tool(self, span: SpanView, output: str | None, is_error: ToolErrorText) -> Reading:
+        message = _tool_message(output)
+        content = message.get("content")
+        error_type = span.text(ERROR_TYPE)
+        status, status_from = judge_tool(
+            span,
+            error_type=error_type,
+            declared=_DECLARED.get(str(message.get("status")), ToolStatus.UNKNOWN),
+            result=content if isinstance(content, str) else output,
+            is_error=is_error,
+        )
+        call_id = message.get("tool_call_id")
+        return Reading(
+            kind=SpanKind.TOOL,
+            tool_name=span.text(TOOL_NAME) or span.name,
+            tool_call_id=(call_id[:MAX_TEXT] if isinstance(call_id, str) and call_id else None)
+            or span.text(TOOL_CALL_ID)
+            or span.text(TOOL_ID),
+            tool_status=status,
+            tool_status_from=status_from,
+            error_type=error_type,
+        )
+
+
+def _tool_message(output: str | None) -> dict[str, Any]:
+    """LangChain's ToolMessage in the output (bare, or in `data` or `kwargs`), or nothing."""
+    if output is None or not output.startswith("{") or len(output) > _MAX_JSON:
+        return {}
+    try:
+        decoded = msgspec.json.decode(output)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return {}
+    if not isinstance(decoded, dict):
+        return {}
+    for inner in (decoded.get("data"), decoded.get("kwargs"), decoded):
+        if isinstance(inner, dict) and "tool_call_id" in inner:
+            return inner
+    return {}

@@ -1,0 +1,174 @@
+"""One OTLP trace request becomes span facts, each with its episode; what cannot be read is set aside by reason.
+
+In: `ExportTraceServiceRequest` bytes, from our gateway or any Collector. Out: SpanScan. Invariant: each span of a
+request that parses is in exactly one of facts, skipped and refused; one bad span does not harm its neighbours.
+A request that does not parse at all is refused whole (RecordError `undecodable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from tracegrad.schemas.attributes import (
+    AGENTLIGHTNING_ATTEMPT_ID,
+    AGENTLIGHTNING_ROLLOUT_ID,
+    ATTEMPT_ID,
+    COUNTED_SPAN,
+    ROLLOUT_ID,
+    SERVICE_NAME,
+)
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.facts import SpanFact, SpanKind
+
+from ..counters import Counters
+from .dialects.dialect import AttributeValue, Reading, SpanView, ToolErrorText
+from .dialects.table import KEYS, read_span
+from .identity import EpisodeKey, Identities
+
+__all__ = ["Refused", "SpanReader", "SpanScan"]
+
+ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
+ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
+_IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
+_SPAN_KEYS = KEYS | _IDENTITY_KEYS
+_RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN}
+_MAX_NAME = 200
+_PLAIN = Reading(kind=SpanKind.OTHER)
+
+
+class Refused(NamedTuple):
+    """Spans of one request that were refused for one reason: the first error, and a request with just them."""
+
+    error: RecordError
+    item: int
+    request: ExportTraceServiceRequest
+
+
+class SpanScan(NamedTuple):
+    """What one request holds."""
+
+    facts: dict[EpisodeKey, list[SpanFact]]
+    refused: dict[str, Refused]
+    """Reason -> its spans."""
+
+
+class SpanReader:
+    """Reads requests for one run. Not thread-safe."""
+
+    def __init__(
+        self, identities: Identities, *, tool_error_prefixes: tuple[str, ...], skip_service: str, counters: Counters
+    ) -> None:
+        self._identities = identities
+        self._is_error = ToolErrorText(tool_error_prefixes)
+        self._skip_service = skip_service
+        self._counters = counters
+
+    def read(self, value: bytes) -> SpanScan:
+        """The spans of a request. Raises RecordError when it does not parse."""
+        request = ExportTraceServiceRequest()
+        try:
+            request.ParseFromString(value)
+        except DecodeError as error:
+            raise RecordError("expected ExportTraceServiceRequest bytes, got others", reason="undecodable") from error
+        scan = SpanScan({}, {})
+        item = 0
+        for resource_spans in request.resource_spans:
+            resource = _attributes(resource_spans.resource.attributes, _RESOURCE_KEYS)
+            for scope_spans in resource_spans.scope_spans:
+                for span in scope_spans.spans:
+                    try:
+                        self._read_span(span, resource, scan)
+                    except RecordError as error:
+                        _refuse(scan, error, item, resource_spans, scope_spans, span)
+                    item += 1
+        return scan
+
+    def _read_span(self, span: Span, resource: dict[str, AttributeValue], scan: SpanScan) -> None:
+        if _service(resource) == self._skip_service:
+            self._counters.add("gateway_spans")
+            return
+        if len(span.trace_id) != 16 or not any(span.trace_id):
+            raise RecordError(f"expected a trace id of 16 bytes, got {len(span.trace_id)}", reason="bad_trace_id")
+        if len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
+            raise RecordError(f"expected a span id of 8 bytes, got {len(span.span_id)}", reason="bad_span_id")
+        attributes = _attributes(span.attributes, _SPAN_KEYS)
+        rollout = _claim(ROLLOUT_KEYS, attributes, resource)
+        attempt = _claim(ATTEMPT_KEYS, attributes, resource)
+        episode = self._identities.of(rollout, attempt, span.trace_id.hex())
+        if episode is None:
+            self._counters.add("not_selected_spans")
+            return
+        scan.facts.setdefault(episode, []).append(self._fact(span, attributes, resource))
+
+    def _fact(self, span: Span, attributes: dict[str, AttributeValue], resource: dict[str, AttributeValue]) -> SpanFact:
+        view = SpanView(
+            name=span.name[:_MAX_NAME],
+            attributes=attributes,
+            status=span.status.code,
+            has_exception=any(event.name == "exception" for event in span.events),
+            is_cut=span.dropped_attributes_count > 0 or span.end_time_unix_nano == 0,
+        )
+        dialect, reading = read_span(view, self._is_error) or ("none", _PLAIN)
+        return SpanFact(
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_span_id=span.parent_span_id.hex() or None,
+            name=view.name,
+            kind=reading.kind,
+            dialect=dialect,
+            service=_service(resource),
+            start_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            agent_name=reading.agent_name,
+            response_id=reading.response_id,
+            tool_name=reading.tool_name,
+            tool_call_id=reading.tool_call_id,
+            tool_status=reading.tool_status,
+            tool_status_from=reading.tool_status_from,
+            error_type=reading.error_type,
+            is_counted=resource.get(COUNTED_SPAN) is True,
+        )
+
+
+def _service(resource: dict[str, AttributeValue]) -> str:
+    return str(resource.get(SERVICE_NAME, ""))[:_MAX_NAME]
+
+
+def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:
+    """The wanted attributes that hold a plain value; the last one of a name wins."""
+    attributes: dict[str, AttributeValue] = {}
+    for pair in pairs:
+        if pair.key in wanted:
+            kind = pair.value.WhichOneof("value")
+            if kind in ("string_value", "bool_value", "int_value", "double_value"):
+                attributes[pair.key] = getattr(pair.value, kind)
+    return attributes
+
+
+def _claim(keys: tuple[str, ...], *sources: dict[str, AttributeValue]) -> str | None:
+    """What span and resource say under these keys, which must be one thing."""
+    claims = {str(source[key]) for source in sources for key in keys if key in source}
+    if len(claims) > 1:
+        raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason="identity_conflict")
+    return claims.pop() if claims else None
+
+
+def _refuse(
+    scan: SpanScan, error: RecordError, item: int, resource_spans: ResourceSpans, scope_spans: ScopeSpans, span: Span
+) -> None:
+    """Keeps the span, with its resource and scope, in a request that can be sent again once mended."""
+    if error.reason not in scan.refused:
+        scan.refused[error.reason] = Refused(error, item, ExportTraceServiceRequest())
+    request = scan.refused[error.reason].request
+    if not request.resource_spans or request.resource_spans[-1].resource != resource_spans.resource:
+        request.resource_spans.add(schema_url=resource_spans.schema_url).resource.CopyFrom(resource_spans.resource)
+    scopes = request.resource_spans[-1].scope_spans
+    if not scopes or scopes[-1].scope != scope_spans.scope:
+        scopes.add(schema_url=scope_spans.schema_url).scope.CopyFrom(scope_spans.scope)
+    scopes[-1].spans.add().CopyFrom(span)

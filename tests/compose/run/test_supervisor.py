@@ -1,0 +1,307 @@
+"""The supervisor with real, tiny child processes: restart, fatal, order of stopping, two Ctrl-C, no orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tracegrad.compose.run.process import ProcessSpec, ProcessState, Role
+from tracegrad.compose.run.supervisor import Backoff, OutcomeKind, Supervisor
+from tracegrad.schemas.errors import UnavailableError
+
+pytestmark = pytest.mark.slow
+
+FOREVER = "while :; do sleep 0.02; done"
+QUICK = Backoff(first_s=0.01, greatest_s=0.02, healthy_s=5.0, max_in_a_row=3)
+
+
+def shell(name: str, script: str, *, layer: int = 0, role: Role = Role.SERVICE, stop_s: float = 5.0) -> ProcessSpec:
+    """A child that runs a script."""
+    return ProcessSpec(name=name, argv=("/bin/sh", "-c", script), layer=layer, role=role, stop_timeout_s=stop_s)
+
+
+def eventually(claim: Callable[[], bool], what: str) -> None:
+    """Waits, bounded, until the claim holds."""
+    until = time.monotonic() + 10
+    while not claim():
+        assert time.monotonic() < until, f"never: {what}"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def meanwhile(action: Callable[[], None]):  # type: ignore[no-untyped-def]
+    """Runs an action in another thread and hands on what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join(10)
+    assert not raised, raised
+
+
+def test_jobs_done_ends_the_run_and_stops_services(tmp_path: Path) -> None:
+    """A job that exits with 0 is done; a service is stopped."""
+    supervisor = Supervisor(
+        [shell("serve", "exec sleep 60"), shell("job", "exit 0", layer=1, role=Role.JOB)], logs=tmp_path
+    )
+    assert supervisor.run().kind is OutcomeKind.DONE
+    assert [status.state for status in supervisor.statuses()] == [ProcessState.STOPPED, ProcessState.DONE]
+
+
+def test_what_dies_is_restarted_after_a_pause(tmp_path: Path) -> None:
+    """Two deaths, then success; each said with its last log line."""
+    script = f"echo try >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3 || {{ echo oops; exit 1; }}"
+    said: list[str] = []
+    supervisor = Supervisor([shell("job", script, role=Role.JOB)], logs=tmp_path, backoff=QUICK, say=said.append)
+    assert supervisor.run().kind is OutcomeKind.DONE
+    assert supervisor.statuses()[0].num_restarts == 2
+    assert len(said) == 2 and all("exit status 1" in line and "oops" in line for line in said)
+
+
+def test_exit_78_stops_the_run_and_says_why(tmp_path: Path) -> None:
+    """A configuration error is not tried again."""
+    supervisor = Supervisor(
+        [shell("other", "exec sleep 60"), shell("bad", "echo tries; echo no such topic >&2; exit 78")], logs=tmp_path
+    )
+    outcome = supervisor.run()
+    assert outcome.kind is OutcomeKind.FATAL
+    assert outcome.exit_status == 78
+    assert "bad: exit status 78" in outcome.why and "no such topic" in outcome.why
+    assert (tmp_path / "bad.log").read_text().count("tries") == 1
+    assert supervisor.statuses()[0].state is ProcessState.STOPPED
+
+
+def test_what_dies_again_and_again_at_once_is_given_up(tmp_path: Path) -> None:
+    """A crash loop must not look like a run."""
+    outcome = Supervisor([shell("loop", "echo broken; exit 1")], logs=tmp_path, backoff=QUICK).run()
+    assert outcome.kind is OutcomeKind.FATAL
+    assert "died 3 times in a row" in outcome.why and "broken" in outcome.why
+    assert outcome.exit_status == 1
+
+
+def test_a_program_that_does_not_exist_is_fatal(tmp_path: Path) -> None:
+    """With its name."""
+    outcome = Supervisor([ProcessSpec(name="x", argv=("/no/such/program",))], logs=tmp_path).run()
+    assert outcome.kind is OutcomeKind.FATAL and "/no/such/program" in outcome.why
+    assert outcome.exit_status is None
+
+
+def test_stops_in_reverse_order(tmp_path: Path) -> None:
+    """The highest layer ends before the one below is asked."""
+
+    def service(name: str, layer: int) -> ProcessSpec:
+        script = f"trap 'echo {name} >> {tmp_path}/order; exit 0' TERM; touch {tmp_path}/{name}.up; {FOREVER}"
+        return shell(name, script, layer=layer)
+
+    supervisor = Supervisor([service("low", 0), service("middle", 1), service("high", 2)], logs=tmp_path)
+
+    def stop() -> None:
+        eventually(lambda: len(list(tmp_path.glob("*.up"))) == 3, "all are up")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with meanwhile(stop):
+        assert supervisor.run().kind is OutcomeKind.STOPPED
+    assert (tmp_path / "order").read_text().split() == ["high", "middle", "low"]
+
+
+def test_a_stubborn_process_is_killed_at_its_time(tmp_path: Path) -> None:
+    """Stopping is bounded, and what it left in its session dies with it."""
+    script = f"trap '' TERM; sleep 61 & echo $! > {tmp_path}/grandchild; touch {tmp_path}/up; {FOREVER}"
+    said: list[str] = []
+    supervisor = Supervisor([shell("deaf", script, stop_s=0.1)], logs=tmp_path, say=said.append)
+
+    def stop() -> None:
+        eventually((tmp_path / "up").exists, "it is up")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with meanwhile(stop):
+        supervisor.run()
+    assert any("did not stop in 0.1 s" in line for line in said)
+    eventually(lambda: gone(int((tmp_path / "grandchild").read_text())), "the grandchild is gone")
+
+
+def test_second_interrupt_kills_all_at_once(tmp_path: Path) -> None:
+    """Real SIGINTs; nobody waits for a polite end that takes a minute."""
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; touch {tmp_path}/up; {FOREVER}"
+    said: list[str] = []
+    supervisor = Supervisor([shell("deaf", script, stop_s=60)], logs=tmp_path, say=said.append)
+
+    def interrupt_twice() -> None:
+        eventually((tmp_path / "up").exists, "it is up")
+        os.kill(os.getpid(), signal.SIGINT)
+        eventually(lambda: bool(said), "the first one was heard")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    began = time.monotonic()
+    with meanwhile(interrupt_twice):
+        supervisor.run()
+    assert time.monotonic() - began < 10
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["while it waits", "before it is called"])
+def test_second_interrupt_does_not_wait_for_who_still_reads(tmp_path: Path, is_early: bool) -> None:
+    """`before_stop` joins a thread that takes a minute; the processes are killed at once all the same."""
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; touch {tmp_path}/up; {FOREVER}"
+    is_joining, never = threading.Event(), threading.Event()
+
+    def join() -> None:
+        is_joining.set()
+        never.wait(60)
+
+    def hook(layer: int) -> None:
+        if is_early:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupt_twice() -> None:
+        if is_early:
+            return
+        eventually((tmp_path / "up").exists, "it is up")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert is_joining.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    supervisor = Supervisor([shell("deaf", script, stop_s=60)], logs=tmp_path, on_layer=hook, before_stop=join)
+    began = time.monotonic()
+    with meanwhile(interrupt_twice):
+        assert supervisor.run().kind is OutcomeKind.STOPPED
+    assert time.monotonic() - began < 10
+    assert is_joining.is_set() is not is_early
+    assert all(status.pid is None for status in supervisor.statuses())
+
+
+def test_a_hook_is_tried_again_however_long_the_gate_below_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose first download outlasts the hook's patience, and that is then slow to answer twice."""
+    monkeypatch.setattr("tracegrad.compose.run.supervisor._LAYER_PATIENCE_S", 0.5)
+    began = time.monotonic()
+    calls: list[int] = []
+
+    def hook(layer: int) -> None:
+        calls.append(layer)
+        if layer == 1 and calls.count(1) <= 2:
+            raise UnavailableError("no answer yet")
+
+    broker = ProcessSpec(
+        name="broker",
+        argv=("/bin/sh", "-c", "exec sleep 60"),
+        is_gate=True,
+        is_ready=lambda: time.monotonic() - began > 1.0,
+    )
+    supervisor = Supervisor([broker, shell("job", "exit 0", layer=1, role=Role.JOB)], logs=tmp_path, on_layer=hook)
+    assert supervisor.run().kind is OutcomeKind.DONE
+    assert calls == [0, 1, 1, 1]
+
+
+def test_a_hook_that_goes_on_failing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience counts from its first failure, and ends."""
+    monkeypatch.setattr("tracegrad.compose.run.supervisor._LAYER_PATIENCE_S", 0.3)
+
+    def hook(layer: int) -> None:
+        raise UnavailableError("no answer")
+
+    with pytest.raises(UnavailableError, match="no answer"):
+        Supervisor([shell("job", "exit 0", role=Role.JOB)], logs=tmp_path, on_layer=hook).run()
+
+
+def test_a_layer_waits_for_the_gates_below(tmp_path: Path) -> None:
+    """on_layer runs between them, which is where topics are created."""
+    layers: list[int] = []
+    supervisor = Supervisor(
+        [
+            ProcessSpec(
+                name="broker",
+                argv=("/bin/sh", "-c", "exec sleep 60"),
+                is_gate=True,
+                is_ready=lambda: False,
+                ready_timeout_s=0.2,
+            ),
+            shell("user", f"touch {tmp_path}/started; exit 0", layer=1, role=Role.JOB),
+        ],
+        logs=tmp_path,
+        backoff=Backoff(first_s=0.01, greatest_s=0.01, max_in_a_row=2),
+        on_layer=layers.append,
+    )
+    assert supervisor.run().kind is OutcomeKind.FATAL
+    assert layers == [0] and not (tmp_path / "started").exists()
+
+
+def test_what_the_caller_keeps_goes_on_until_close(tmp_path: Path) -> None:
+    """The broker stays for the report."""
+    supervisor = Supervisor(
+        [shell("broker", "exec sleep 60"), shell("job", "exit 0", layer=1, role=Role.JOB)], logs=tmp_path
+    )
+    supervisor.run(keep=lambda spec: spec.name == "broker")
+    assert supervisor.statuses()[0].state is ProcessState.RUNNING
+    supervisor.close()
+    assert supervisor.statuses()[0].state is ProcessState.STOPPED
+
+
+def test_an_error_of_ours_leaves_nothing_running(tmp_path: Path) -> None:
+    """A layer hook that raises stops what is up."""
+
+    def hook(layer: int) -> None:
+        if layer == 1:
+            raise ValueError("no topics")
+
+    supervisor = Supervisor(
+        [shell("broker", f"echo $$ > {tmp_path}/pid; exec sleep 60"), shell("b", "exit 0", layer=1)],
+        logs=tmp_path,
+        on_layer=hook,
+    )
+    with pytest.raises(ValueError, match="no topics"):
+        supervisor.run()
+    assert supervisor.statuses()[0].state is ProcessState.STOPPED
+
+
+def gone(pid: int) -> bool:
+    """Whether no such process lives (a zombie does not)."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_no_orphan_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    """SIGKILL to a supervisor: its children die too."""
+    child = (
+        "import os, pathlib, time; "
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    parent = (
+        "import sys, pathlib; from tracegrad.compose.run.supervisor import Supervisor; "
+        "from tracegrad.compose.run.process import ProcessSpec; "
+        f"spec = ProcessSpec(name='c', argv=(sys.executable, '-c', {child!r})); "
+        f"Supervisor([spec], logs=pathlib.Path({str(tmp_path)!r})).run()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    try:
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the child is up")
+        pid = int((tmp_path / "pid").read_text())
+        assert not gone(pid)
+        process.kill()
+        process.wait(10)
+        eventually(lambda: gone(pid), "the child is gone")
+    finally:
+        process.kill()
+        process.wait(10)

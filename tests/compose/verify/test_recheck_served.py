@@ -1,0 +1,82 @@
+"""Logprobs recomputed in another process: they match the weights that made them, and not the version before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tracegrad.compose.verify.recheck_served import verify_apart
+from tracegrad.compose.verify.served_proof import Proof, ServedCall
+from tracegrad.schemas.errors import UnavailableError
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
+    """Three calls that version 2 sampled; version 1 has other weights."""
+    from tests.tiny_models import make_model
+    from tracegrad.trainer.model.recompute import recompute_logprobs
+
+    root = tmp_path_factory.mktemp("versions")
+    make_model(root / "v1-e1", seed=1)
+    make_model(root / "v2-e1", seed=2)
+    sequences = [([1, 2, 3], [4, 5], 1.0), ([1, 2, 3, 4, 5, 9], [7], 0.7), ([8], [9, 10, 11], 0.0)]
+    logprobs = recompute_logprobs(root / "v2-e1", sequences)
+    return Proof(
+        version=2,
+        folder=str(root / "v2-e1"),
+        previous_version=1,
+        previous_folder=str(root / "v1-e1"),
+        calls=tuple(
+            ServedCall(call_id=str(n), prompt_ids=prompt, sampled_ids=sampled, logprobs=found, temperature=temperature)
+            for n, ((prompt, sampled, temperature), found) in enumerate(zip(sequences, logprobs, strict=True))
+        ),
+    )
+
+
+def test_the_version_that_served_is_confirmed(proof: Proof, tmp_path: Path) -> None:
+    """Every token matches; most tell the two versions apart."""
+    verdict = verify_apart(proof, tmp_path)
+    assert verdict.holds, verdict.why
+    assert verdict.num_tokens == 6 and verdict.num_telling >= 4 and verdict.error_max < 1e-5
+
+
+def test_a_label_on_the_wrong_weights_is_found(proof: Proof, tmp_path: Path) -> None:
+    """The calls claim version 1, whose folder gives other logprobs."""
+    swapped = msgspec.structs.replace(proof, folder=proof.previous_folder, previous_folder=proof.folder)
+    verdict = verify_apart(swapped, tmp_path)
+    assert not verdict.holds and verdict.num_nearer_previous == verdict.num_telling > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shift", "why"),
+    [
+        ("float32", 0.05, "nats from version 2's own"),
+        ("bfloat16", 0.05, ""),
+        ("bfloat16", 0.3, "nats (rms) from version 2's own"),
+        ("bfloat16", 1.5, "nats from version 2's own"),
+    ],
+)
+def test_the_tolerance_follows_the_versions_precision(
+    dtype: str, shift: float, why: str, proof: Proof, tmp_path: Path
+) -> None:
+    """One call is off by so much; a folder says by itself in which precision it was published."""
+    folder = tmp_path / "v2-e1"
+    shutil.copytree(proof.folder, folder)
+    config = msgspec.json.decode((folder / "config.json").read_bytes())
+    (folder / "config.json").write_bytes(msgspec.json.encode(config | {"dtype": dtype}))
+    first, *rest = proof.calls
+    off = msgspec.structs.replace(first, logprobs=[value - shift for value in first.logprobs])
+    verdict = verify_apart(msgspec.structs.replace(proof, folder=str(folder), calls=(off, *rest)), tmp_path)
+    assert verdict.holds is not bool(why) and why in verdict.why
+
+
+def test_a_folder_that_is_no_model_is_said_so(proof: Proof, tmp_path: Path) -> None:
+    """Not a traceback of another process."""
+    broken = msgspec.structs.replace(proof, folder=str(tmp_path))
+    with pytest.raises(UnavailableError, match="cannot open the version"):
+        verify_apart(broken, tmp_path)

@@ -1,0 +1,181 @@
+"""A whole small run on a MemoryLog, made by the real folds: two trained groups, one waiting, validation, a retry."""
+
+from __future__ import annotations
+
+from tests.memory_log import MemoryLog
+from tests.streams.make import (
+    RUN_HASH,
+    TOPICS,
+    Item,
+    Streams,
+    agent_span,
+    call,
+    call_id,
+    closed,
+    config,
+    event,
+    otlp,
+    reward,
+    rollout,
+    tool_span,
+)
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log.protocol import Record, TopicPartition
+from tracegrad.schemas.records.calls import CallsClosed, Purpose, VersionSpan
+from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutRequest, RolloutState
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
+from tracegrad.schemas.records.transitions import decode_group
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
+from tracegrad.schemas.topics import REGISTRY, Stage, Topic
+
+__all__ = ["copy_without", "memory_log", "records", "small_run", "step"]
+
+
+def attempt(number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, version: int = 0) -> list[Item]:
+    """One good attempt of rollout `number`: two calls, an agent span, a tool span, a reward."""
+    own = rollout(number)
+    trace = own + "a001"
+    settings = {"purpose": purpose, "versions": (VersionSpan(start=0, version=version, epoch=1),)}
+    first = call(f"{number}a", own, [1, 2], [3, 4], **settings)
+    second = call(f"{number}b", own, [5], [6], parent_call_id=call_id(f"{number}a"), shared_tokens=4, **settings)
+    return [
+        event(own, RolloutState.STARTED, group=group, purpose=purpose),
+        first,
+        second,
+        otlp(agent_span(trace, 1, "calculator"), tool_span(trace, 2, parent=1)),
+        closed(own, [first, second]),
+        reward(own, float(number % 2)),
+        event(own, group=group, spans_exported=2, purpose=purpose),
+    ]
+
+
+def aborted_once(number: int, group: GroupRef) -> list[Item]:
+    """An attempt that the gateway lost, before the good one."""
+    own = rollout(number)
+    lost = call(f"{number}x", own, [1, 2], [9], attempt_id="b002", versions=(VersionSpan(start=0, version=0, epoch=1),))
+    return [
+        event(own, RolloutState.STARTED, group=group, attempt_id="b002"),
+        lost,
+        CallsClosed(rollout_id=own, attempt_id="b002", outcomes=closed(own, [lost]).outcomes),
+        event(own, RolloutState.ABORTED, group=group, attempt_id="b002", is_final=False, attempt_number=0),
+    ]
+
+
+def small_run() -> Streams:
+    """The run, folded to its end."""
+    streams = Streams(config())
+    number = 0
+    for index in range(3):
+        for member in range(2):
+            group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
+            _ask(streams, number, group, Purpose.TRAIN)
+            if number == 1:
+                streams.feed(*aborted_once(number, group))
+            items = attempt(number, group, version=min(index, 1))
+            streams.feed(*[_later_attempt(item) if number == 1 else item for item in items])
+            number += 1
+    for index in range(2):
+        group = GroupRef(id=f"{RUN_HASH}{'e' * 15}{index}", size=1, member=0, index=index)
+        _ask(streams, number, group, Purpose.VALIDATION)
+        streams.feed(*attempt(number, group, Purpose.VALIDATION))
+        number += 1
+    streams.append(Topic.LLM_CALLS, b"\xc1 no call")
+    _train(streams)
+    return streams
+
+
+def _later_attempt(item: Item) -> Item:
+    """Events of a second try."""
+    import msgspec
+
+    from tracegrad.schemas.records.rollouts import RolloutEvent
+
+    return msgspec.structs.replace(item, attempt_number=1) if isinstance(item, RolloutEvent) else item
+
+
+def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> None:
+    request = RolloutRequest(
+        rollout_id=rollout(number), group=group, task_id="task-1", input="?", policy="policy", purpose=purpose
+    )
+    streams.append(Topic.ROLLOUTS, ROLLOUTS.encode(request))
+
+
+def _train(streams: Streams) -> None:
+    claim = EpochClaim(policy="policy", run=RunName("test"), epoch=1, trainer_id="t")
+    streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim))
+    order = [decode_group(value)[0].group_id for value in streams.values(Topic.TRANSITIONS)]
+    for number in range(3):
+        manifest = VersionManifest(
+            policy="policy",
+            run=RunName("test"),
+            version=number,
+            epoch=1,
+            base_version=max(0, number - 1),
+            kind="full",
+            uri=f"/nowhere/v{number}-e1",
+            files=(),
+            step=number,
+            next_offset=number,
+        )
+        streams.append(Topic.WEIGHTS, WEIGHTS.encode(manifest))
+        ack = WeightAck(engine_id="engine-0", policy="policy", version=number, epoch=1, load_s=0.1)
+        streams.append(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack))
+    for number in (1, 2):
+        streams.append(Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number, (order[number - 1],))))
+
+
+def step(number: int, groups: tuple[str, ...], *, epoch: int = 1) -> TrainingStep:
+    """A step of one group."""
+    return TrainingStep(
+        policy="policy",
+        step=number,
+        epoch=epoch,
+        version=number,
+        is_updated=True,
+        begin_offset=number - 1,
+        next_offset=number,
+        batch_hash="00",
+        group_ids=groups,
+        accounting=Accounting(consumed=number, trained=number),
+        loss=0.0,
+        grad_norm=0.0,
+        learning_rate=0.0,
+        reward=number / 4,
+        reward_parts={"air:tool_success": 0.5},
+        num_rollouts=2,
+        num_tokens=6,
+        tool_success=0.5,
+        started_at_ms=1_000 * number,
+        ended_at_ms=1_000 * number + 900,
+        seconds={"wait": 0.5},
+    )
+
+
+def memory_log(streams: Streams, without: Record | None = None) -> MemoryLog:
+    """The run on a log, every stage committed to the end; one record may be left out."""
+    log = MemoryLog()
+    for spec in REGISTRY:
+        log.create_topic(TOPICS.name(spec.topic))
+        for record in streams.log.get(spec.topic, []):
+            if record is not without:
+                log.append(record.topic, record.key, record.value, record.headers, 0)
+    inputs = {
+        Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
+        Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
+        Stage.CREDIT: (Topic.EPISODES,),
+    }
+    for stage, topics in inputs.items():
+        for topic in topics:
+            name = TOPICS.name(topic)
+            log.groups[TOPICS.group(stage)][TopicPartition(name, 0)] = log.offsets(name)[0].end
+    return log
+
+
+def copy_without(streams: Streams, record: Record) -> MemoryLog:
+    """A copy of the run in which one record is gone."""
+    return memory_log(streams, record)
+
+
+def records(streams: Streams) -> list[tuple[Topic, Record]]:
+    """All of them."""
+    return [(topic, record) for topic, kept in streams.log.items() for record in kept]

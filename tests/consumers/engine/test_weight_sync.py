@@ -1,0 +1,399 @@
+"""Weight sync: the engine serves the newest sound version, whatever happens on the way."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import msgspec
+import pytest
+
+from tests.consumers.engine.fake_engine import FakeEngine, claim, write_version
+from tests.memory_log import MemoryLog
+from tracegrad.consumers.engine import weight_sync
+from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncConfig, follow
+from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, VersionManifest
+from tracegrad.schemas.topics import Topic, Topics
+
+TOPICS = Topics(run=RunName("run"))
+WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
+ACKS_TOPIC = TOPICS.name(Topic.WEIGHT_ACKS)
+
+
+class Bench:
+    """A log, an engine, and a weight sync that can be killed and started again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = MemoryLog()
+        self.log.create_topics(TOPICS, policies=["policy"])
+        self.engine = FakeEngine()
+        self.now = 0.0
+        self.config = WeightSyncConfig(
+            policy="policy", engine_id="e0", engine_url="http://engine", weight_root=str(root), poll_s=0.01
+        )
+        self.start()
+
+    def start(self) -> None:
+        """A fresh process: nothing remembered."""
+        self.sync = WeightSync(
+            self.config,
+            control=self.engine.control(),
+            writer=self.log.writer(),
+            topics=TOPICS,
+            clock=lambda: self.now,
+        )
+        self.next_offset = 0
+
+    def put(self, *records: EpochClaim | VersionManifest | RollbackRequest) -> None:
+        """Onto `weights`."""
+        writer = self.log.writer()
+        for record in records:
+            writer.append(WEIGHTS_TOPIC, key=record.policy.encode(), value=WEIGHTS.encode(record))
+
+    def look(self) -> None:
+        """What one turn of the loop does."""
+        records = self.log.records(WEIGHTS_TOPIC)
+        for record in records[self.next_offset :]:
+            self.sync.fold(record)
+        self.next_offset = len(records)
+        self.sync.reconcile()
+
+    def acks(self) -> list[str]:
+        """Labels acknowledged so far."""
+        acks = [WEIGHT_ACKS.decode(record.value) for record in self.log.records(ACKS_TOPIC)]
+        return [f"{ack.version}-e{ack.epoch}" for ack in acks]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Epoch 1 is claimed."""
+    made = Bench(tmp_path / "weights")
+    made.put(claim(1))
+    return made
+
+
+def test_new_version_is_loaded_labelled_resumed_and_acknowledged_in_order(bench: Bench) -> None:
+    """The whole handshake, once; looking again changes nothing."""
+    bench.put(write_version(bench.root, 0))
+    bench.look()
+    bench.look()
+    changes = [path for path in bench.engine.requests if path not in ("/weight_info", "/is_paused")]
+    assert changes == [
+        "/pause",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/reset_prefix_cache",
+        "/resume",
+    ]
+    assert (bench.engine.label, bench.engine.is_paused, bench.acks()) == ("0-e1", False, ["0-e1"])
+    record = bench.log.records(ACKS_TOPIC)[0]
+    assert record.key == b"e0"
+
+
+def test_nothing_is_touched_before_a_version_exists(bench: Bench) -> None:
+    """An engine with base weights and no manifest is left alone."""
+    bench.look()
+    assert bench.engine.requests == []
+
+
+def test_intermediate_versions_are_skipped_when_behind(bench: Bench) -> None:
+    """Only the newest of what lies on the log is loaded."""
+    bench.put(write_version(bench.root, 0))
+    bench.look()
+    bench.put(*(write_version(bench.root, version) for version in range(1, 8)))
+    bench.look()
+    assert bench.engine.num_loads == 2
+    assert bench.acks() == ["0-e1", "7-e1"]
+    assert bench.sync.counters["skipped"] == 6
+
+
+def test_restart_acknowledges_again_and_does_not_reload(bench: Bench) -> None:
+    """A label that is the newest and not paused needs nothing but its acknowledgement."""
+    bench.put(write_version(bench.root, 3))
+    bench.look()
+    bench.start()
+    bench.look()
+    assert bench.engine.num_loads == 1
+    assert bench.acks() == ["3-e1", "3-e1"]
+
+
+def test_restarted_engine_gets_the_newest_version_again(bench: Bench) -> None:
+    """It says `default`; it is loaded and acknowledged anew."""
+    bench.put(write_version(bench.root, 3))
+    bench.look()
+    bench.engine.restart()
+    with pytest.raises(UnavailableError):
+        bench.look()
+    bench.look()
+    assert (bench.engine.label, bench.engine.weights) == ("3-e1", "3-e1")
+    assert bench.acks() == ["3-e1", "3-e1"]
+
+
+def test_engine_found_paused_is_reloaded_and_resumed(bench: Bench) -> None:
+    """A killed predecessor may have left it so, half-way; its label then says nothing about its weights."""
+    bench.put(write_version(bench.root, 3))
+    bench.look()
+    bench.engine.is_paused = True
+    bench.engine.is_updating = True
+    bench.engine.weights = "mixed"
+    bench.start()
+    bench.look()
+    assert (bench.engine.weights, bench.engine.is_paused, bench.engine.is_updating) == ("3-e1", False, False)
+
+
+def test_higher_epoch_voids_the_old_trainers_later_versions(bench: Bench) -> None:
+    """A zombie's manifest after a higher claim is never loaded; the new owner's replaces the same number."""
+    bench.put(write_version(bench.root, 1), claim(2))
+    bench.put(write_version(bench.root, 2), write_version(bench.root, 9))
+    bench.look()
+    assert bench.engine.label == "1-e1"
+    bench.put(write_version(bench.root, 2, epoch=2))
+    bench.look()
+    assert bench.engine.label == "2-e2"
+    assert bench.acks() == ["1-e1", "2-e2"]
+
+
+def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> None:
+    """None of them stops the sync or changes what is served."""
+    bench.put(claim(1, "other"), write_version(bench.root, 5, policy="other"))
+    bench.put(RollbackRequest(policy="policy", run=RunName("run"), to_version=0, requested_by="me"))
+    writer = bench.log.writer()
+    for value in (b"{", b"\xff", None, b'{"type":"version","schema":"version/9"}', b"[]"):
+        writer.append(WEIGHTS_TOPIC, key=b"policy", value=value)
+    bench.put(write_version(bench.root, 1))
+    bench.look()
+    assert bench.engine.label == "1-e1"
+    assert bench.sync.counters["malformed"] == 5
+
+
+def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine goes on with what it serves; it is not even paused; a repaired folder is taken later."""
+    bench.put(write_version(bench.root, 1))
+    bench.look()
+    manifest = write_version(bench.root, 2)
+    file = Path(manifest.uri) / "model.safetensors"
+    file.write_text("2-e")
+    bench.put(manifest)
+    num_requests = bench.engine.requests.count("/pause")
+    bench.look()
+    bench.look()
+    assert (bench.engine.label, bench.engine.requests.count("/pause")) == ("1-e1", num_requests)
+    assert bench.sync.counters["refused_size"] == 1
+    assert "version 2-e1 of policy policy is not served" in caplog.text
+    file.write_text("2-e1")
+    bench.now += bench.config.retry_refused_s + 1
+    bench.look()
+    assert bench.acks() == ["1-e1", "2-e1"]
+
+
+@pytest.mark.parametrize("failure", ["clean", "mixed"])
+def test_failed_load_is_followed_by_a_good_one_before_resume(bench: Bench, failure: str) -> None:
+    """The version before is loaded again, under the same pause, even if the engine still bears its label."""
+    bench.put(write_version(bench.root, 1))
+    bench.look()
+    bench.put(write_version(bench.root, 2))
+    bench.engine.fail_update = failure
+    bench.look()
+    assert (bench.engine.label, bench.engine.weights, bench.engine.is_paused) == ("1-e1", "1-e1", False)
+    assert bench.engine.violations == []
+    assert bench.sync.counters["refused_load_failed"] == 1
+
+
+def test_engine_stays_paused_while_no_version_can_be_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A mixture is never resumed; it is said once, and tried again later."""
+    bench.put(write_version(bench.root, 1))
+    bench.engine.fail_update = "mixed"
+    bench.look()
+    bench.look()
+    assert bench.engine.is_paused
+    assert caplog.text.count("can be served") == 1
+    bench.now += bench.config.retry_refused_s + 1
+    bench.look()
+    assert (bench.engine.label, bench.engine.is_paused) == ("1-e1", False)
+
+
+def test_version_is_not_acknowledged_until_the_log_has_it(bench: Bench) -> None:
+    """An append that fails is tried again at the next look, without another load."""
+    bench.put(write_version(bench.root, 1))
+    bench.log.fail_next(UnavailableError("away"))
+    with pytest.raises(UnavailableError):
+        bench.look()
+    assert bench.acks() == []
+    bench.look()
+    assert (bench.acks(), bench.engine.num_loads) == (["1-e1"], 1)
+
+
+def test_dead_engine_is_away_not_a_reason_to_refuse_the_version(bench: Bench) -> None:
+    """A 500 of an engine whose health is bad says nothing about the files."""
+    bench.put(write_version(bench.root, 1))
+    bench.engine.fail_update = "clean"
+
+    def die(path: str) -> None:
+        if path == "/health":
+            bench.engine.down_for = 9
+
+    bench.engine.before_request = die
+    with pytest.raises(UnavailableError):
+        bench.look()
+    bench.engine.before_request = lambda path: None
+    bench.engine.down_for = 0
+    bench.look()
+    assert bench.engine.label == "1-e1"
+    assert not any(name.startswith("refused") for name in bench.sync.counters)
+
+
+def test_connection_closed_after_a_refusal_does_not_hide_that_the_engine_lives(bench: Bench) -> None:
+    """uvicorn closes the connection after a 500; the next request on it fails, the one after does not."""
+    bench.put(write_version(bench.root, 1), write_version(bench.root, 2))
+    bench.engine.fail_update = "clean"
+
+    def close(path: str) -> None:
+        if path == "/health" and not bench.engine.down_for:
+            bench.engine.down_for = 1
+            bench.engine.before_request = lambda path: None
+
+    bench.engine.before_request = close
+    bench.look()
+    assert bench.engine.label == "1-e1"
+    assert bench.sync.counters["refused_load_failed"] == 1
+
+
+class Killed(BaseException):
+    """The weight sync process is gone."""
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 15))])
+def test_engine_never_runs_on_anything_but_whole_labelled_weights(tmp_path: Path, seed: int) -> None:
+    """Random publications, corruptions, claims, engine restarts, failed loads, SIGKILLs around any request."""
+    chance = random.Random(seed)
+    bench = Bench(tmp_path / "weights")
+    engine = bench.engine
+    epoch, version, good = 1, 0, ""
+    bench.put(claim(1))
+    labels_seen: set[str] = set()
+
+    def strike(path: str) -> None:
+        if not engine.is_paused:
+            labels_seen.add(engine.label)
+        fate = chance.random()
+        if fate < 0.04:
+            raise Killed
+        if fate < 0.07:
+            engine.restart(down_for=chance.randint(1, 3))
+        elif fate < 0.12 and path == "/update_weights":
+            engine.fail_update = chance.choice(["clean", "mixed"])
+
+    engine.before_request = engine.after_request = strike
+    for _ in range(40):
+        if chance.random() < 0.15:
+            epoch += 1
+            bench.put(claim(epoch))
+        if chance.random() < 0.5:
+            version += 1
+            manifest = write_version(bench.root, version, epoch=epoch)
+            if chance.random() < 0.2:
+                (Path(manifest.uri) / "model.safetensors").write_text("x" * chance.randint(0, 5))
+            else:
+                good = manifest.label
+            bench.put(manifest)
+        bench.now += chance.choice([0.0, 40.0])
+        try:
+            bench.look()
+        except UnavailableError:
+            pass
+        except Killed:
+            bench.start()
+    engine.before_request = engine.after_request = lambda path: None
+    engine.down_for, engine.fail_update = 0, None
+    bench.now += 1000
+    if good:
+        bench.look()
+        assert (engine.label, engine.is_paused, bench.acks()[-1]) == (good, False, good)
+    assert engine.violations == []
+    assert set(bench.acks()) <= labels_seen | {good}
+
+
+def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocking entry point: versions that lay there and one that comes; an engine that is away at first."""
+    real_client = httpx.Client
+    transport = bench.engine.client()._transport
+    monkeypatch.setattr(httpx, "Client", lambda base_url: real_client(base_url=base_url, transport=transport))
+    bench.engine.down_for = 3
+    bench.put(write_version(bench.root, 0), write_version(bench.root, 1))
+    stop = threading.Event()
+    config = msgspec.structs.replace(bench.config, first_backoff_s=0.001, max_backoff_s=0.002)
+    thread = threading.Thread(
+        target=weight_sync.run, args=(config,), kwargs={"topics": TOPICS, "log": bench.log, "stop": stop}
+    )
+    thread.start()
+    try:
+        _wait_for(bench, 1)
+        bench.put(write_version(bench.root, 2))
+        _wait_for(bench, 2)
+    finally:
+        stop.set()
+        thread.join(5)
+    assert not thread.is_alive()
+    assert bench.acks() == ["1-e1", "2-e1"]
+
+
+def test_lost_records_are_fatal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that lost part of the lineage cannot be followed; the process ends and says so."""
+
+    def gone(*args: object, **kwargs: object) -> None:
+        raise LogGapError("gone")
+
+    monkeypatch.setattr(bench.log, "tail", gone)
+    with pytest.raises(LogGapError):
+        weight_sync.run(bench.config, topics=TOPICS, log=bench.log, stop=threading.Event())
+
+
+def _wait_for(bench: Bench, num_acks: int) -> None:
+    with bench.log.changed:
+        assert bench.log.changed.wait_for(lambda: len(bench.log.records(ACKS_TOPIC)) >= num_acks, 5)
+
+
+class _Interrupted:
+    """A log whose reader hands out one record, and then once has no broker."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._answers: list[list[str] | Exception] = [["claim"], UnavailableError("away"), ["manifest"], []]
+
+    def offsets(self, topic: str) -> dict[int, Offsets]:
+        return {}
+
+    def tail(self, topics: list[str]) -> _Interrupted:
+        return self
+
+    def read(self, *, max_records: int = 0, timeout_s: float = 0.0) -> list[str]:
+        answer = self._answers.pop(0)
+        if not self._answers:
+            self._stop.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def positions(self) -> dict[TopicPartition, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_record_that_was_read_is_folded_though_the_next_read_fails() -> None:
+    """A claim that were lost would make every later version of its epoch void."""
+    stop, folded = threading.Event(), list[str]()
+    config = SimpleNamespace(poll_s=0.0, first_backoff_s=0.0, max_backoff_s=0.0, engine_id="e")
+    sync = SimpleNamespace(config=config, fold=folded.append, reconcile=lambda: None, counters=Counter[str]())
+    follow(sync, topics=Topics(run=RunName("mine")), log=_Interrupted(stop), stop=stop)  # type: ignore[arg-type]
+    assert folded == ["claim", "manifest"]

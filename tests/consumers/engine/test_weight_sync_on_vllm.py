@@ -1,0 +1,270 @@
+"""Weight sync against a real vLLM that is killed and started again, refused loads, and no orphans."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.consumers.engine.fake_engine import claim
+from tests.consumers.engine.following import following
+from tests.engine_fixture import RunningEngine, start_engine
+from tests.memory_log import MemoryLog
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
+from tracegrad.schemas.topics import Topic, Topics
+
+pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
+
+TOPICS = Topics(run=RunName("run"))
+PROMPT = [5, 9, 77]
+
+
+@pytest.fixture(scope="module")
+def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """An engine that tests may kill."""
+    with start_engine(tmp_path_factory.mktemp("doomed"), "qwen3") as engine:
+        yield engine
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Polls; fails past the time."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def survivors(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[psutil.Process]:
+    """Those that still run after a while; one that waits for init to take its status is dead."""
+    deadline = time.monotonic() + timeout_s
+    alive = list(processes)
+    while alive and time.monotonic() < deadline:
+        alive = [process for process in alive if _runs(process)]
+        time.sleep(0.05)
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Versions:
+    """The topics of weight sync, in memory: what is published, what was acknowledged."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.log.create_topics(TOPICS, policies=["policy"])
+        self._put(WEIGHTS.encode(claim(1)))
+
+    def _put(self, value: bytes) -> None:
+        self.log.writer().append(TOPICS.name(Topic.WEIGHTS), key=b"policy", value=value)
+
+    def publish(self, manifest: VersionManifest) -> None:
+        """Onto `weights`."""
+        self._put(WEIGHTS.encode(manifest))
+
+    def acks(self) -> list[int]:
+        """Versions acknowledged."""
+        records = self.log.records(TOPICS.name(Topic.WEIGHT_ACKS))
+        return [WEIGHT_ACKS.decode(record.value).version for record in records]
+
+
+def tensors_of(engine: RunningEngine, scale: float) -> dict[str, Any]:
+    """The model's tensors, the final norm scaled: another distribution, told apart by its logprobs."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = dict(load_file(engine.model / "model.safetensors"))
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * scale
+    return tensors
+
+
+def test_killed_engine_gets_the_newest_version_again(doomed: RunningEngine) -> None:
+    """SIGKILL of the API server: its children end by themselves; after the restart its label is the newest again."""
+    versions = Versions()
+    with following(doomed, versions.log, TOPICS):
+        for version in (1, 2):
+            versions.publish(doomed.publish_version(tensors_of(doomed, 1.0 + version), version))
+            wait_until(lambda: version in versions.acks())  # noqa: B023 - used at once
+        spans = doomed.generate(PROMPT)["weight_versions"]
+        assert [span["version"] for span in spans] == ["2-e1"]
+        children = psutil.Process(doomed.pid).children(recursive=True)
+        assert children
+        doomed.kill()
+        assert survivors(children) == []
+        doomed.start()
+        wait_until(lambda: doomed.control.status().label == "2-e1")
+        wait_until(lambda: versions.acks() == [1, 2, 2])
+        assert [span["version"] for span in doomed.generate(PROMPT)["weight_versions"]] == ["2-e1"]
+
+
+def test_engine_left_paused_by_a_killed_weight_sync_is_freed(doomed: RunningEngine) -> None:
+    """A request waits through the pause and ends after the reload."""
+    doomed.client.post("/pause", params={"mode": "keep", "clear_cache": "true"})
+    doomed.client.post("/start_weight_update")
+    answers: list[list[int]] = []
+    thread = threading.Thread(target=lambda: answers.append(doomed.generate(PROMPT)["token_ids"]))
+    thread.start()
+    assert doomed.control.status().is_paused
+    versions = Versions()
+    with following(doomed, versions.log, TOPICS):
+        versions.publish(doomed.publish_version(tensors_of(doomed, 4.0), 7))
+        thread.join(60)
+        wait_until(lambda: versions.acks() == [7])
+    assert len(answers[0]) == 8
+
+
+def test_refused_folder_leaves_the_old_weights_serving(doomed: RunningEngine, tmp_path: Path) -> None:
+    """Outside the root, a tensor missing, another shape: refused before the model is touched."""
+    import torch
+
+    good = tensors_of(doomed, 3.0)
+    manifest = doomed.publish_version(good, 20)
+    doomed.load(manifest)
+    before = doomed.generate(PROMPT, temperature=0.0)
+    missing = {name: tensor for name, tensor in good.items() if name != "model.norm.weight"}
+    shape = good | {"model.norm.weight": torch.zeros(3)}
+    bad = [doomed.publish_version(tensors, 21 + i) for i, tensors in enumerate((missing, shape))]
+    for refused, words in zip(bad, ("missing", "shape"), strict=True):
+        with pytest.raises(RecordError, match=words):
+            doomed.control.load(refused, refused.uri)
+    with pytest.raises(RecordError, match="under"):
+        doomed.control.load(manifest, str(tmp_path))
+    doomed.control.resume()
+    after = doomed.generate(PROMPT, temperature=0.0)
+    assert (after["token_ids"], after["logprobs"]) == (before["token_ids"], before["logprobs"])
+
+
+RELOAD_AFTER_A_FAILURE = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from safetensors.torch import save_file
+from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+from tracegrad.consumers.vllm_plugin import _load_folder
+
+root = Path(os.environ["TRACEGRAD_WEIGHT_ROOT"])
+names = ("0.weight", "0.bias", "1.weight", "1.bias")
+
+class Model(torch.nn.Sequential):
+    stop_at = None
+    def load_weights(self, tensors):
+        for name, tensor in tensors:
+            if name == self.stop_at:
+                raise OSError("the disk is gone")
+            parameter = self.get_parameter(name)
+            getattr(parameter, "weight_loader", lambda p, t: p.data.copy_(t))(parameter, tensor)
+
+def version(number):
+    folder = root / f"v{number}"
+    folder.mkdir()
+    tensors = {n: torch.full((3, 3) if n.endswith("weight") else (3,), float(number)) for n in names}
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder), [{"name": "model.safetensors", "bytes": (folder / "model.safetensors").stat().st_size}]
+
+config = SimpleNamespace(hf_text_config=SimpleNamespace(), model="none", dtype=torch.float32)
+model = Model(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).requires_grad_(False)
+record_metadata_for_reloading(model)
+_load_folder(model, config, *version(1))
+model.stop_at = "1.weight"
+try:
+    _load_folder(model, config, *version(2))
+except OSError:
+    pass
+else:
+    sys.exit("it did not fail")
+assert not any(parameter.is_meta for parameter in model.parameters())
+model(torch.ones(1, 3))
+model.stop_at = None
+_load_folder(model, config, *version(3))
+assert all(bool((parameter == 3).all()) for parameter in model.parameters()), list(model.parameters())
+"""
+
+
+def test_load_that_fails_half_way_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    """vLLM's own buffers of a failed load would count towards the next one; ours are put back first."""
+    environment = {**os.environ, "TRACEGRAD_WEIGHT_ROOT": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, "-c", RELOAD_AFTER_A_FAILURE], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+SUPERVISOR = """
+import os, subprocess, sys, time, msgspec
+from tracegrad.compose.engine import EngineConfig, engine_argv, engine_environment, probe
+from tracegrad.compose.die_with_parent import guarded
+config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
+build = probe(config)
+child = subprocess.Popen(guarded(engine_argv(config, build)), env=engine_environment(config, build, os.environ),
+    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("after", ["core_spawned", "healthy"])
+def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, after: str) -> None:
+    """Neither the server nor the core that it spawned, in the middle of their start or later."""
+    import msgspec
+
+    engine = RunningEngine(tmp_path, "qwen3")
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, msgspec.json.encode(engine.config).decode()],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert supervisor.stdout is not None
+        server = psutil.Process(int(supervisor.stdout.readline()))
+        wait_until(lambda: len(server.children()) >= 2, 200)
+        if after == "healthy":
+            wait_until(lambda: is_healthy(engine), 300)
+        family = [server, *server.children(recursive=True)]
+    finally:
+        engine.client.close()
+        supervisor.send_signal(signal.SIGKILL)
+        supervisor.wait(10)
+        if supervisor.stdout is not None:
+            supervisor.stdout.close()
+    assert survivors(family) == []
+
+
+def is_healthy(engine: RunningEngine) -> bool:
+    """Whether it answers."""
+    try:
+        return engine.client.get("/health", timeout=2.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_engine_of_another_environment_gets_the_plugin_by_its_path(tmp_path: Path) -> None:
+    """An interpreter where tracegrad cannot be imported: only the folder laid beside it brings the plug-in."""
+    import sysconfig
+
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=60)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # A path in a .pth file is added as it is: the editable install's own .pth there is not followed.
+    (site / "neighbour.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    alone = subprocess.run([str(python), "-c", "import tracegrad.consumers"], cwd=tmp_path, capture_output=True)
+    assert alone.returncode != 0
+    with start_engine(tmp_path / "e", "qwen3", python=str(python)) as engine:
+        manifest = engine.publish_version(tensors_of(engine, 2.0), 1)
+        engine.load(manifest)
+        assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == ["1-e1"]

@@ -1,0 +1,40 @@
+"""Every record of every topic can be shown to a person, and none that is malformed stops it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.consumers.audit.small_run import small_run
+from tests.streams.make import TOPICS
+from tracegrad.consumers.views.tail import as_json, as_text
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.topics import Topic
+
+
+def test_every_topic_is_decoded() -> None:
+    """A sentence and JSON of each record of a whole run."""
+    for topic, records in small_run().log.items():
+        for record in records:
+            line = as_text(topic, record)
+            assert "\n" not in line
+            if record.value != b"\xc1 no call":
+                assert "undecodable" not in line
+            assert json.loads(json.dumps(as_json(topic, record)))["offset"] == record.offset
+
+
+def test_ids_and_logprobs_are_numbers_in_json() -> None:
+    """Not base64."""
+    record = small_run().log[Topic.LLM_CALLS][0]
+    value = as_json(Topic.LLM_CALLS, record)["value"]
+    assert value["sampled_ids"] == [3, 4] and value["logprobs"] == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("topic", list(Topic))
+@pytest.mark.parametrize("value", [None, b"", b"\xff\xfe", b"{}", b"\x93\x01\x02"])
+def test_malformed_records_are_shown_as_such(topic: Topic, value: bytes | None) -> None:
+    """Whatever lies on a topic."""
+    record = Record(topic=TOPICS.name(topic), partition=0, offset=5, key=b"\xff", value=value)
+    assert "0@5" in as_text(topic, record)
+    assert as_json(topic, record)["offset"] == 5

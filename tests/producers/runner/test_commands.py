@@ -1,0 +1,163 @@
+"""Agents as commands: one process per rollout, told who it is by its environment, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.producers.runner.rig import Rig, until
+from tracegrad.producers.runner.agent_environment import command_environment, host_environment
+from tracegrad.producers.runner.config import RunnerConfig, check
+from tracegrad.producers.runner.reaper import leftovers
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.calls import CallRecord, CallsClosed
+from tracegrad.schemas.records.rollouts import RolloutState
+
+SCRIPT = """
+read -r task
+case "$task" in
+  *hang*) sleep 61 & echo $! > child.pid; wait ;;
+  *flood*) head -c 20000000 /dev/zero | tr '\\\\0' x; echo; echo last ;;
+  *fail*) echo '{"reward": 1}'; exit 3 ;;
+  *temporary*) exit 75 ;;
+  *) curl -s -f -o /dev/null "$OPENAI_BASE_URL/chat/completions" -H "authorization: Bearer $OPENAI_API_KEY" \\
+       -H "traceparent: $TRACEPARENT" -H "baggage: $BAGGAGE" -H 'content-type: application/json' \\
+       -d '{"model":"policy","messages":[{"role":"user","content":"hello"}]}'
+     status=$?; echo "curl $status"; echo; exit $status ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command and a grader."""
+    folder = tmp_path_factory.mktemp("command")
+    (folder / "agent.sh").write_text(SCRIPT)
+    (folder / "grade.py").write_text("def grade(task, output, attempt): return {'len': len(output or '')}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rig(folder: Path) -> Iterator[Rig]:
+    """Gateways and a runner of the command."""
+    with Rig() as rig:
+        rig.start_gateways()
+        rig.start_runner(command=("sh", "agent.sh"), grader="grade.py:grade", cwd=str(folder))
+        yield rig
+
+
+@pytest.mark.e2e
+def test_a_command_answers_by_its_last_line(rig: Rig) -> None:
+    """Its calls carry its identity five ways, which agree; spans are not counted."""
+    rollout = rig.request(input="go")
+    event = rig.final(rollout)
+    assert (event.state, event.spans_exported, event.spans_marked) == (RolloutState.SUCCEEDED, None, False)
+    assert [type(call) for call in rig.calls(rollout)] == [CallRecord, CallsClosed]
+    assert rig.rewards(rollout)["len"].value == len("curl 0")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("what", "state", "length"),
+    [("fail", RolloutState.FAILED, 0), ("flood", RolloutState.SUCCEEDED, len("last"))],
+)
+def test_exit_status_and_floods(rig: Rig, what: str, state: RolloutState, length: int) -> None:
+    """A status other than 0 is the agent's failure, its prints are no reward; 20 MB of output cost a bounded memory."""
+    rollout = rig.request(input=what)
+    assert rig.final(rollout).state is state
+    assert rig.rewards(rollout)["len"].value == length
+
+
+@pytest.mark.e2e
+def test_a_temporary_failure_is_tried_again(rig: Rig) -> None:
+    """Status 75: aborted each time, then final when the attempts are used up; never graded."""
+    rollout = rig.request(input="temporary", max_attempts=2)
+    event = rig.final(rollout)
+    assert (event.state, event.attempt_number, rig.rewards(rollout)) == (RolloutState.ABORTED, 1, {})
+
+
+@pytest.mark.e2e
+def test_a_command_that_ends_by_an_engine_fault_is_tried_again(rig: Rig) -> None:
+    """Its status says failure, its last call was answered 503: aborted, not graded, and made again."""
+    rig.engine.label = "default"
+    try:
+        rollout = rig.request(input="curl")
+        until(lambda: RolloutState.ABORTED in rig.states(rollout))
+    finally:
+        rig.engine.label = "0-e1"
+    aborted = next(event for event in rig.events(rollout) if event.state is RolloutState.ABORTED)
+    assert aborted.error == "its last call was answered 503 (exit status 22)" and aborted.calls_closed
+    assert rig.final(rollout).state is RolloutState.SUCCEEDED
+
+
+@pytest.mark.e2e
+def test_a_time_limit_kills_the_whole_process_group(rig: Rig, folder: Path) -> None:
+    """Children of the command too."""
+    rollout = rig.request(input="hang", time_s=0.3)
+    assert rig.final(rollout).state is RolloutState.TRUNCATED
+    child = int((folder / "child.pid").read_text())
+    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_the_environment_names_the_rollout_in_every_way() -> None:
+    """URL, key, resource attributes, traceparent, baggage; the user's own resource attributes stay."""
+    config = RunnerConfig(run_hash="ab12cd34", command=("x",), llm_url="http://gw:1/", otlp_endpoint="http://otlp:2/")
+    rollout = "ab12cd34" + "0" * 20
+    env = command_environment(
+        config, {"OTEL_RESOURCE_ATTRIBUTES": "team=a"}, rollout=rollout, attempt="0a0b", span="f" * 16
+    )
+    assert env["OPENAI_BASE_URL"] == f"http://gw:1/rollout/{rollout}/attempt/0a0b/v1"
+    assert env["OPENAI_API_KEY"] == f"rt-{rollout}.0a0b"
+    assert env["OTEL_RESOURCE_ATTRIBUTES"] == f"team=a,rollout.id={rollout},attempt.id=0a0b"
+    assert env["TRACEPARENT"] == f"00-{rollout}0a0b-{'f' * 16}-01"
+    assert env["BAGGAGE"] == f"rollout.id={rollout},attempt.id=0a0b"
+    assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://otlp:2"
+
+
+def test_only_a_host_is_told_an_export_time_out() -> None:
+    """It is Python, where the variable is in seconds; to the SDKs of other languages 10 is 10 ms."""
+    fields = {"run_hash": "ab12cd34", "command": ("x",), "llm_url": "http://gw", "otlp_endpoint": "http://otlp"}
+    config = RunnerConfig(**fields, flush_timeout_s=12.5)  # type: ignore[arg-type]
+    command = command_environment(config, {}, rollout="ab12cd34" + "0" * 20, attempt="0a0b", span="f" * 16)
+    assert host_environment(config, {})["OTEL_EXPORTER_OTLP_TIMEOUT"] == "12.5"
+    assert "OTEL_EXPORTER_OTLP_TIMEOUT" not in command
+    assert {name for name, value in host_environment(config, {}).items() if command.get(name) != value} == {
+        "OTEL_EXPORTER_OTLP_TIMEOUT",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "exactly one of"),
+        ({"callable": "a.py:f", "command": ("x",)}, "exactly one of"),
+        ({"callable": "a.py"}, "FILE.py:NAME"),
+        ({"callable": "none.py:f"}, "no such file"),
+        ({"command": ("no-such-program",)}, "cannot be executed"),
+        ({"command": ()}, "cannot be executed"),
+        ({"command": ("sh",), "hosts": 0}, "at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_start(settings: dict[str, object], message: str) -> None:
+    """One clear message each."""
+    fields = {"run_hash": "ab12cd34", "llm_url": "http://gw", "otlp_endpoint": "http://otlp", **settings}
+    with pytest.raises(ConfigurationError, match=message):
+        check(RunnerConfig(**fields))  # type: ignore[arg-type]
+
+
+def test_the_reaper_kills_what_was_not_removed() -> None:
+    """Groups that ended are not touched, for their number may be another's by then."""
+    assert leftovers(["+10\n", "+11\n", "-10\n", "garbage\n", "+x\n"]) == {11}
+
+
+@pytest.mark.e2e
+def test_nothing_outlives_the_rig() -> None:
+    """After this module's other tests, no command runs as a child of ours."""
+    names = [" ".join(child.cmdline()) for child in psutil.Process(os.getpid()).children(recursive=True)]
+    assert not [name for name in names if "sleep 61" in name]

@@ -1,0 +1,50 @@
+"""How many groups may be admitted, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracegrad.producers.tasks.pace import Pace, RunProgress, capacity
+
+PACE = Pace(groups_per_step=8, steps=10, staleness=2, max_running=12)
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        pytest.param(RunProgress(), 0, id="nothing served yet"),
+        pytest.param(RunProgress(acked=0), 12, id="at first as many as may run"),
+        pytest.param(RunProgress(acked=0, admitted=12, running=5), 7, id="running ones hold their places"),
+        pytest.param(RunProgress(acked=0, admitted=20, running=0), 4, id="(eta+1)*G ahead of what was consumed"),
+        pytest.param(RunProgress(acked=0, admitted=24, running=0), 0, id="a lead of three batches is full"),
+        pytest.param(RunProgress(acked=1, admitted=24, consumed=8, step=1, version=1), 8, id="a batch gives back G"),
+        pytest.param(RunProgress(acked=0, admitted=24, consumed=24, step=3, version=3), 0, id="engines too far behind"),
+        pytest.param(RunProgress(acked=1, admitted=24, consumed=24, step=3, version=3), 12, id="eta behind is allowed"),
+        pytest.param(
+            RunProgress(acked=9, admitted=78, consumed=72, step=9, version=9), 2, id="never more than steps*G"
+        ),
+        pytest.param(RunProgress(acked=0, admitted=8, running=20), 0, id="never negative"),
+    ],
+)
+def test_capacity(progress: RunProgress, expected: int) -> None:
+    """The formula of the module's first lines."""
+    assert capacity(PACE, progress) == expected
+
+
+def test_synchronous_training_never_runs_ahead_of_the_weights() -> None:
+    """With eta 0 one batch is admitted, and the next only when its version is served."""
+    pace = Pace(groups_per_step=4, steps=10, staleness=0, max_running=100)
+    assert capacity(pace, RunProgress(acked=0)) == 4
+    assert capacity(pace, RunProgress(acked=0, admitted=4, running=0)) == 0
+    assert capacity(pace, RunProgress(acked=0, admitted=4, consumed=4, step=1, version=1)) == 0
+    assert capacity(pace, RunProgress(acked=1, admitted=4, consumed=4, step=1, version=1)) == 4
+
+
+def test_a_run_whose_groups_are_all_excluded_is_never_starved() -> None:
+    """Excluded groups count as consumed, so admission goes on to the end."""
+    progress = RunProgress(acked=0)
+    for step in range(1, PACE.steps + 1):
+        while capacity(PACE, progress):
+            progress = RunProgress(acked=0, admitted=progress.admitted + 1, consumed=progress.consumed)
+        progress = RunProgress(acked=0, admitted=progress.admitted, consumed=step * 8, step=step)
+    assert progress.admitted == progress.consumed == 80

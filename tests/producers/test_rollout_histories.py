@@ -1,0 +1,167 @@
+"""What rollout events say, and what may be committed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from tracegrad.producers.rollout_histories import Histories
+from tracegrad.producers.tasks.members import Members
+from tracegrad.schemas.log.offset_ledger import OffsetLedger
+from tracegrad.schemas.log.protocol import Position, TopicPartition
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
+
+ROLLOUT = "ab12cd34" + "0" * 20
+REQUEST = RolloutRequest(
+    rollout_id=ROLLOUT,
+    group=GroupRef(id="g", size=1, member=0, index=0),
+    task_id="t",
+    input="",
+    policy="policy",
+    purpose=Purpose.TRAIN,
+)
+WHERE = TopicPartition("rollouts", 0)
+
+
+def event(attempt: str, number: int, state: RolloutState, **fields: Any) -> RolloutEvent:
+    """An event of the test's rollout."""
+    return RolloutEvent(
+        rollout_id=fields.pop("rollout_id", ROLLOUT),
+        attempt_id=attempt,
+        attempt_number=number,
+        state=state,
+        group=fields.pop("group", REQUEST.group),
+        task_id="t",
+        policy="policy",
+        purpose=Purpose.TRAIN,
+        **fields,
+    )
+
+
+def test_the_first_to_start_a_number_owns_it() -> None:
+    """A later `started` of the same number changes nothing."""
+    histories = Histories("ab12cd34")
+    for attempt in ("aaaa", "bbbb"):
+        histories.fold(event(attempt, 0, RolloutState.STARTED))
+    assert histories.of(REQUEST).owners == {0: "aaaa"}
+    assert histories.of(REQUEST).open_attempts == ((0, "aaaa"), (0, "bbbb"))
+
+
+def test_an_aborted_attempt_leaves_room_for_the_next_one() -> None:
+    """Open, ended, next; the first end counts; final stays final."""
+    histories = Histories("ab12cd34")
+    histories.fold(event("aaaa", 0, RolloutState.STARTED))
+    histories.fold(event("aaaa", 0, RolloutState.ABORTED, error="engine"))
+    history = histories.of(REQUEST)
+    assert (history.open_attempts, history.next_number, history.is_final, history.error) == ((), 1, False, "engine")
+    histories.fold(event("aaaa", 0, RolloutState.SUCCEEDED, is_final=True))
+    assert not histories.of(REQUEST).is_final
+    histories.fold(event("bbbb", 1, RolloutState.STARTED))
+    histories.fold(event("bbbb", 1, RolloutState.SUCCEEDED, is_final=True))
+    assert histories.of(REQUEST).is_final
+    histories.fold(event("bbbb", 1, RolloutState.ABORTED))
+    assert histories.of(REQUEST).is_final
+
+
+def test_a_run_of_many_rollouts_keeps_the_open_ones_only() -> None:
+    """Of the rest just that they are final: their requests may come again, and must not run again."""
+    histories = Histories("ab12cd34")
+    requests = [
+        msgspec.structs.replace(
+            REQUEST,
+            rollout_id=f"ab12cd34{4 * index + member:020x}",
+            group=GroupRef(id=f"g{index}", size=4, member=member, index=index),
+        )
+        for index in range(500)
+        for member in range(4)
+    ]
+    for request in requests:
+        fields: dict[str, Any] = {"rollout_id": request.rollout_id, "group": request.group}
+        histories.fold(event("aaaa", 0, RolloutState.STARTED, **fields))
+        if request is not requests[-1]:
+            histories.fold(event("aaaa", 0, RolloutState.SUCCEEDED, is_final=True, **fields))
+    assert histories.num_kept == 1
+    assert histories.of(requests[-1]).open_attempts == ((0, "aaaa"),)
+    assert all(histories.of(request).is_final for request in requests[:-1])
+
+
+def test_an_attempt_that_starts_after_the_final_event_owns_nothing() -> None:
+    """A runner whose partition was taken over is late: it must not run the attempt, but end it."""
+    histories = Histories("ab12cd34")
+    histories.fold(event("0000", 0, RolloutState.GIVEN_UP, is_final=True))
+    histories.fold(event("aaaa", 0, RolloutState.STARTED))
+    history = histories.of(REQUEST)
+    assert (history.is_final, history.owners, history.open_attempts) == (True, {}, ((0, "aaaa"),))
+    histories.fold(event("aaaa", 0, RolloutState.ABORTED))
+    assert (histories.of(REQUEST).is_final, histories.of(REQUEST).open_attempts, histories.num_kept) == (True, (), 0)
+
+
+def test_members_remember_every_group_and_keep_few() -> None:
+    """Out of order, twice, with groups of different sizes; what lies below the first incomplete one takes no memory."""
+    members = Members()
+    places = [
+        GroupRef(id="", size=1 + index % 3, member=member, index=index)
+        for index in range(60)
+        for member in range(1 + index % 3)
+    ]
+    random.Random(1).shuffle(places)
+    for number, place in enumerate(places):
+        assert place not in members
+        assert members.add(place) and not members.add(place)
+        assert all((other in members) == (where <= number) for where, other in enumerate(places))
+        assert members.num_groups == len({other.index for other in places[: number + 1]})
+    assert (members.num_kept, members.incomplete(), members.missing(7, 2), members.missing(60, 2)) == (
+        0,
+        [],
+        [],
+        [0, 1],
+    )
+    members.add(GroupRef(id="", size=3, member=1, index=61))
+    assert (members.num_kept, members.incomplete(), members.missing(61, 3)) == (1, [61], [0, 2])
+    assert GroupRef(id="", size=1, member=0, index=-1) not in members
+
+
+def test_other_runs_are_left_out() -> None:
+    """rollout_events is shared by all runs."""
+    histories = Histories("ab12cd34")
+    assert not histories.fold(event("aaaa", 0, RolloutState.STARTED, rollout_id="99999999" + "0" * 20))
+
+
+def at(offset: int) -> Position:
+    """A position of the test's partition."""
+    return Position(*WHERE, offset)
+
+
+def test_commits_stop_at_the_first_open_record() -> None:
+    """The low-water mark."""
+    ledger = OffsetLedger()
+    for offset in (3, 4, 5):
+        ledger.deliver(at(offset))
+    ledger.done(at(4))
+    assert ledger.due() == {WHERE: 3}
+    ledger.done(at(3))
+    assert ledger.due() == {WHERE: 5}
+    ledger.confirm({WHERE: 5})
+    assert ledger.due() == {}
+    ledger.done(at(5))
+    assert (ledger.due(), ledger.num_open) == ({WHERE: 6}, 0)
+
+
+def test_a_partition_that_was_away_begins_anew() -> None:
+    """Neither its old open records nor its old place may decide what is committed."""
+    ledger = OffsetLedger()
+    ledger.deliver(at(7))
+    ledger.reconcile({})
+    assert ledger.due() == {}
+    ledger.done(at(7))
+    ledger.deliver(at(4))
+    assert ledger.due() == {WHERE: 4}
+    ledger.reconcile({WHERE: 4})  # set back while nothing was read
+    assert ledger.due() == {}
+    ledger.deliver(at(5))
+    ledger.deliver(at(4))  # comes again after a rebalance within one read
+    ledger.done(at(4))
+    assert ledger.due() == {WHERE: 5}

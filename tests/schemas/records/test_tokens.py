@@ -1,0 +1,76 @@
+"""Both gateways ask for a token: runner, agents and the gateway's own spans present it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.producers.runner.rig import Rig, until
+from tracegrad.producers.otlp_gateway import app as otlp_gateway
+from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
+from tracegrad.producers.runner.agent_environment import command_environment, host_environment
+from tracegrad.producers.runner.config import RunnerConfig
+from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
+from tracegrad.schemas.records.calls import CallRecord, CallsClosed
+from tracegrad.schemas.records.rollouts import RolloutState
+
+LLM_TOKEN, OTLP_TOKEN = "for the llm", "for=the otlp,100%"
+AGENT = """
+import json, os, urllib.request
+from opentelemetry import propagate, trace
+
+def solve(task):
+    with trace.get_tracer("t").start_as_current_span("solve"):
+        headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+        propagate.inject(headers)
+        body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}]}).encode()
+        request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)["choices"][0]["message"]["content"]
+"""
+
+
+class GuardedRig(Rig):
+    """Its OTLP gateway has a token."""
+
+    def start_otlp(self, port: int) -> threading.Event:
+        self.otlp_url = f"http://127.0.0.1:{port}"
+        config = OtlpGatewayConfig(port=port, token=OTLP_TOKEN)
+        return self.spawn(otlp_gateway.run, config=config, topics=self.topics, log=self.log)
+
+
+@pytest.mark.e2e
+def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
+    """Begin, call, spans of agent and gateway, end: all are let in."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    with GuardedRig() as rig:
+        rig.start_gateways(token=LLM_TOKEN, otlp_token=OTLP_TOKEN, is_traced=True)
+        rig.start_runner(
+            callable="agent.py:solve",
+            cwd=str(tmp_path),
+            env={"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "*"},
+            llm_token=LLM_TOKEN,
+            otlp_token=OTLP_TOKEN,
+        )
+        rollout = rig.request(input="go")
+        event = rig.final(rollout)
+        assert (event.state, event.error, event.calls_closed) == (RolloutState.SUCCEEDED, None, True)
+        assert (event.spans_exported, event.spans_lost) == (1, 0)
+        assert [type(call) for call in rig.calls(rollout)] == [CallRecord, CallsClosed]
+        until(lambda: {"agent", LLM_GATEWAY_SERVICE} <= {service for service, _ in rig.spans()})
+
+
+def test_agents_get_the_tokens_by_their_environment() -> None:
+    """As API key, and as export header in the variable's own encoding; without tokens as ever."""
+    fields = {"run_hash": "ab12cd34", "command": ("x",), "llm_url": "http://gw", "otlp_endpoint": "http://otlp"}
+    rollout = {"rollout": "ab12cd34" + "0" * 20, "attempt": "0a0b", "span": "f" * 16}
+    guarded = RunnerConfig(**fields, llm_token="a", otlp_token="b,c=d")  # type: ignore[arg-type]
+    for env in (host_environment(guarded, {}), command_environment(guarded, {}, **rollout)):
+        assert env["OPENAI_API_KEY"] == "a"
+        assert env["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20b%2Cc%3Dd"
+    plain = host_environment(RunnerConfig(**fields), dict(os.environ))  # type: ignore[arg-type]
+    assert plain["OPENAI_API_KEY"] == "tracegrad"
+    assert "OTEL_EXPORTER_OTLP_HEADERS" not in plain

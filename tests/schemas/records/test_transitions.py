@@ -1,0 +1,171 @@
+"""Arrow bytes from anywhere: a checked group, or a RecordError; never a crash, never nonsense."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.schemas.released import GOLDEN, ROW, SUMMARY
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.transitions import (
+    TRANSITIONS_SCHEMA,
+    SegmentRow,
+    Turn,
+    decode_group,
+    encode_group,
+    group_id_of,
+)
+
+TEXT = st.text(max_size=12)
+FLOATS = st.floats(-1e6, 1e6)
+
+
+@st.composite
+def turns(draw: st.DrawFn, num_tokens: int) -> Turn:
+    """A turn that lies in a row of so many tokens."""
+    start = draw(st.integers(0, num_tokens))
+    return Turn(
+        start=start,
+        end=draw(st.integers(start, num_tokens)),
+        turn=draw(st.integers(0, 100)),
+        call_id=draw(TEXT),
+        agent=draw(st.none() | TEXT),
+        temperature=draw(st.floats(0, 2, width=32)),
+        reward_parts=tuple(draw(st.lists(st.tuples(TEXT, FLOATS), max_size=3))),
+        return_=draw(FLOATS),
+        peers=draw(TEXT),
+        weight=draw(FLOATS),
+        versions=tuple(draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2**40)), min_size=1, max_size=3))),
+        masked=draw(TEXT),
+    )
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> SegmentRow:
+    """A row whose columns agree."""
+    count = draw(st.integers(0, 12))
+    return SegmentRow(
+        rollout_id=draw(TEXT),
+        attempt_id=draw(TEXT),
+        segment=draw(st.integers(0, 10)),
+        token_ids=draw(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count)),
+        loss_mask=draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)),
+        logprobs=draw(st.lists(st.floats(-50, 0, width=32), min_size=count, max_size=count)),
+        turns=tuple(draw(st.lists(turns(count), max_size=3))),
+        rollout_tokens=draw(st.integers(0, 100)),
+    )
+
+
+@pytest.mark.slow
+@given(st.lists(rows(), max_size=4))
+def test_group_survives_and_its_bytes_are_its_own(group: list[SegmentRow]) -> None:
+    """Also a group without rows, which says why in its summary."""
+    data = encode_group(SUMMARY, group)
+    assert decode_group(data) == (SUMMARY, group)
+    assert encode_group(*decode_group(data)) == data
+
+
+def test_mutants_only_ever_raise_record_errors() -> None:
+    """Unvalidated, such bytes end the process after a handful of mutants."""
+    golden = (GOLDEN / "transitions-1.arrow").read_bytes()
+    chance = random.Random(0)
+    num_refused = 0
+    for _ in range(400):
+        mutant = bytearray(golden)
+        for _ in range(chance.randint(1, 6)):
+            mutant[chance.randrange(len(mutant))] = chance.randrange(256)
+        if chance.random() < 0.2:
+            del mutant[chance.randrange(len(mutant)) :]
+        try:
+            decode_group(bytes(mutant))
+        except RecordError:
+            num_refused += 1
+            assert isinstance(group_id_of(bytes(mutant)), str | None)
+    assert num_refused > 100
+
+
+@pytest.mark.parametrize("data", [b"", b"ARROW1", b"\xff" * 64, b"\x00" * 64], ids=["empty", "magic", "ff", "zero"])
+def test_other_bytes_are_refused(data: bytes) -> None:
+    """Whatever they are."""
+    with pytest.raises(RecordError):
+        decode_group(data)
+
+
+def test_tombstone_is_refused_by_name() -> None:
+    """A null value is no group."""
+    with pytest.raises(RecordError) as caught:
+        decode_group(None)
+    assert caught.value.reason == "null_value"
+
+
+def test_what_is_refused_may_still_name_its_group() -> None:
+    """By the summary alone, whatever the columns are; other bytes name none."""
+    refused = stream(TRANSITIONS_SCHEMA.remove(0).with_metadata({b"tracegrad.group": msgspec.json.encode(SUMMARY)}), 1)
+    assert group_id_of(refused) == SUMMARY.group_id
+    assert [group_id_of(data) for data in (None, b"", b"\xff" * 64, stream(TRANSITIONS_SCHEMA, 1))] == [None] * 4
+
+
+def stream(schema: pa.Schema, num_batches: int) -> bytes:
+    """An Arrow stream of empty batches."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for _ in range(num_batches):
+            writer.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def test_other_schemas_are_refused_by_name() -> None:
+    """A dropped, added or retyped column is another schema."""
+    for other in (
+        TRANSITIONS_SCHEMA.remove(0),
+        TRANSITIONS_SCHEMA.append(pa.field("x", pa.int8())),
+        TRANSITIONS_SCHEMA.set(0, pa.field("task_id", pa.large_utf8(), nullable=False)),
+    ):
+        with pytest.raises(RecordError) as caught:
+            decode_group(stream(other, 1))
+        assert caught.value.reason == "unknown_schema"
+
+
+@pytest.mark.parametrize("num_batches", [0, 2])
+def test_one_batch_is_expected(num_batches: int) -> None:
+    """A group is one record batch."""
+    with pytest.raises(RecordError):
+        decode_group(stream(TRANSITIONS_SCHEMA, num_batches))
+
+
+def test_missing_summary_is_refused() -> None:
+    """Rows without their group say nothing."""
+    with pytest.raises(RecordError):
+        decode_group(stream(TRANSITIONS_SCHEMA, 1))
+
+
+TURN = ROW.turns[0]
+WRONG: dict[str, dict[str, Any]] = {
+    "short mask": {"loss_mask": [0, 0, 1, 1]},
+    "short logprobs": {"logprobs": [0.0]},
+    "negative token": {"token_ids": [5, 6, 9, -1, 7]},
+    "mask of 2": {"loss_mask": [0, 0, 1, 2, 0]},
+    "positive logprob": {"logprobs": [0.0, 0.0, 0.5, -1.25, 0.0]},
+    "infinite logprob": {"logprobs": [0.0, 0.0, float("-inf"), -1.25, 0.0]},
+    "nan logprob": {"logprobs": [0.0, 0.0, float("nan"), -1.25, 0.0]},
+    "turn past the end": {"turns": (msgspec.structs.replace(TURN, end=6),)},
+    "turn backwards": {"turns": (msgspec.structs.replace(TURN, start=4, end=2),)},
+    "infinite return": {"turns": (msgspec.structs.replace(TURN, return_=float("inf")),)},
+    "nan weight": {"turns": (msgspec.structs.replace(TURN, weight=float("nan")),)},
+    "negative temperature": {"turns": (msgspec.structs.replace(TURN, temperature=-1.0),)},
+    "no versions": {"turns": (msgspec.structs.replace(TURN, versions=()),)},
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG.keys())
+def test_row_without_meaning_is_refused(change: dict[str, Any]) -> None:
+    """Well-formed Arrow is not enough: the trainer may rely on what it is given."""
+    with pytest.raises(RecordError, match="expected"):
+        decode_group(encode_group(SUMMARY, [msgspec.structs.replace(ROW, **change)]))

@@ -1,0 +1,109 @@
+"""Who owns a policy: every reader of `weights` folds to the same survivors."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.schemas.released import VERSION
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.records.weights import (
+    EpochClaim,
+    Lineage,
+    RollbackRequest,
+    VersionManifest,
+    WeightRecord,
+    parse_version_label,
+    version_label,
+)
+
+RUN = RunName("mine")
+CLAIMS = st.builds(
+    EpochClaim, policy=st.just("policy"), run=st.just(RUN), epoch=st.integers(1, 4), trainer_id=st.text(max_size=3)
+)
+VERSIONS = st.builds(
+    lambda epoch, version: msgspec.structs.replace(VERSION, epoch=epoch, version=version),
+    st.integers(1, 4),
+    st.integers(0, 5),
+)
+RECORDS = st.lists(CLAIMS | VERSIONS, max_size=30)
+
+
+def fold(records: list[WeightRecord]) -> tuple[Lineage, list[bool]]:
+    """The lineage of the policy, and which records counted."""
+    lineage = Lineage("policy")
+    return lineage, [lineage.fold(record) for record in records]
+
+
+@given(RECORDS)
+def test_record_counts_only_under_the_claim_in_force(records: list[WeightRecord]) -> None:
+    """The first claim of the highest number so far; equal and lower claims, and their versions, are void."""
+    lineage, counted = fold(records)
+    in_force = 0
+    for record, is_counted in zip(records, counted, strict=True):
+        if isinstance(record, EpochClaim):
+            assert is_counted == (record.epoch > in_force)
+            in_force = max(in_force, record.epoch)
+        else:
+            assert isinstance(record, VersionManifest)
+            assert is_counted == (record.epoch == in_force)
+    assert (lineage.claim.epoch if lineage.claim else 0) == in_force
+
+
+@given(RECORDS)
+def test_newest_is_the_highest_version_that_survives(records: list[WeightRecord]) -> None:
+    """And each version is the last manifest that counted for it."""
+    lineage, counted = fold(records)
+    surviving = [r for r, ok in zip(records, counted, strict=True) if ok and isinstance(r, VersionManifest)]
+    assert lineage.versions == {manifest.version: manifest for manifest in surviving}
+    assert lineage.newest == (lineage.versions[max(lineage.versions)] if surviving else None)
+
+
+@given(RECORDS, st.integers(0, 30))
+def test_readers_that_join_late_agree(records: list[WeightRecord], cut: int) -> None:
+    """Reading on after a pause gives what reading at once gives."""
+    whole, _ = fold(records)
+    paused = Lineage("policy")
+    for record in [*records[:cut], *records[cut:]]:
+        paused.fold(record)
+    assert (paused.claim, paused.versions) == (whole.claim, whole.versions)
+
+
+def test_zombie_trainer_is_void() -> None:
+    """A trainer that was paused past a higher claim changes nothing when it wakes."""
+    old = EpochClaim(policy="policy", run=RUN, epoch=1, trainer_id="old")
+    new = EpochClaim(policy="policy", run=RUN, epoch=2, trainer_id="new")
+    late = msgspec.structs.replace(VERSION, epoch=1, version=9)
+    good = msgspec.structs.replace(VERSION, epoch=2, version=3)
+    lineage, counted = fold([old, new, good, late])
+    assert counted == [True, True, True, False]
+    assert lineage.newest == good
+
+
+def test_other_policies_are_left_alone() -> None:
+    """One topic holds all policies; another's records are neither counted nor void."""
+    lineage, counted = fold([EpochClaim(policy="other", run=RUN, epoch=9, trainer_id="x")])
+    assert counted == [False]
+    assert lineage.claim is None
+
+
+def test_rollback_request_passes() -> None:
+    """Anybody may ask; the live trainer decides."""
+    lineage, counted = fold([RollbackRequest(policy="policy", run=RUN, to_version=1, requested_by="me")])
+    assert counted == [True]
+    assert lineage.newest is None
+
+
+@given(st.integers(0, 10**12 - 1), st.integers(0, 10**9 - 1))
+def test_label_is_read_back(version: int, epoch: int) -> None:
+    """What an engine says is what was meant."""
+    assert parse_version_label(version_label(version, epoch)) == (version, epoch)
+
+
+@given(st.text())
+def test_other_labels_are_refused(text: str) -> None:
+    """A restarted engine says `default`."""
+    parsed = parse_version_label(text)
+    assert parsed is None or text.isascii()
+    assert parse_version_label("default") is None

@@ -1,0 +1,100 @@
+"""Declared rules pay for tool signals, in turn order and up to their caps."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.streams.make import config
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.calls import SpliceOutcome
+from tracegrad.schemas.records.episodes import EpisodeCall, ToolExecution
+from tracegrad.schemas.records.facts import ToolStatus
+from tracegrad.streams.assemble.air.rules import AirRule, AirSignal, apply_air
+
+OK = AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2)
+BAD = AirRule(name="bad", signal=AirSignal.TOOL_FAILED, value=-0.1)
+
+
+def turn(*statuses: str, tool: str = "calc") -> EpisodeCall:
+    """A call whose tools ended so."""
+    tools = tuple(
+        ToolExecution(span_id=str(n), name=tool, status=ToolStatus(status), status_from="")
+        for n, status in enumerate(statuses)
+    )
+    return EpisodeCall(
+        call_id="c", turn=0, agent=None, joined_by="none", policy="policy", parent_call_id=None, shared_tokens=0,
+        suffix_ids=b"", sampled_ids=b"", logprobs=b"", versions=(), temperature=1.0, finish_reason="stop",
+        content=None, splice=SpliceOutcome(kind="first"), tools=tools,
+    )  # fmt: skip
+
+
+def paid(rules: list[AirRule], *turns: EpisodeCall) -> list[list[tuple[str, float]]]:
+    """(rule, value) by turn."""
+    return [[(reward.rule, reward.value) for reward in turn_] for turn_ in apply_air(rules, turns)]
+
+
+def test_each_successful_call_is_paid_until_the_cap() -> None:
+    """.5 for each success, at most two an episode: the third earns nothing."""
+    turns = [turn("succeeded"), turn("failed"), turn("succeeded"), turn("succeeded")]
+    assert paid([OK], *turns) == [[("air:ok", 0.5)], [], [("air:ok", 0.5)], []]
+
+
+def test_the_cap_holds_within_one_turn() -> None:
+    """Three parallel tools of one call."""
+    assert paid([OK], turn("succeeded", "succeeded", "succeeded")) == [[("air:ok", 0.5), ("air:ok", 0.5)]]
+
+
+def test_unknown_is_neither_success_nor_failure() -> None:
+    """Tri-state."""
+    assert paid([OK, BAD], turn("unknown")) == [[]]
+
+
+def test_rules_have_caps_of_their_own() -> None:
+    """A success and a failure pay by their own rules, in the order of the tools."""
+    assert paid([OK, BAD], turn("failed", "succeeded")) == [[("air:bad", -0.1), ("air:ok", 0.5)]]
+
+
+def test_a_rule_may_name_its_tool() -> None:
+    """By glob."""
+    rule = AirRule(name="search", signal=AirSignal.TOOL_SUCCEEDED, value=1.0, tool="search*")
+    assert paid([rule], turn("succeeded", tool="search_web"), turn("succeeded")) == [[("air:search", 1.0)], []]
+
+
+def test_a_cap_of_zero_pays_nothing() -> None:
+    """The way to switch a rule off without removing it."""
+    assert paid([AirRule(name="x", signal=AirSignal.TOOL_SUCCEEDED, value=1.0, cap=0)], turn("succeeded")) == [[]]
+
+
+@pytest.mark.parametrize("bad", [{"value": float("nan")}, {"value": float("inf")}, {"cap": -1}])
+def test_rules_that_cannot_work_are_refused(bad: dict[str, float]) -> None:
+    """At load, naming the key."""
+    with pytest.raises(ConfigurationError, match=r"air\.x"):
+        AirRule(**{"name": "x", "signal": AirSignal.TOOL_FAILED, "value": 1.0, **bad})  # type: ignore[arg-type]
+
+
+def test_rules_come_from_plain_data() -> None:
+    """As the composition root builds them from TOML; unknown keys and signals are refused."""
+    rule = {"name": "tool_success", "signal": "tool_succeeded", "value": 0.5, "cap": 2}
+    assert msgspec.convert(rule, AirRule) == AirRule(
+        name="tool_success", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2
+    )
+    for wrong in ({"signal": "moon_phase"}, {"colour": "blue"}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({**rule, **wrong}, AirRule)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"run_hash": "xyz"}, "run_hash"),
+        ({"policies": ()}, "policies"),
+        ({"policies": ("a", "a")}, "policies"),
+        ({"air": (OK, OK)}, "distinct rule names"),
+        ({"idle_s": 0.0}, "idle_s"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changes: dict[str, object], match: str) -> None:
+    """The message names the key."""
+    with pytest.raises(ConfigurationError, match=match):
+        config(**changes)

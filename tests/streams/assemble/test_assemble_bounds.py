@@ -1,0 +1,153 @@
+"""Episodes of agents that nobody started, what is taken, and the bounds of the assembler's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.streams.assemble.test_assemble import R1, A, B, episodes, markers
+from tests.streams.make import Streams, agent_span, call, closed, config, event, otlp, reward, rollout, span
+from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
+from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.records.transitions import decode_group
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.assemble.fold import Assemble
+from tracegrad.streams.config import Select, StreamLimits
+
+CAPTURED = "ab" * 16
+
+
+def captured(name: str = "a", **rest: Any) -> CallRecord:
+    """A call of an agent that nobody started."""
+    return call(name, None, [1], [2], trace_id=CAPTURED, **rest)
+
+
+def test_an_agent_without_runner_closes_when_it_falls_silent() -> None:
+    """Each record starts the wait anew."""
+    streams = Streams(config(idle_s=10.0, select=Select(capture_all=True)))
+    streams.feed(captured())
+    streams.tick(0.0)
+    streams.feed(otlp(agent_span(CAPTURED, 1, "helper"), service="shop"))
+    streams.tick(9.0)
+    streams.tick(18.0)
+    assert episodes(streams) == []
+    streams.tick(19.0)
+    (episode,) = episodes(streams)
+    assert (episode.episode_id, episode.rollout_id, episode.group, episode.reward) == (CAPTURED, None, None, None)
+    assert (episode.closed_by, episode.services, episode.state.value) == ("idle", ("shop",), "unknown")
+    assert (episode.calls[0].masked, episode.unscored) == ("", "no_reward")
+
+
+def test_traces_without_calls_agents_or_tools_are_unattributed() -> None:
+    """Counted and closed, not emitted."""
+    streams = Streams(config(select=Select(capture_all=True)))
+    streams.feed(otlp(span(CAPTURED, 1, "GET /")))
+    streams.tick(0.0)
+    streams.tick(10.0)
+    assert episodes(streams) == []
+    assert [(m.id, m.disposition) for m in markers(streams)] == [(CAPTURED, "unattributed")]
+    assert isinstance(streams.assemble, Assemble)
+    assert streams.assemble.counters["episodes_unattributed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("select", "disposition"),
+    [
+        (Select(), "not_selected"),
+        (Select(capture_all=True), "emitted"),
+        (Select(services=("sho*",)), "emitted"),
+        (Select(services=("bank",)), "not_selected"),
+        (Select(agents=("help*",)), "emitted"),
+        (Select(services=("shop",), agents=("other",)), "not_selected"),
+        (Select(capture_all=True, from_ns=100), "not_selected"),
+        (Select(capture_all=True, from_ns=50, until_ns=51), "emitted"),
+        (Select(capture_all=True, until_ns=50), "not_selected"),
+    ],
+)
+def test_what_is_taken_besides_own_rollouts(select: Select, disposition: str) -> None:
+    """By default nothing; the marker accounts for its calls."""
+    streams = Streams(config(select=select))
+    streams.feed(captured(started_at_ns=60), otlp(agent_span(CAPTURED, 1, "helper", at=50), service="shop"))
+    streams.tick(0.0)
+    streams.tick(10.0)
+    assert [(m.disposition, m.num_calls) for m in markers(streams)] == [(disposition, 1)]
+    assert len(episodes(streams)) == (disposition == "emitted")
+
+
+def reasons(streams: Streams) -> list[str]:
+    """Why there are dead letters."""
+    return [
+        dict(record.headers)[HEADER_PREFIX + "reason"].decode() for record in streams.log.get(Topic.DEAD_LETTERS, [])
+    ]
+
+
+def test_facts_of_one_episode_are_bounded() -> None:
+    """Those above the bound are dead letters; its end is still taken, and it closes by deadline."""
+    streams = Streams(config(limits=StreamLimits(max_facts_per_episode=2), incomplete_s=1.0))
+    calls = [A, B, call("c", R1)]
+    streams.feed(*calls, reward(R1, 5.0, source="anonymous"), closed(R1, calls), reward(R1), event(R1))
+    assert reasons(streams) == ["too_many_facts", "too_many_facts"]
+    streams.tick(0.0)
+    streams.tick(1.0)
+    (episode,) = episodes(streams)
+    assert (len(episode.calls), episode.closed_by, episode.reward) == (2, "deadline", 1.0)
+
+
+def test_bytes_of_one_episode_are_bounded() -> None:
+    """A few huge calls are as bad as many."""
+    streams = Streams(config(limits=StreamLimits(max_bytes_per_episode=2000)))
+    streams.feed(call("a", R1, list(range(1000))))
+    assert reasons(streams) == ["too_many_bytes"]
+
+
+def test_open_episodes_are_bounded() -> None:
+    """The longest-silent stray is proposed for closing; at the bound itself, new ones are dead letters."""
+    streams = Streams(config(limits=StreamLimits(max_open_episodes=2), select=Select(capture_all=True)))
+    streams.feed(captured("a"), event(R1, RolloutState.STARTED), event(rollout(2), RolloutState.STARTED))
+    assert reasons(streams) == ["too_many_open"]
+    streams.tick(0.0)
+    assert [(e.episode_id, e.closed_by) for e in episodes(streams)] == [(CAPTURED, "bound")]
+    streams.feed(event(rollout(2), RolloutState.STARTED))
+    assert reasons(streams) == ["too_many_open"]
+
+
+def test_an_episode_above_the_message_limit_goes_out_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its group must close all the same."""
+    monkeypatch.setattr("tracegrad.streams.assemble.fold.MAX_VALUE_BYTES", 1500)
+    streams = Streams()
+    big = call("a", R1, list(range(1000)))
+    streams.feed(big, closed(R1, [big]), reward(R1), event(R1))
+    (episode,) = episodes(streams)
+    assert (episode.calls, episode.reward) == ((), 1.0)
+    assert reasons(streams) == ["too_large"]
+    summary, _ = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    assert summary.members[0].excluded == "no_calls"
+
+
+def test_a_nan_temperature_does_not_spoil_the_record() -> None:
+    """JSON has no NaN, and credit must be able to read the episode."""
+    odd = call("a", R1, [1], [2], sampling_used=SamplingParameters(temperature=float("nan")))
+    streams = Streams()
+    streams.feed(odd, closed(R1, [odd]), reward(R1), event(R1))
+    _, (row,) = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    assert row.turns[0].masked == "bad_temperature"
+
+
+def test_proposals_are_not_repeated_at_every_look() -> None:
+    """Once, and again only when it seems lost."""
+    streams = Streams()
+    streams.feed(captured())
+    fold = streams.assemble
+    fold.propose(0.0)
+    assert [len(fold.propose(now_s)) for now_s in (10.0, 10.5, 20.0, 40.0)] == [1, 0, 0, 1]
+
+
+def test_an_unreadable_fact_is_a_dead_letter() -> None:
+    """The partition goes on."""
+    streams = Streams()
+    streams.append(Topic.EPISODE_EVENTS, b"\xc1")
+    streams.append(Topic.EPISODE_EVENTS, None)
+    assert reasons(streams) == ["malformed", "null_value"]
+    assert len(streams.done) == 2

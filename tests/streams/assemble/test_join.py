@@ -1,0 +1,107 @@
+"""Calls meet their spans, tools meet the calls that asked for them; nothing is matched by a guess."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tests.streams.make import call, call_id, tool_call
+from tracegrad.schemas.records.facts import SpanFact, SpanKind
+from tracegrad.streams.assemble.join import Joined, SpanTree, join_calls, join_tools, tool_spans
+
+TRACE = "11" * 16
+
+
+def fact(
+    span_id: str, kind: SpanKind = SpanKind.OTHER, *, parent: str | None = None, at: int = 0, **rest: Any
+) -> SpanFact:
+    """A span fact of one time unit."""
+    settings: dict[str, Any] = {"name": span_id, "dialect": "none", "service": "s", "trace_id": TRACE}
+    return SpanFact(
+        span_id=span_id, parent_span_id=parent, kind=kind, start_ns=at, end_ns=at + 1, **{**settings, **rest}
+    )
+
+
+AGENT = fact("agent", SpanKind.AGENT, agent_name="planner")
+
+
+def test_response_id_comes_first() -> None:
+    """An LLM span that names the response is the call's, wherever the request came from."""
+    spans = [AGENT, fact("llm", SpanKind.LLM, parent="agent", response_id=call_id("a"), at=5)]
+    (joined,) = join_calls([call("a", None, trace_id=TRACE, parent_span_id="elsewhere")], spans)
+    assert joined == Joined("planner", "response_id", 6)
+
+
+def test_traceparent_ancestor_comes_second() -> None:
+    """The caller's span leads up to its agent through spans of any kind."""
+    spans = [AGENT, fact("chain", parent="agent"), fact("POST", parent="chain")]
+    (joined,) = join_calls([call("a", None, trace_id=TRACE, parent_span_id="POST")], spans)
+    assert joined == Joined("planner", "traceparent", None)
+
+
+def test_an_unmatched_call_has_no_agent() -> None:
+    """It trains all the same."""
+    assert join_calls([call("a", None)], [AGENT]) == [Joined(None, "none", None)]
+
+
+def test_stacked_llm_spans_prefer_the_one_under_an_agent() -> None:
+    """LangGraph: the framework's span hangs under the agent, the HTTP client's under the root, both with the id."""
+    spans = [
+        AGENT,
+        fact("framework", SpanKind.LLM, parent="agent", response_id=call_id("a"), at=1),
+        fact("root"),
+        fact("x", parent="root"),
+        fact("y", parent="x"),
+        fact("client", SpanKind.LLM, parent="y", response_id=call_id("a"), at=2),
+    ]
+    for order in itertools.permutations(spans):
+        assert join_calls([call("a", None)], list(order)) == [Joined("planner", "response_id", 2)]
+
+
+def test_nearest_agent_wins_and_circles_end() -> None:
+    """A sub-agent's call is the sub-agent's; spans that are each other's parents do not hang the fold."""
+    inner = fact("inner", SpanKind.AGENT, parent="agent", agent_name="coder")
+    leaf = fact("leaf", parent="inner")
+    assert SpanTree([AGENT, inner, leaf]).above(leaf) == (2, "coder")
+    one, two = fact("one", parent="two"), fact("two", parent="one")
+    assert SpanTree([one, two]).above(one)[1] is None
+
+
+def test_tool_call_id_joins_a_tool_to_its_call() -> None:
+    """Whatever the times say."""
+    calls = [call("a", None, tool_calls=(tool_call("1"),)), call("b", None, tool_calls=(tool_call("2"),))]
+    tool = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_2")
+    assert join_tools(calls, join_calls(calls, []), [tool]) == [[], [(tool, "call_2")]]
+
+
+def test_a_tool_without_id_answers_the_last_open_request() -> None:
+    """A tool that raised names no id: the request of its name that was answered before it began."""
+    calls = [call(name, None, tool_calls=(tool_call(name),)) for name in "abc"]
+    spans = [
+        fact(f"llm{name}", SpanKind.LLM, response_id=call_id(name), at=at)
+        for name, at in zip("abc", (0, 10, 20), strict=True)
+    ]
+    tool = fact("t", SpanKind.TOOL, tool_name="calc", at=12)
+    assert join_tools(calls, join_calls(calls, spans), [tool]) == [[], [(tool, "call_b")], []]
+
+
+def test_without_times_tools_answer_requests_in_order() -> None:
+    """When the calls have no spans, the order of records is all there is."""
+    calls = [call(name, None, tool_calls=(tool_call(name),)) for name in "ab"]
+    tools = [fact("t1", SpanKind.TOOL, tool_name="calc", at=1), fact("t2", SpanKind.TOOL, tool_name="calc", at=2)]
+    assert join_tools(calls, join_calls(calls, []), tools) == [[(tools[0], "call_a")], [(tools[1], "call_b")]]
+
+
+def test_a_tool_that_nobody_asked_for_joins_nothing() -> None:
+    """Another name, or one request executed twice: an agent cannot earn by inventing executions."""
+    calls = [call("a", None, tool_calls=(tool_call("a"),))]
+    tools = [fact(f"t{n}", SpanKind.TOOL, tool_name="calc", at=n) for n in range(3)]
+    other = fact("o", SpanKind.TOOL, tool_name="other")
+    assert join_tools(calls, join_calls(calls, []), [other, *tools]) == [[(tools[0], "call_a")]]
+
+
+def test_nested_tool_spans_with_one_id_count_once() -> None:
+    """Stacked instrumentations: the leaf-most tells most."""
+    outer = fact("outer", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=0)
+    inner = fact("inner", SpanKind.TOOL, parent="outer", tool_name="calc", tool_call_id="call_1", at=1)
+    assert tool_spans([outer, inner]) == tool_spans([inner, outer]) == [inner]

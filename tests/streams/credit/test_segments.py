@@ -1,0 +1,181 @@
+"""Segments: exact-prefix chains in which each sampled token stands exactly once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.calls import SpliceOutcome, VersionSpan
+from tracegrad.schemas.records.episodes import EpisodeCall
+from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
+from tracegrad.streams.credit.segments import build_segments, rebuild_prompts, why_masked
+
+
+def call(name: str, suffix: Sequence[int], sampled: Sequence[int], **changes: Any) -> EpisodeCall:
+    """A call whose n-th sampled token has logprob -(n + 1)."""
+    fields: dict[str, Any] = {
+        "turn": 0, "agent": None, "joined_by": "none", "policy": "policy", "parent_call_id": None, "shared_tokens": 0,
+        "logprobs": logprobs_to_bytes([-float(n + 1) for n in range(len(sampled))]),
+        "versions": (VersionSpan(start=0, version=1, epoch=1),), "temperature": 1.0, "finish_reason": "stop",
+        "content": None, "splice": SpliceOutcome(kind="first"),
+    }  # fmt: skip
+    return EpisodeCall(
+        call_id=name, suffix_ids=ids_to_bytes(suffix), sampled_ids=ids_to_bytes(sampled), **{**fields, **changes}
+    )
+
+
+def child(
+    name: str, parent: str, shared: int, suffix: Sequence[int], sampled: Sequence[int], **rest: Any
+) -> EpisodeCall:
+    """A call that shares a prefix with another's prompt + sampled ids."""
+    return call(name, suffix, sampled, parent_call_id=parent, shared_tokens=shared, **rest)
+
+
+def test_a_chain_of_two_turns_is_one_row() -> None:
+    """Prompt 1 2, sampled 3 4; the next prompt adds the tool's 5 6; sampled 7."""
+    (row,) = build_segments([call("a", [1, 2], [3, 4]), child("b", "a", 4, [5, 6], [7])], "policy")
+    assert row.token_ids == [1, 2, 3, 4, 5, 6, 7]
+    assert row.loss_mask == [0, 0, 1, 1, 0, 0, 1]
+    assert row.logprobs == [0, 0, -1, -2, 0, 0, -1]
+    assert [(piece.call.call_id, piece.start, piece.end) for piece in row.slices] == [("a", 2, 4), ("b", 6, 7)]
+
+
+def test_a_prompt_that_drops_tokens_starts_a_new_row() -> None:
+    """It shares only 1 2 3 with its parent: the history was changed."""
+    rows = build_segments([call("a", [1, 2], [3, 4]), child("b", "a", 3, [9], [7])], "policy")
+    assert [row.token_ids for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 9, 7]]
+    assert [row.loss_mask for row in rows] == [[0, 0, 1, 1], [0, 0, 0, 0, 1]]
+
+
+def test_branches_repeat_the_prefix_with_mask_zero() -> None:
+    """Two calls continue `a`: the first stays in the row, the second repeats what was sampled without training it."""
+    calls = [call("a", [1], [2]), child("b", "a", 2, [3], [4]), child("c", "a", 2, [5], [6])]
+    rows = build_segments(calls, "policy")
+    assert [row.token_ids for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    assert [row.loss_mask for row in rows] == [[0, 1, 0, 1], [0, 0, 0, 1]]
+    assert [[piece.call.call_id for piece in row.slices] for row in rows] == [["a", "b"], ["c"]]
+
+
+def test_parallel_calls_are_not_chained_by_time() -> None:
+    """Same prompt, one after the other on the log: two rows."""
+    rows = build_segments([call("a", [1, 2], [3]), call("b", [1, 2], [4])], "policy")
+    assert [row.token_ids for row in rows] == [[1, 2, 3], [1, 2, 4]]
+
+
+def test_an_equal_prefix_chains_without_a_declared_parent() -> None:
+    """The match is on tokens; the reference only stores the prompt."""
+    (row,) = build_segments([call("a", [1], [2]), call("b", [1, 2, 3], [4])], "policy")
+    assert row.token_ids == [1, 2, 3, 4]
+
+
+def test_a_masked_call_keeps_its_tokens() -> None:
+    """A truncated answer stays context for what follows."""
+    calls = [call("a", [1], [2, 3], masked="truncated"), child("b", "a", 3, [4], [5])]
+    (row,) = build_segments(calls, "policy")
+    assert (row.token_ids, row.loss_mask) == ([1, 2, 3, 4, 5], [0, 0, 0, 0, 1])
+    assert row.logprobs == [0, 0, 0, 0, -1]
+    assert [piece.masked for piece in row.slices] == ["truncated", ""]
+
+
+def test_other_policies_are_context() -> None:
+    """A prompt may rest on another policy's call; its tokens are not sampled here."""
+    calls = [call("a", [1], [2], policy="other"), child("b", "a", 2, [3], [4])]
+    (row,) = build_segments(calls, "policy")
+    assert (row.token_ids, row.loss_mask) == ([1, 2, 3, 4], [0, 0, 0, 1])
+    (other,) = build_segments(calls, "other")
+    assert other.token_ids == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [child("b", "gone", 1, [3], [4])],
+        [call("a", [1], [2]), child("b", "a", 3, [3], [4])],
+        [call("a", [1], [2]), child("b", "a", -1, [3], [4])],
+        [child("b", "b", 1, [3], [4])],
+        [child("b", "c", 1, [3], [4]), child("c", "b", 1, [3], [4])],
+        [call("a", [1], [2], shared_tokens=1)],
+        [call("a", [1], [2], logprobs=b"", shared_tokens=2)],
+    ],
+    ids=["lost-parent", "beyond-parent", "negative", "self", "circle", "no-parent", "shared-alone"],
+)
+def test_a_broken_prompt_is_refused_with_its_reason(broken: list[EpisodeCall]) -> None:
+    """Training on text that the model never saw is worse than no sample."""
+    with pytest.raises(RecordError) as error:
+        build_segments(broken, "policy")
+    assert error.value.reason == "broken_prefix"
+
+
+def test_a_break_elsewhere_costs_nothing() -> None:
+    """Another policy's broken call does not matter to calls that do not rest on it."""
+    calls = [child("x", "gone", 4, [1], [1], policy="other"), call("a", [1], [2])]
+    assert len(build_segments(calls, "policy")) == 1
+    assert rebuild_prompts(calls)[0] is None
+
+
+def test_negative_token_ids_are_refused() -> None:
+    """No vocabulary has them."""
+    with pytest.raises(RecordError) as error:
+        build_segments([call("a", [1], [-2])], "policy")
+    assert error.value.reason == "bad_tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ""),
+        ({"masked": "constrained"}, "constrained"),
+        ({"logprobs": logprobs_to_bytes([-1.0])}, "bad_logprobs"),
+        ({"logprobs": logprobs_to_bytes([-1.0, math.nan])}, "bad_logprobs"),
+        ({"logprobs": logprobs_to_bytes([-1.0, 0.5])}, "bad_logprobs"),
+        ({"temperature": 0.0}, "bad_temperature"),
+        ({"temperature": math.nan}, "bad_temperature"),
+        ({"versions": ()}, "bad_versions"),
+        ({"versions": (VersionSpan(start=1, version=1, epoch=1),)}, "bad_versions"),
+    ],
+)
+def test_calls_whose_numbers_cannot_train_are_masked(changes: dict[str, Any], expected: str) -> None:
+    """One bad call must not make the whole group unreadable."""
+    assert why_masked(call("a", [1], [2, 3], **changes)) == expected
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[EpisodeCall]:
+    """Episodes of up to eight calls with few distinct tokens, so that prefixes meet by chance too."""
+    tokens = st.lists(st.integers(0, 2), max_size=3)
+    calls: list[EpisodeCall] = []
+    full: list[list[int]] = []
+    for number in range(draw(st.integers(1, 8))):
+        suffix, sampled = draw(tokens), draw(tokens)
+        parent = draw(st.integers(-1, number - 1))
+        shared = (
+            draw(st.sampled_from([len(full[parent]), draw(st.integers(0, len(full[parent])))])) if parent >= 0 else 0
+        )
+        fields = {"parent_call_id": str(parent), "shared_tokens": shared} if parent >= 0 else {}
+        calls.append(call(str(number), suffix, sampled, **fields))
+        full.append((full[parent][:shared] if parent >= 0 else []) + suffix + sampled)
+    return calls
+
+
+@given(trees())
+def test_segments_partition_the_sampled_tokens(calls: list[EpisodeCall]) -> None:
+    """Each call is one slice of one row, after exactly its own prompt; the mask is the union of the slices."""
+    prompts = rebuild_prompts(calls)
+    rows = build_segments(calls, "policy")
+    assert sorted(piece.call.call_id for row in rows for piece in row.slices) == sorted(c.call_id for c in calls)
+    for row in rows:
+        trained = [0] * len(row.token_ids)
+        for piece in row.slices:
+            prompt = prompts[piece.index]
+            assert prompt is not None
+            assert row.token_ids[: piece.start] == ids_from_bytes(prompt).tolist()
+            assert row.token_ids[piece.start : piece.end] == ids_from_bytes(piece.call.sampled_ids).tolist()
+            trained[piece.start : piece.end] = [1] * (piece.end - piece.start)
+        assert row.loss_mask == trained
+    assert sum(sum(row.loss_mask) for row in rows) == sum(len(c.sampled_ids) // 4 for c in calls)

@@ -1,0 +1,279 @@
+"""What the worker checks against the log, and the files that its neighbours read. No broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.memory_log import MemoryLog
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
+from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.shell import instance, liveness, worker
+from tracegrad.streams.shell.heartbeat import Heartbeat, Status
+from tracegrad.streams.shell.instance import PoisonList, hold_instance
+from tracegrad.streams.shell.liveness import Jumps, Liveness, check_partitions, group_starts
+from tracegrad.streams.stage import Emission, Output
+
+WHERE = TopicPartition("events", 0)
+
+
+@pytest.fixture
+def log(memory_log: MemoryLog) -> MemoryLog:
+    """Ten records in partition 0 of two."""
+    memory_log.create_topic("events", partitions=2)
+    writer = memory_log.writer()
+    for n in range(10):
+        writer.append("events", key=b"k", value=b"%d" % n, partition=0)
+    return memory_log
+
+
+def test_group_starts_are_the_committed_offsets_else_the_beginning(log: MemoryLog) -> None:
+    """Partition 1 has no commit yet."""
+    log.groups["g"][WHERE] = 4
+    assert group_starts(log, "g", ["events"]) == {WHERE: 4, TopicPartition("events", 1): 0}
+
+
+@pytest.mark.parametrize("committed", [2, 11], ids=["below the start", "past the end"])
+def test_a_committed_offset_outside_the_log_is_a_gap(log: MemoryLog, committed: int) -> None:
+    """Either records were deleted before they were read, or the topic was made anew."""
+    log.truncate("events", 0, begin=5)
+    log.groups["g"][WHERE] = committed
+    with pytest.raises(LogGapError, match="start a new run"):
+        group_starts(log, "g", ["events"])
+
+
+def test_unequal_partition_counts_are_refused(log: MemoryLog) -> None:
+    """Markers are found by the input's partition number."""
+    check_partitions(log, ["events"], 2)
+    with pytest.raises(ConfigurationError, match="expected 4 partitions"):
+        check_partitions(log, ["events"], 4)
+
+
+def test_a_record_that_was_passed_over_ends_the_process(log: MemoryLog) -> None:
+    """3 was expected, 5 came, and 3 lies on the log."""
+    with pytest.raises(UnavailableError, match="passed over"):
+        Jumps(log).refuse_skipped(WHERE, expected=3, delivered=5)
+
+
+def test_a_jump_over_deleted_records_is_a_gap(log: MemoryLog) -> None:
+    """Retention overtook the worker while it ran."""
+    log.truncate("events", 0, begin=5)
+    with pytest.raises(LogGapError):
+        Jumps(log).refuse_skipped(WHERE, expected=3, delivered=5)
+
+
+class _HoledLog(MemoryLog):
+    """Shows no record at some offsets, as after compaction; or none at all, as a broker that does not answer."""
+
+    def __init__(self, holes: Collection[int]) -> None:
+        super().__init__()
+        self.holes = holes
+        self.num_tails = 0
+        self.create_topic("events", partitions=2)
+        writer = self.writer()
+        for n in range(10):
+            writer.append("events", key=b"k", value=b"%d" % n, partition=0)
+
+    def tail(self, topics: Sequence[str], *, start: Any = "beginning") -> Any:
+        self.num_tails += 1
+        return super().tail(topics, start=start)
+
+    def read(self, positions: dict[TopicPartition, int], max_records: int) -> list[Record]:
+        while taken := super().read(positions, max_records):
+            if found := [record for record in taken if record.offset not in self.holes]:
+                return found
+        return []
+
+
+@pytest.mark.slow
+def test_a_jump_that_the_broker_does_not_explain_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer in time is no proof that nothing lies there; what was passed over must not be committed past."""
+    monkeypatch.setattr(liveness, "_LOOK_S", 0.01)
+    with pytest.raises(UnavailableError, match="got none from 3 on"):
+        Jumps(_HoledLog(range(10))).refuse_skipped(WHERE, expected=3, delivered=5)
+
+
+def test_a_jump_over_a_hole_is_harmless_and_one_look_serves_many() -> None:
+    """A topic written in transactions has a hole for each; none of them hides a record that was passed over."""
+    log = _HoledLog({3, 5, 7})
+    jumps = Jumps(log)
+    for expected in (3, 5, 7):
+        jumps.refuse_skipped(WHERE, expected=expected, delivered=expected + 1)
+    assert log.num_tails == 1
+    with pytest.raises(UnavailableError, match=r"expected offset 8 .* passed over"):
+        jumps.refuse_skipped(WHERE, expected=7, delivered=9)
+
+
+class _Seam:
+    """A Faust app that calls every message current."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def is_current(self, message: Any) -> bool:
+        return True
+
+
+class _Message:
+    """As Faust hands it over."""
+
+    topic, partition = WHERE
+    key, value, headers, timestamp = b"k", b"v", None, 0.0
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
+class _Nothing:
+    """A fold that is done with each record at once."""
+
+    marker_topic: Topic | None = None
+    num_open = 0
+
+    def reset(self) -> None:
+        pass
+
+    def restore(self, markers: Iterable[Record]) -> None:
+        pass
+
+    def fold(self, record: Record) -> Emission:
+        return Emission(done=(record.position,))
+
+    def propose(self, now_s: float) -> Sequence[Output]:
+        return ()
+
+
+@pytest.fixture
+async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Worker:
+    """A worker without Faust, on a log with a hole at offset 1."""
+    monkeypatch.setattr(worker, "FaustSeam", _Seam)
+    log = _HoledLog({1})
+    config = StreamsConfig(
+        bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), run_hash="0a1b2c3d", policies=("policy",)
+    )
+    return worker._Worker(_Nothing(), config, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer())
+
+
+@pytest.mark.parametrize("error", [LogGapError("gone"), asyncio.CancelledError()], ids=["error", "cancelled"])
+async def test_a_take_over_that_is_not_ended_ends_the_worker(
+    shell: worker._Worker, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Faust logs what a signal's handler raises, and would go on without the markers."""
+
+    async def fails(epoch: int) -> None:
+        raise error
+
+    monkeypatch.setattr(shell, "_take_over", fails)
+    with contextlib.suppress(asyncio.CancelledError):
+        await shell._on_rebalance_complete()
+    with pytest.raises(LogGapError if isinstance(error, LogGapError) else UnavailableError):
+        shell._failure.result()
+
+
+async def test_a_record_passed_over_after_a_real_hole_ends_the_worker(shell: worker._Worker) -> None:
+    """One hole says nothing of the next jump in the same topic."""
+    shell._reset()
+    shell._is_ready = True
+    for offset in (0, 2):
+        await shell._on_message(_Message(offset))
+    with pytest.raises(UnavailableError, match=r"expected offset 3 .* passed over"):
+        await shell._on_message(_Message(4))
+    assert shell._ledger.next_offset(WHERE) == 3
+
+
+def test_a_position_that_stands_still_under_lag_ends_the_process(log: MemoryLog) -> None:
+    """Progress, or being at the end, starts the clock anew; committed offsets are never asked."""
+    liveness = Liveness(log, stall_s=10)
+    assert liveness.check({WHERE: 3}, 0.0) == {WHERE: 7}
+    assert liveness.check({WHERE: 4}, 9.0) == {WHERE: 6}
+    assert liveness.check({WHERE: 4}, 18.0) == {WHERE: 6}
+    with pytest.raises(UnavailableError, match="standing still"):
+        liveness.check({WHERE: 4}, 19.5)
+    assert liveness.check({WHERE: 10}, 20.0) == {WHERE: 0}
+    assert liveness.check({WHERE: 10}, 99.0) == {WHERE: 0}
+
+
+def test_a_position_past_the_logs_end_is_a_gap(log: MemoryLog) -> None:
+    """The topic was deleted and made anew under the worker."""
+    with pytest.raises(LogGapError, match="made anew"):
+        Liveness(log, stall_s=10).check({WHERE: 11}, 0.0)
+
+
+def test_an_assignment_that_never_comes_ends_the_process(log: MemoryLog) -> None:
+    """None means that the worker waits; having had positions in between starts the clock anew."""
+    liveness = Liveness(log, stall_s=10)
+    liveness.check(None, 0.0)
+    liveness.check({}, 9.0)
+    liveness.check(None, 12.0)
+    liveness.check(None, 21.0)
+    with pytest.raises(UnavailableError, match="assignment"):
+        liveness.check(None, 22.5)
+
+
+def test_an_instance_id_is_held_by_one_process_and_free_again_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is per stage and id; a dynamic member needs none."""
+    monkeypatch.setattr(instance, "_LOCK_WAIT_S", 0.0)
+    with hold_instance(tmp_path, Stage.CREDIT, "0"):
+        with hold_instance(tmp_path, Stage.ASSEMBLE, "0"), hold_instance(tmp_path, Stage.CREDIT, None):
+            pass
+        with (
+            pytest.raises(ConfigurationError, match="held by another process"),
+            hold_instance(tmp_path, Stage.CREDIT, "0"),
+        ):
+            pass
+    with hold_instance(tmp_path, Stage.CREDIT, "0"):
+        pass
+
+
+def test_a_position_is_poison_after_three_ends_counted_across_processes(tmp_path: Path) -> None:
+    """Each count is made by a list of its own, as a restarted process would."""
+    position = Position("a.run.events", 1, 42)
+    for count in (1, 2, 3):
+        poison = PoisonList(tmp_path, Stage.ASSEMBLE)
+        poison.load()
+        assert position not in poison
+        assert poison.add(position) == count
+    poison.load()
+    assert position in poison
+    assert Position("a.run.events", 1, 43) not in poison
+
+
+def test_heartbeat_is_a_whole_document_and_goes_with_a_clean_stop(tmp_path: Path) -> None:
+    """`tracegrad status` reads it at any time."""
+    heartbeat = Heartbeat(tmp_path, Stage.ASSEMBLE, "0")
+    status = Status(
+        stage="assemble",
+        instance_id="0",
+        pid=os.getpid(),
+        at_s=1.0,
+        is_ready=True,
+        assigned={"events": [0, 1]},
+        records=3,
+        emissions=2,
+        in_flight=1,
+        open=1,
+        ranges=1,
+        lag=0,
+        dead_letters=0,
+        shell={},
+        outputs={},
+        fold={},
+    )
+    heartbeat.write(status)
+    path = tmp_path / "status" / "streams-assemble-0.json"
+    assert msgspec.json.decode(path.read_bytes(), type=Status) == status
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    heartbeat.remove()
+    assert not path.exists()

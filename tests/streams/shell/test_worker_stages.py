@@ -1,0 +1,67 @@
+"""The three stages on real Kafka, one process each: raw records in, the same transitions out as without a broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.streams.make import RUN_HASH, Item, Streams, call, closed, event, otlp, raw, reward, rollout, span
+from tests.streams.shell.worker_bench import bench
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
+from tracegrad.schemas.records.transitions import decode_group
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+
+NUM_GROUPS = 30
+
+
+def _raw(number: int) -> list[Item]:
+    """Rollout `number` of a group of two; spans without key, as a Collector writes them."""
+    rollout_id = rollout(number)
+    group = GroupRef(id=f"{RUN_HASH}{number // 2:016x}", size=2, member=number % 2, index=number // 2)
+    first, second = call(f"a{number}", rollout_id, [1, 2], [3]), call(f"b{number}", rollout_id, [4], [5, number])
+    return [
+        event(rollout_id, RolloutState.STARTED, group=group),
+        first,
+        second,
+        otlp(span(rollout_id + "a001", 1), span(rollout_id + "a001", 2)),
+        closed(rollout_id, [first, second]),
+        reward(rollout_id, float(number)),
+        event(rollout_id, spans_exported=2, group=group),
+    ]
+
+
+def test_three_processes_give_the_transitions_of_the_folds_alone(
+    kafka_log: KafkaLog, fresh_topics: Topics, tmp_path: Path
+) -> None:
+    """Normalize reads four topics with one group; nothing is late, lost or a dead letter."""
+    items = [_raw(number) for number in range(2 * NUM_GROUPS)]
+    alone = Streams()
+    for item in items:
+        alone.feed(*item)
+    expected = {decode_group(value)[0].group_id: value for value in alone.values(Topic.TRANSITIONS)}
+    assert len(expected) == NUM_GROUPS
+    with bench(kafka_log, fresh_topics, tmp_path) as made:
+        for item in items:
+            for topic, value in map(raw, item):
+                key = None if topic is Topic.OTLP_SPANS else getattr(item[0], "rollout_id", "").encode()
+                made.writer.append(fresh_topics.name(topic), key=key, value=value)
+        workers = []
+        for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
+            made.stage = stage
+            workers.append(made.start(f"{stage.value}-0", run_hash=RUN_HASH))
+        made.wait(lambda: len(made.records(Topic.TRANSITIONS)) == NUM_GROUPS, "every group's transitions")
+        for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
+            made.stage = stage
+            made.wait(lambda: not made.uncommitted, f"everything committed by {stage.value}")
+        assert [worker.terminate() for worker in workers] == [0, 0, 0]
+        found = {decode_group(r.value)[0].group_id: r.value for r in made.records(Topic.TRANSITIONS)}
+        assert found == expected
+        assert {record.partition for record in made.records(Topic.TRANSITIONS)} == {0}
+        assert made.records(Topic.DEAD_LETTERS) == []
+        kinds = {msgspec.json.decode(r.value or b"")["disposition"] for r in made.records(Topic.CLOSED_GROUPS)}
+        assert kinds == {"emitted"}

@@ -1,0 +1,101 @@
+"""A streams worker as a process of its own, for tests: `python -m tests.streams.shell.worker_process JSON`.
+
+SIGTERM stops it cleanly. Exit status: 0 clean, 78 fatal, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import sys
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from tests.streams.shell.counting_fold import CountingFold
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
+from tracegrad.schemas.log.protocol import LogWriter, Position
+from tracegrad.schemas.topics import Stage, Topics
+from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.folds import build_fold
+from tracegrad.streams.shell.worker import run_fold
+
+__all__ = ["Plan"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process is to run."""
+
+    config: StreamsConfig
+    stage: Stage
+    topics: Topics
+    counting: dict[str, Any] | None = None
+    """Arguments of CountingFold; None: the stage's own fold."""
+    max_delay_s: float = 0.0
+    """Acknowledgements arrive late by up to this, out of order."""
+
+
+class _LateWriter:
+    """Tells of acknowledgements after a random delay, in any order."""
+
+    def __init__(self, writer: LogWriter, max_delay_s: float) -> None:
+        self._writer = writer
+        self._max_delay_s = max_delay_s
+
+    def append(self, topic: str, **record: Any) -> Future[Position]:
+        late: Future[Position] = Future()
+
+        def settle(acknowledged: Future[Position]) -> None:
+            error = acknowledged.exception()
+            if error is not None:
+                late.set_exception(error)
+            else:
+                threading.Timer(random.uniform(0, self._max_delay_s), late.set_result, [acknowledged.result()]).start()
+
+        self._writer.append(topic, **record).add_done_callback(settle)
+        return late
+
+    def flush(self, timeout_s: float) -> None:
+        self._writer.flush(timeout_s)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        self._writer.close(timeout_s)
+
+
+class _LateLog(KafkaLog):
+    max_delay_s = 0.0
+
+    def writer(self) -> LogWriter:
+        return _LateWriter(super().writer(), self.max_delay_s)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    plan = msgspec.json.decode(sys.argv[1], type=Plan)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    log = KafkaLog(plan.config.bootstrap_servers)
+    if plan.max_delay_s:
+        log = _LateLog(plan.config.bootstrap_servers)
+        log.max_delay_s = plan.max_delay_s
+    if plan.counting is not None:
+        fold: Any = CountingFold(**plan.counting)
+    else:
+        fold = build_fold(plan.stage, plan.config, plan.topics)
+    try:
+        run_fold(fold, plan.config, stage=plan.stage, topics=plan.topics, log=log, stop=stop)
+    except FatalError as error:
+        logging.error("fatal: %s: %s", type(error).__name__, error)
+        return FATAL_EXIT_STATUS
+    except Exception as error:
+        logging.exception("ended: %s", type(error).__name__)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The batch former: intervals, exclusions, the hash, the accounting; and the source's offset check."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from tests.memory_log import MemoryLog
+from tests.trainer.material import VOCABULARY, append_groups, group_bytes, record, segment, summary, turn
+from tracegrad.schemas.errors import LogGapError
+from tracegrad.schemas.records.training import Accounting
+from tracegrad.schemas.records.transitions import encode_group
+from tracegrad.trainer.batch.batches import Batch, OpenBatch, TransitionsSource, account
+from tracegrad.trainer.batch.groups import GroupLimits
+
+LIMITS = GroupLimits(policy="policy", vocabulary=VOCABULARY)
+
+
+def gid(index: int) -> str:
+    """The id that `group_bytes` gives."""
+    return f"{index:024x}"
+
+
+def open_batch(values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = ()) -> OpenBatch:
+    """These records, as many as the batch takes."""
+    batch = OpenBatch(begin_offset=10, num_groups=num_groups, consumed=consumed, limits=LIMITS)
+    for offset, value in enumerate(values, 10):
+        if not batch.is_complete:
+            batch.add(record(value, offset))
+    return batch
+
+
+def batch_of(
+    values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = (), version: int = 0
+) -> Batch:
+    """The batch at the beginning of these records."""
+    batch = open_batch(values, num_groups=num_groups, consumed=consumed)
+    assert batch.is_complete
+    return batch.close(version=version, max_staleness=2)
+
+
+def test_batch_ends_with_the_gth_new_group() -> None:
+    """What lies beyond waits for the next batch."""
+    batch = batch_of([group_bytes(i) for i in range(5)], num_groups=3)
+    assert batch.group_ids == (gid(0), gid(1), gid(2))
+    assert (batch.begin_offset, batch.next_offset) == (10, 13)
+
+
+def test_too_few_groups_are_no_batch() -> None:
+    """Duplicates do not fill it."""
+    assert not open_batch([group_bytes(0), group_bytes(0)], num_groups=2).is_complete
+
+
+def test_groups_consumed_before_are_duplicates() -> None:
+    """They are counted, not listed: their batch is an earlier one."""
+    batch = batch_of([group_bytes(0), group_bytes(1), group_bytes(1), group_bytes(2)], num_groups=2, consumed={gid(0)})
+    assert batch.group_ids == (gid(1), gid(2))
+    assert (batch.num_duplicates, batch.excluded, batch.next_offset) == (2, {}, 14)
+
+
+def test_stale_group_is_dropped_with_reason() -> None:
+    """Bound 2: version 5 minus 2 is over it, minus 3 is not."""
+    batch = batch_of([group_bytes(0, version=2), group_bytes(1, version=3)], num_groups=2, version=5)
+    assert (batch.group_ids, batch.excluded) == ((gid(1),), {gid(0): "stale"})
+    assert [group.summary.group_id for group in batch.untrained] == [gid(0)]
+
+
+def test_empty_group_counts_as_consumed_with_its_reason() -> None:
+    """It was admitted, so it must leave the admission window."""
+    empty = encode_group(summary(gid(7), ["r0"], excluded="all_members_excluded"), [])
+    batch = batch_of([empty, group_bytes(1)], num_groups=2)
+    assert batch.excluded == {gid(7): "all_members_excluded"}
+    assert batch.consumed == (gid(1), gid(7))
+
+
+def test_malformed_record_does_not_stop_the_partition() -> None:
+    """Garbage is no group; a malformed group that names itself is one."""
+    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
+    batch = batch_of([b"garbage", bad, None, group_bytes(1)], num_groups=2)
+    assert batch.group_ids == (gid(1),)
+    assert batch.excluded == {"bad": "malformed"}
+    assert [(verdict.record.offset, verdict.reason) for verdict in batch.dead] == [
+        (10, "malformed"),
+        (11, "malformed"),
+        (12, "null_value"),
+    ]
+
+
+def test_hash_tells_bytes_order_and_exclusions() -> None:
+    """Equal intervals at equal steps give equal hashes; anything else gives another."""
+    values = [group_bytes(0, version=1), group_bytes(1, version=3)]
+    hashes = [
+        batch_of(values, num_groups=2, version=3).hash,
+        batch_of(values[::-1], num_groups=2, version=3).hash,
+        batch_of(values, num_groups=2, version=4).hash,
+        batch_of([values[0], group_bytes(1, version=3, seed=1)], num_groups=2, version=3).hash,
+        batch_of([values[0], values[0], values[1]], num_groups=2, version=3).hash,
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert batch_of(values, num_groups=2, version=3).hash == hashes[0]
+
+
+def test_accounting_is_in_distinct_groups() -> None:
+    """consumed = trained + the sum of excluded."""
+    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
+    values = [group_bytes(0), group_bytes(0), bad, group_bytes(1, version=-9), group_bytes(2)]
+    before = Accounting(consumed=5, trained=4, excluded={"stale": 1}, duplicates=1)
+    after = account(before, batch_of(values, num_groups=4))
+    assert after == Accounting(consumed=9, trained=6, excluded={"stale": 2, "malformed": 1}, duplicates=2)
+    assert after.consumed == after.trained + sum(after.excluded.values())
+
+
+def test_offset_that_retention_took_is_fatal(memory_log: MemoryLog) -> None:
+    """Records that the checkpoint counts on are gone; going on would skip groups in silence."""
+    memory_log.create_topic("t", 1)
+    append_groups(memory_log, "t", [group_bytes(i) for i in range(4)])
+    memory_log.truncate("t", 0, begin=2)
+    for offset in (1, 5):
+        with pytest.raises(LogGapError):
+            TransitionsSource(memory_log, topic="t", partition=0, next_offset=offset)
+
+
+@pytest.mark.parametrize("offset", [9, 12])
+def test_record_that_is_not_the_next_is_fatal(offset: int) -> None:
+    """A batch is a contiguous interval: a record passed over, or seen again, is never trained around."""
+    batch = open_batch([group_bytes(0)], num_groups=3)
+    with pytest.raises(LogGapError, match="expected offset 11 of .*, got " + str(offset)):
+        batch.add(record(group_bytes(1), offset))
+
+
+def test_source_reads_in_order_and_tells_its_lag(memory_log: MemoryLog) -> None:
+    """From the offset given."""
+    memory_log.create_topic("t", 1)
+    append_groups(memory_log, "t", [group_bytes(i) for i in range(4)])
+    source = TransitionsSource(memory_log, topic="t", partition=0, next_offset=1)
+    assert source.lag == 3
+    first = source.next(0.0)
+    assert first is not None
+    assert (first.offset, source.lag) == (1, 2)
+    assert [getattr(source.next(0.0), "offset", None) for _ in range(3)] == [2, 3, None]
+    source.close()

@@ -1,0 +1,135 @@
+"""Judging one record: what trains, what is excluded, what is a dead letter."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tracegrad.schemas.records.transitions import SegmentRow, encode_group
+from tracegrad.trainer.batch.groups import GroupLimits, judge, oldest_version, token_versions
+
+LIMITS = GroupLimits(policy="policy", vocabulary=VOCABULARY, max_row_tokens=64)
+
+
+def row(**changes: object) -> SegmentRow:
+    """A good row of rollout r0 with one change."""
+    return msgspec.structs.replace(segment("r0", [turn(2, 5)]), **changes)
+
+
+def test_good_record_is_a_group() -> None:
+    """Rows and summary come through."""
+    verdict = judge(record(group_bytes(3)), LIMITS)
+    assert verdict.group is not None
+    assert verdict.group_id == f"{3:024x}"
+    assert not verdict.group.empty
+    assert len(verdict.group.rows) == 4
+
+
+BAD_ROWS = {
+    "outside the vocabulary": ([row(token_ids=[VOCABULARY] * 8)], "vocabulary"),
+    "negative id": ([row(token_ids=[-1] * 8)], "malformed"),
+    "too long": ([segment("r0", [turn(2, 5)], num_tokens=65)], "too_long"),
+    "first token trained": ([segment("r0", [turn(0, 3)])], "malformed"),
+    "trained outside turns": ([row(loss_mask=[0, 0, 1, 1, 1, 1, 0, 0], rollout_tokens=4)], "malformed"),
+    "turns overlap": ([segment("r0", [turn(2, 5), turn(4, 6, call="b")])], "malformed"),
+    "greedy tokens trained": ([segment("r0", [turn(2, 5, temperature=0.0)])], "zero_temperature"),
+    "rollout_tokens off": ([row(rollout_tokens=9)], "malformed"),
+    "not a member": ([segment("r9", [turn(2, 5)])], "malformed"),
+    "logprob above 0": ([row(logprobs=[0.5] * 8)], "malformed"),
+    "one call trained twice": (
+        [
+            segment("r0", [turn(2, 5)], rollout_tokens=6),
+            segment("r0", [turn(2, 5)], rollout_tokens=6, number=1),
+        ],
+        "malformed",
+    ),
+    "two returns for one call": (
+        [
+            segment("r0", [turn(2, 5, returned=1.0)]),
+            segment("r0", [turn(2, 5, returned=2.0)], number=1, mask=[0] * 8, rollout_tokens=3),
+        ],
+        "malformed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "reason"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_bad_rows_are_a_dead_letter_that_names_its_group(rows: list[SegmentRow], reason: str) -> None:
+    """The group is consumed, so admission does not wait for it for ever."""
+    verdict = judge(record(encode_group(summary("g0", ["r0", "r1"]), rows)), LIMITS)
+    assert verdict.group is None
+    assert (verdict.reason, verdict.group_id) == (reason, "g0")
+
+
+def test_another_policys_group_is_refused() -> None:
+    """Its tokens are not this policy's."""
+    verdict = judge(record(encode_group(summary("g0", ["r0"], policy="other"), [])), LIMITS)
+    assert (verdict.group, verdict.reason) == (None, "wrong_policy")
+
+
+@pytest.mark.parametrize("value", [None, b"", b"garbage", b"\xff" * 300], ids=["null", "empty", "text", "bytes"])
+def test_unreadable_bytes_name_no_group(value: bytes | None) -> None:
+    """They are a dead letter and nothing else."""
+    verdict = judge(record(value), LIMITS)
+    assert (verdict.group, verdict.group_id) == (None, None)
+    assert verdict.reason
+
+
+def test_nulls_below_lists_are_malformed() -> None:
+    """Arrow's validation lets them pass; arithmetic on them would end the process."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(group_bytes(1)) as reader:
+        schema, batch = reader.schema, reader.read_next_batch()
+    position = schema.get_field_index("token_ids")
+    holes = pa.array([[1, None]] * batch.num_rows, schema.field("token_ids").type)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch.set_column(position, schema.field("token_ids"), holes))
+    verdict = judge(record(sink.getvalue().to_pybytes()), LIMITS)
+    assert (verdict.group, verdict.group_id) == (None, f"{1:024x}")
+
+
+def test_mutated_records_never_raise() -> None:
+    """Flipped and cut bytes give a verdict each; Arrow without validation would crash the process."""
+    rng = random.Random(0)
+    good = group_bytes(1)
+    reasons: Counter[str] = Counter()
+    for _ in range(300):
+        mutant = bytearray(good)
+        for _ in range(rng.randint(1, 8)):
+            mutant[rng.randrange(len(mutant))] = rng.randrange(256)
+        mutated = record(bytes(mutant[: rng.randint(1, len(mutant))]))
+        verdict = judge(mutated, LIMITS)
+        assert verdict.record is mutated
+        assert (verdict.group is None) == bool(verdict.reason)
+        reasons[verdict.reason] += 1
+    assert reasons["malformed"] > 250
+
+
+def test_empty_group_keeps_credits_reason() -> None:
+    """Excluded, not malformed."""
+    verdict = judge(record(encode_group(summary("g0", ["r0"], excluded="all_members_excluded"), [])), LIMITS)
+    assert verdict.group is not None
+    assert verdict.group.empty == "all_members_excluded"
+
+
+def test_versions_are_told_per_token() -> None:
+    """A turn that a weight update cut in two."""
+    cut = msgspec.structs.replace(turn(2, 7), versions=((0, 4), (3, 5)))
+    assert token_versions(cut) == [(2, 5, 4), (5, 7, 5)]
+    verdict = judge(record(encode_group(summary("g0", ["r0"]), [segment("r0", [cut])])), LIMITS)
+    assert verdict.group is not None
+    assert oldest_version(verdict.group) == 4
+
+
+def test_masked_tokens_do_not_age_a_group() -> None:
+    """Only what trains can be stale."""
+    rows = [segment("r0", [turn(2, 5, version=1)], mask=[0] * 8), segment("r1", [turn(2, 5, version=6)])]
+    verdict = judge(record(encode_group(summary("g0", ["r0", "r1"]), rows)), LIMITS)
+    assert verdict.group is not None
+    assert oldest_version(verdict.group) == 6

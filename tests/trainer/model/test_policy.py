@@ -1,0 +1,180 @@
+"""Loading and exporting: what engines get is what is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunName
+from tracegrad.trainer.config import LoraConfig, TrainerConfig
+from tracegrad.trainer.model import widened
+from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
+from tracegrad.trainer.model.widened import WidenedLinear
+from tracegrad.trainer.store.publish import Publisher
+
+pytestmark = pytest.mark.torch
+
+IDS = torch.arange(40).reshape(2, 20) + 30
+KEEP = torch.arange(20)
+
+
+def loaded(model: Path, **changes: Any) -> Policy:
+    """A policy of the model."""
+    config = TrainerConfig(run=RunName("r"), model=str(model), work_dir="w", **changes)
+    return load_policy(config, configure_torch(config))
+
+
+def disturb(policy: Policy) -> None:
+    """Moves every trainable tensor, as a step does."""
+    generator = torch.Generator().manual_seed(1)
+    moved = {n: m.detach() + 0.02 * torch.randn(m.shape, generator=generator) for n, m in policy.masters.items()}
+    policy.restore(moved)
+
+
+def published(policy: Policy, base: Path, tmp_path: Path) -> Path:
+    """The folder of its version 1."""
+    publisher = Publisher(
+        policy="policy", run=RunName("r"), base=base, root=tmp_path / "weights", adapters=tmp_path / "adapters", keep=0
+    )
+    manifest = publisher.write(policy, version=1, epoch=1, base_version=0, step=1, next_offset=0, metrics={})
+    return Path(manifest.uri)
+
+
+def opened(folder: Path) -> Any:
+    """As any user opens it."""
+    import transformers
+
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    transformers.AutoTokenizer.from_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_export_opens_in_transformers_with_equal_logits(
+    kind: str, method: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """After the weights moved; the head is written out even when it is tied."""
+    base: Path = request.getfixturevalue(kind)
+    policy = loaded(base, method=method, lora=LoraConfig(rank=4))
+    before = policy.logits(IDS, KEEP).detach()
+    disturb(policy)
+    folder = published(policy, base, tmp_path)
+    with torch.no_grad():
+        expected, got = policy.logits(IDS, KEEP), opened(folder)(IDS).logits
+    assert float((expected - before).abs().max()) > 1e-2
+    torch.testing.assert_close(
+        got, expected, atol=1e-5 if method == "lora" else 0, rtol=1e-5 if method == "lora" else 0
+    )
+    tensors = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" in tensors
+    if kind == "tied":
+        assert torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+    assert not any("lora" in name or "base_layer" in name for name in tensors)
+
+
+def test_export_names_every_tensor_of_the_base(untied: Path) -> None:
+    """Neither more nor less than the model's file."""
+    assert loaded(untied).export().keys() == load_file(untied / "model.safetensors").keys()
+
+
+def test_merging_leaves_the_live_weights_alone(untied: Path) -> None:
+    """Publishing must not move what is trained."""
+    policy = loaded(untied, method="lora", lora=LoraConfig(rank=4))
+    disturb(policy)
+    before = policy.logits(IDS, KEEP).detach()
+    policy.export()
+    assert torch.equal(policy.logits(IDS, KEEP).detach(), before)
+
+
+def test_bfloat16_adapters_train_in_float32_and_merge(untied: Path) -> None:
+    """The real input's setting: what is exported is what was trained, to bfloat16's rounding."""
+    policy = loaded(untied, dtype="bfloat16", method="lora", lora=LoraConfig(rank=4))
+    assert {master.dtype for master in policy.masters.values()} == {torch.float32}
+    base = policy.export()
+    disturb(policy)
+    moved = policy.export()
+    assert {tensor.dtype for tensor in moved.values()} == {torch.bfloat16}
+    changed = {name for name in base if not torch.equal(base[name], moved[name])}
+    assert changed == {name for name in base if "_proj" in name and name.endswith("weight")}
+    policy.logits(IDS, KEEP).float().mean().backward()  # type: ignore[no-untyped-call]
+    policy.collect_gradients()
+    assert all(master.grad is not None for master in policy.masters.values())
+
+
+def test_adapters_below_bfloat16s_steps_train_and_are_not_served_yet(untied: Path) -> None:
+    """The trainer goes on from the unrounded adapters; engines get the nearest bfloat16 of weights and adapters."""
+    policy = loaded(untied, dtype="bfloat16", method="lora", lora=LoraConfig(rank=4))
+    base, before = policy.export(), policy.logits(IDS, KEEP).detach()
+    names = [name for name in base if "_proj" in name and name.endswith("weight")]
+    for scale, least, most in ((1e-3, 0.0, 0.3), (1e-1, 0.9, 1.0)):
+        policy.restore({name: torch.full_like(master, scale) for name, master in policy.masters.items()})
+        moved = policy.export()
+        assert not torch.equal(policy.logits(IDS, KEEP).detach(), before)
+        changed = torch.cat([(moved[name] != base[name]).flatten() for name in names])
+        assert least < float(changed.float().mean()) <= most
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_bfloat16_is_widened_where_the_cpu_cannot_multiply_it(
+    method: str, has_instructions: bool, untied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers and attention, under adapters too; a float32 model never."""
+    monkeypatch.setattr(widened, "multiplies_bfloat16", lambda: has_instructions)
+    for dtype in ("float32", "bfloat16"):
+        model: Any = loaded(untied, dtype=dtype, method=method, lora=LoraConfig(rank=4))._model
+        is_widened = dtype == "bfloat16" and not has_instructions
+        layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        frozen = [layer for layer in layers if layer.weight.dtype == torch.bfloat16]
+        assert any(isinstance(layer, WidenedLinear) for layer in layers) is is_widened
+        assert all(isinstance(layer, WidenedLinear) for layer in frozen) or not is_widened
+        assert (model.config._attn_implementation == "widened_sdpa") is is_widened
+        model(IDS).logits.float().mean().backward()
+
+
+def test_bfloat16_steps_add_up_in_the_masters(untied: Path) -> None:
+    """Ten moves of 1e-5 vanish in bfloat16 one by one; in the float32 master they are 1e-4."""
+    policy = loaded(untied, dtype="bfloat16")
+    name = "lm_head.weight"
+    assert policy.dtype == torch.bfloat16
+    assert policy.masters[name].dtype == torch.float32
+    start = policy.masters[name].detach().clone()
+    for _ in range(10):
+        with torch.no_grad():
+            policy.masters[name].add_(1e-5)
+        policy.refresh()
+    torch.testing.assert_close(policy.masters[name] - start, torch.full_like(start, 1e-4), atol=1e-6, rtol=0)
+    assert torch.equal(policy.export()[name], policy.masters[name].detach().to(torch.bfloat16))
+
+
+def test_bfloat16_gradients_reach_the_masters(untied: Path) -> None:
+    """Summed over backward passes."""
+    policy = loaded(untied, dtype="bfloat16")
+    for _ in range(2):
+        policy.logits(IDS, KEEP).float().mean().backward()  # type: ignore[no-untyped-call]
+        policy.collect_gradients()
+    grads = [master.grad for master in policy.masters.values()]
+    assert all(grad is not None and grad.dtype == torch.float32 for grad in grads)
+
+
+def test_folder_without_safetensors_is_refused(tmp_path: Path, untied: Path) -> None:
+    """Pickled weights can run code; nothing here opens them."""
+    (tmp_path / "config.json").write_bytes((untied / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ConfigurationError, match="safetensors"):
+        loaded(tmp_path)
+
+
+def test_tensors_of_another_model_are_refused(untied: Path, tied: Path) -> None:
+    """A checkpoint of another model, or of LoRA, cannot be resumed as this one."""
+    with pytest.raises(ConfigurationError, match="another run"):
+        loaded(untied).restore(loaded(tied).masters)

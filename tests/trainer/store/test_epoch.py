@@ -1,0 +1,127 @@
+"""Ownership of a policy: claims, fencing, what every reader ignores."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.memory_log import MemoryLog
+from tracegrad.schemas.errors import FencedError
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log.protocol import LogWriter
+from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
+from tracegrad.trainer.store.epoch import Ownership
+
+
+@pytest.fixture
+def log(memory_log: MemoryLog) -> MemoryLog:
+    """With a weights topic."""
+    memory_log.create_topic("weights", 1)
+    return memory_log
+
+
+def ownership(log: MemoryLog, *, policy: str = "policy", writer: LogWriter | None = None) -> Ownership:
+    """A starting trainer's."""
+    return Ownership(
+        policy=policy, run=RunName("r"), topic="weights", log=log, writer=writer or log.writer(), timeout_s=5.0
+    )
+
+
+def manifest(version: int, epoch: int) -> VersionManifest:
+    """A version."""
+    return VersionManifest(
+        policy="policy",
+        run=RunName("r"),
+        version=version,
+        epoch=epoch,
+        base_version=0,
+        kind="full",
+        uri="/w",
+        files=(),
+        step=version,
+        next_offset=0,
+    )
+
+
+def lineage(log: MemoryLog) -> Lineage:
+    """What any reader makes of the topic."""
+    folded = Lineage("policy")
+    for record in log.records("weights"):
+        folded.fold(WEIGHTS.decode(record.value))
+    return folded
+
+
+def test_each_start_claims_the_next_epoch(log: MemoryLog) -> None:
+    """From 1; other policies count for themselves."""
+    for policy, epoch in (("policy", 1), ("other", 1), ("policy", 2)):
+        owner = ownership(log, policy=policy)
+        owner.claim()
+        assert owner.epoch == epoch
+
+
+def test_higher_claim_fences_the_first_trainer(log: MemoryLog) -> None:
+    """It learns so before it announces anything else."""
+    first, second = ownership(log), ownership(log)
+    first.claim()
+    first.announce(manifest(1, 1))
+    second.claim()
+    for watch in (first.look, first.check):
+        with pytest.raises(FencedError, match="one trainer per policy"):
+            watch()
+    second.check()
+
+
+def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryLog) -> None:
+    """Even when the claim came between the writer's last look and its append."""
+    first, second = ownership(log), ownership(log)
+    first.claim()
+    first.check()
+    second.claim()
+    with pytest.raises(FencedError):
+        first.announce(manifest(1, 1))
+    second.announce(manifest(1, 2))
+    assert lineage(log).versions == {1: manifest(1, 2)}
+
+
+def test_first_claim_of_a_number_owns_it(log: MemoryLog) -> None:
+    """Two trainers that start at once: one of them stops."""
+    rival = WEIGHTS.encode(EpochClaim(policy="policy", run=RunName("r"), epoch=1, trainer_id="rival"))
+    inner = log.writer()
+
+    class RivalFirst:
+        """A writer before whose first record the rival's lands."""
+
+        def __init__(self) -> None:
+            self.append = self._append
+
+        def _append(self, topic: str, **record: object) -> object:
+            inner.append(topic, key=b"policy", value=rival, partition=0)
+            self.append = inner.append  # type: ignore[assignment]
+            return inner.append(topic, **record)  # type: ignore[arg-type]
+
+    late = ownership(log, writer=RivalFirst())  # type: ignore[arg-type]
+    with pytest.raises(FencedError):
+        late.claim()
+    claim = lineage(log).claim
+    assert claim is not None
+    assert claim.trainer_id == "rival"
+
+
+def test_unreadable_records_are_passed_over(log: MemoryLog) -> None:
+    """Somebody's garbage must not stop training."""
+    log.writer().append("weights", key=b"policy", value=b"garbage", partition=0)
+    owner = ownership(log)
+    owner.claim()
+    assert owner.epoch == 1
+    owner.check()
+
+
+def test_rollback_requests_are_given_once_and_in_order(log: MemoryLog) -> None:
+    """Those below the checkpoint's offset are done."""
+    owner = ownership(log)
+    for version in (4, 5, 6):
+        request = RollbackRequest(policy="policy", run=RunName("r"), to_version=version, requested_by="me")
+        log.writer().append("weights", key=b"policy", value=WEIGHTS.encode(request), partition=0)
+    owner.claim()
+    found = [owner.next_request(1) for _ in range(3)]
+    assert [(item[0], item[1].to_version) for item in found if item] == [(1, 5), (2, 6)]
+    assert found[2] is None

@@ -1,0 +1,115 @@
+"""Version folders: complete, described, retired."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file
+
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.trainer.config import LoraConfig, TrainerConfig
+from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
+from tracegrad.trainer.store.publish import Publisher
+
+pytestmark = pytest.mark.torch
+
+
+def publisher(base: Path, root: Path, *, keep: int = 0) -> Publisher:
+    """Of a test's folder."""
+    return Publisher(
+        policy="policy", run=RunName("r"), base=base, root=root / "weights", adapters=root / "adapters", keep=keep
+    )
+
+
+def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
+    """A version of epoch 1."""
+    return publisher.write(
+        policy, version=version, epoch=1, base_version=0, step=version, next_offset=8, metrics={"reward": 0.5}
+    )
+
+
+def loaded(base: Path, **changes: object) -> Policy:
+    """A policy of the base."""
+    config = TrainerConfig(run=RunName("r"), model=str(base), work_dir="w", **changes)  # type: ignore[arg-type]
+    return load_policy(config, configure_torch(config))
+
+
+def test_manifest_describes_every_file(untied: Path, tmp_path: Path) -> None:
+    """Names, sizes, sha256; config and tokenizer come from the base, an index of shards does not."""
+    base = tmp_path / "base"
+    base.mkdir()
+    for path in untied.iterdir():
+        (base / path.name).write_bytes(path.read_bytes())
+    (base / "model.safetensors.index.json").write_text("{}")
+    (base / "modeling.py").write_text("raise SystemExit")
+    manifest = write(publisher(base, tmp_path), loaded(base), 3)
+    folder = Path(manifest.uri)
+    assert folder == tmp_path / "weights" / "v3-e1"
+    assert manifest.label == "3-e1"
+    assert {file.name for file in manifest.files} == {path.name for path in folder.iterdir()}
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= {
+        file.name for file in manifest.files
+    }
+    assert not {"model.safetensors.index.json", "modeling.py"} & {file.name for file in manifest.files}
+    for file in manifest.files:
+        data = (folder / file.name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.bytes, file.sha256)
+
+
+def test_config_names_the_dtype_that_was_written(untied: Path, tmp_path: Path) -> None:
+    """A float32 base that trains in bfloat16 is served in bfloat16."""
+    manifest = write(publisher(untied, tmp_path), loaded(untied, dtype="bfloat16"), 1)
+    assert json.loads((Path(manifest.uri) / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_float32_training_can_publish_bfloat16(untied: Path, tmp_path: Path) -> None:
+    """The trained weights stay float32; files, and the config in them, are what the engine serves."""
+    policy = loaded(untied, publish_dtype="bfloat16")
+    folder = Path(write(publisher(untied, tmp_path), policy, 1).uri)
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {master.dtype for master in policy.masters.values()} == {torch.float32}
+
+
+def test_half_written_version_is_removed_at_start(untied: Path, tmp_path: Path) -> None:
+    """A killed trainer's."""
+    half = tmp_path / "weights" / ".tmp-v4-e1-7"
+    half.mkdir(parents=True)
+    publisher(untied, tmp_path)
+    assert not half.exists()
+
+
+def test_old_versions_are_retired_but_the_first(untied: Path, tmp_path: Path) -> None:
+    """The newest two and version 0."""
+    one, policy = publisher(untied, tmp_path, keep=2), loaded(untied)
+    for version in range(5):
+        write(one, policy, version)
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["v0-e1", "v3-e1", "v4-e1"]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_recall_brings_old_weights_back(method: str, untied: Path, tmp_path: Path) -> None:
+    """Bit for bit; adapters too, although the folder holds the merged model."""
+    policy = loaded(untied, method=method, lora=LoraConfig(rank=4))
+    one = publisher(untied, tmp_path)
+    manifest = write(one, policy, 0)
+    before = {name: master.detach().clone() for name, master in policy.masters.items()}
+    policy.restore({name: master + 1.0 for name, master in before.items()})
+    one.recall(policy, manifest)
+    assert all(torch.equal(before[name], master) for name, master in policy.masters.items())
+
+
+def test_recall_of_a_retired_version_is_an_error(untied: Path, tmp_path: Path) -> None:
+    """Which the trainer turns into a refused rollback."""
+    one, policy = publisher(untied, tmp_path, keep=1), loaded(untied)
+    manifests = [write(one, policy, version) for version in range(3)]
+    with pytest.raises(OSError):
+        one.recall(policy, manifests[1])

@@ -1,0 +1,1 @@
+"""How a batch becomes a loss: one file an axis, pure functions on tensors."""

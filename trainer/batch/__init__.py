@@ -1,0 +1,1 @@
+"""Which groups train next, and how they become micro-batches."""

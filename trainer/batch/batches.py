@@ -1,0 +1,207 @@
+"""A batch is the next contiguous interval of the policy's partition that holds exactly G distinct new groups.
+
+    TransitionsSource   consumes the policy's partition of `transitions`, in order; waits at most the time given
+    OpenBatch           takes records one by one until the G-th new group; its end does not depend on the clock
+    Batch               interval, groups to train, exclusions by reason, dead letters, accounting, hash
+
+Invariant: what is excluded depends on (record, step) only - the records of the interval, the groups consumed
+before it and the version it starts from - so the same offsets give the same batch hash. Excluded groups count
+towards G: they were admitted. Duplicates and records that name no group do not.
+On failure: LogGapError when an offset lies outside the log or is passed over; bad records are verdicts, never
+exceptions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.records.training import Accounting
+
+from .groups import Group, GroupLimits, Verdict, judge, oldest_version
+
+__all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch, decided."""
+
+    begin_offset: int
+    next_offset: int
+    groups: tuple[Group, ...]
+    """To be trained, in the order of their records."""
+    untrained: tuple[Group, ...]
+    """Well-formed, excluded by a reason: they still tell rewards."""
+    excluded: dict[str, str]
+    """Group id -> reason; groups consumed by this batch that train nothing."""
+    num_duplicates: int
+    dead: tuple[Verdict, ...]
+    """To be dead-lettered before the batch counts as consumed."""
+    hash: str
+    """sha256, hex, over the records' bytes and what became of each, in order."""
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        """Groups that are trained, in order."""
+        return tuple(group.summary.group_id for group in self.groups)
+
+    @property
+    def consumed(self) -> tuple[str, ...]:
+        """All groups that this batch consumes."""
+        return (*self.group_ids, *self.excluded)
+
+
+class OpenBatch:
+    """The interval that is being read."""
+
+    def __init__(self, *, begin_offset: int, num_groups: int, consumed: Collection[str], limits: GroupLimits) -> None:
+        self._begin_offset = begin_offset
+        self._num_groups = num_groups
+        self._consumed = consumed
+        self._limits = limits
+        self._verdicts: list[Verdict] = []
+        self._seen: set[str] = set()
+
+    @property
+    def num_seen(self) -> int:
+        """Distinct new groups so far."""
+        return len(self._seen)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the G-th group is in."""
+        return len(self._seen) >= self._num_groups
+
+    @property
+    def next_offset(self) -> int:
+        """Of the record that `add` takes next."""
+        return self._begin_offset + len(self._verdicts)
+
+    def add(self, record: Record) -> None:
+        """Takes the partition's next record. Not to be called once the batch is complete.
+
+        Raises LogGapError when it is another record than the next: a batch is a contiguous interval.
+        """
+        assert not self.is_complete
+        if record.offset != self.next_offset:
+            raise LogGapError(
+                f"expected offset {self.next_offset} of {record.topic!r}[{record.partition}], got {record.offset}; "
+                "records are gone (retention, compaction?): restore the topic, or start a new run"
+            )
+        verdict = judge(record, self._limits)
+        self._verdicts.append(verdict)
+        if verdict.group_id is not None and verdict.group_id not in self._consumed:
+            self._seen.add(verdict.group_id)
+
+    def close(self, *, version: int, max_staleness: int) -> Batch:
+        """The batch of these records for a step that starts from `version`."""
+        digest = hashlib.sha256()
+        groups: list[Group] = []
+        untrained: list[Group] = []
+        excluded: dict[str, str] = {}
+        counted: set[str] = set()
+        num_duplicates = 0
+        for verdict in self._verdicts:
+            known = verdict.group_id in self._consumed or verdict.group_id in counted
+            reason = "duplicate" if known else _reason(verdict, version=version, max_staleness=max_staleness)
+            _update(digest, verdict.record, reason)
+            if known:
+                num_duplicates += 1
+                continue
+            if verdict.group_id is not None:
+                counted.add(verdict.group_id)
+            if verdict.group is None:
+                if verdict.group_id is not None:
+                    excluded[verdict.group_id] = reason
+            elif reason:
+                excluded[verdict.group.summary.group_id] = reason
+                untrained.append(verdict.group)
+            else:
+                groups.append(verdict.group)
+        return Batch(
+            begin_offset=self._begin_offset,
+            next_offset=self.next_offset,
+            groups=tuple(groups),
+            untrained=tuple(untrained),
+            excluded=excluded,
+            num_duplicates=num_duplicates,
+            dead=tuple(verdict for verdict in self._verdicts if verdict.group is None),
+            hash=digest.hexdigest(),
+        )
+
+
+def _reason(verdict: Verdict, *, version: int, max_staleness: int) -> str:
+    """Why the record's group trains nothing; "" when it does."""
+    if verdict.group is None:
+        return verdict.reason
+    if verdict.group.empty:
+        return verdict.group.empty
+    oldest = oldest_version(verdict.group)
+    return "stale" if oldest is not None and version - oldest > max_staleness else ""
+
+
+def _update(digest: hashlib._Hash, record: Record, reason: str) -> None:
+    """Lengths first, so that no two sequences of (bytes, reason) are hashed alike."""
+    value = record.value if record.value is not None else b""
+    digest.update(len(value).to_bytes(8, "little") + value)
+    digest.update(len(reason).to_bytes(8, "little") + reason.encode())
+
+
+def account(before: Accounting, batch: Batch) -> Accounting:
+    """The cumulative counts after a batch; consumed = trained + the sum of excluded, in distinct groups."""
+    excluded = dict(before.excluded)
+    for reason in batch.excluded.values():
+        excluded[reason] = excluded.get(reason, 0) + 1
+    return msgspec.structs.replace(
+        before,
+        consumed=before.consumed + len(batch.groups) + len(batch.excluded),
+        trained=before.trained + len(batch.groups),
+        excluded=excluded,
+        duplicates=before.duplicates + batch.num_duplicates,
+    )
+
+
+class TransitionsSource:
+    """The policy's partition from an offset on."""
+
+    def __init__(self, log: Log, *, topic: str, partition: int, next_offset: int) -> None:
+        """Raises LogGapError when the offset is no longer, or not yet, in the log."""
+        self._log = log
+        self._at = TopicPartition(topic, partition)
+        self._next_offset = next_offset
+        bounds = log.offsets(topic).get(partition)
+        if bounds is None or not bounds.begin <= next_offset <= bounds.end:
+            raise LogGapError(
+                f"expected offset {next_offset} of {topic!r}[{partition}] to lie in the log, got "
+                f"{'no such partition' if bounds is None else f'{bounds.begin}..{bounds.end}'}; records that the "
+                "checkpoint counts on are gone: restore the topic, or start a new run"
+            )
+        self._reader = log.tail([topic], start={self._at: next_offset})
+
+    def next(self, timeout_s: float) -> Record | None:
+        """The next record, or None when none came in time."""
+        # One at a time: a Kafka consumer asked for more waits out the time for records that are not there yet,
+        # and none may be taken beyond the batch's last.
+        for record in self._reader.read(max_records=1, timeout_s=timeout_s):
+            self._next_offset = record.offset + 1
+            return record
+        return None
+
+    @property
+    def lag(self) -> int | None:
+        """Records on the log that were not taken yet; None while the broker does not answer."""
+        try:
+            bounds = self._log.offsets(self._at.topic)
+        except UnavailableError:
+            return None
+        return max(0, bounds[self._at.partition].end - self._next_offset)
+
+    def close(self) -> None:
+        """Releases the reader."""
+        self._reader.close()

@@ -1,0 +1,171 @@
+"""One `transitions` record judged: a group that can train, an exclusion, or a dead letter.
+
+In: a record, and what the policy can take (GroupLimits). Out: a Verdict. Pure; the schema's own checks are
+`decode_group`'s, the policy's (vocabulary, temperature, masks inside turns, each call trained once) are here.
+Invariant: bad bytes never raise. Where a malformed record still names its group, that group counts as consumed
+(excluded, `malformed`), so that the pace of admission, which counts groups, is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, Turn, decode_group, group_id_of
+
+__all__ = ["Group", "GroupLimits", "Verdict", "judge", "oldest_version", "token_versions"]
+
+_GROUP_ID = re.compile(r"[0-9A-Za-z._:-]{1,128}")
+_REASON_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """What a group must keep to be trained by this policy."""
+
+    policy: str
+    vocabulary: int
+    """Rows of the model's embedding."""
+    max_row_tokens: int = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A well-formed record."""
+
+    summary: GroupSummary
+    rows: tuple[SegmentRow, ...]
+
+    @property
+    def empty(self) -> str:
+        """Why it has nothing to train, decided by credit; "" when it has rows."""
+        if self.rows:
+            return ""
+        return self.summary.excluded[:_REASON_CHARACTERS] or "no_rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a record is, whatever the step."""
+
+    record: Record
+    group_id: str | None
+    """None: the bytes do not even name a group."""
+    group: Group | None
+    """None: malformed."""
+    reason: str = ""
+    """Dead letter's reason when malformed."""
+    detail: str = ""
+
+
+def judge(record: Record, limits: GroupLimits) -> Verdict:
+    """The record's verdict. Never raises for bad input."""
+    try:
+        summary, rows = decode_group(record.value)
+        _check_summary(summary, limits)
+        for row in rows:
+            _check_row(row, limits)
+        _check_together(summary, rows)
+    except RecordError as error:
+        return Verdict(record, _salvage_group_id(record.value), None, error.reason, str(error))
+    return Verdict(record, summary.group_id, Group(summary, tuple(rows)))
+
+
+def _salvage_group_id(data: bytes | None) -> str | None:
+    """The group that malformed bytes still name, when what they name can be one."""
+    group_id = group_id_of(data)
+    return group_id if group_id is not None and _GROUP_ID.fullmatch(group_id) else None
+
+
+def _check_summary(summary: GroupSummary, limits: GroupLimits) -> None:
+    if not _GROUP_ID.fullmatch(summary.group_id):
+        raise RecordError(f"expected a group id matching {_GROUP_ID.pattern}, got another")
+    if summary.policy != limits.policy:
+        raise RecordError(f"expected policy {limits.policy!r}, got {summary.policy[:60]!r}", reason="wrong_policy")
+
+
+def _check_row(row: SegmentRow, limits: GroupLimits) -> None:
+    where = f"rollout={row.rollout_id} segment={row.segment}"
+    if len(row.token_ids) > limits.max_row_tokens:
+        raise RecordError(
+            f"expected at most {limits.max_row_tokens} tokens, got {len(row.token_ids)}, {where}", reason="too_long"
+        )
+    if row.token_ids and max(row.token_ids) >= limits.vocabulary:
+        raise RecordError(f"expected token ids < {limits.vocabulary}, got a greater one, {where}", reason="vocabulary")
+    if row.loss_mask and row.loss_mask[0]:
+        raise RecordError(f"expected loss_mask 0 on the first token (nothing precedes it), got 1, {where}")
+    end = 0
+    inside = 0
+    for turn in sorted(row.turns, key=lambda turn: (turn.start, turn.end)):
+        if turn.start < end:
+            raise RecordError(f"expected turns that do not overlap, got overlap at call={turn.call_id}, {where}")
+        end = turn.end
+        trained = sum(row.loss_mask[turn.start : turn.end])
+        inside += trained
+        if trained:
+            _check_trained_turn(turn, where)
+    if inside != sum(row.loss_mask):
+        raise RecordError(f"expected loss_mask 1 inside turns only, got {sum(row.loss_mask) - inside} outside, {where}")
+
+
+def _check_trained_turn(turn: Turn, where: str) -> None:
+    if turn.temperature <= 0.0:
+        raise RecordError(
+            f"expected temperature > 0 on a trained turn, got {turn.temperature}, call={turn.call_id}, {where}",
+            reason="zero_temperature",
+        )
+    starts = [start for start, _ in turn.versions]
+    if starts[0] != 0 or starts != sorted(set(starts)):
+        raise RecordError(f"expected versions from 0 in ascending order, got others, call={turn.call_id}, {where}")
+
+
+def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
+    """Between rows: members, one meaning per call, each call trained once, rollout_tokens."""
+    members = {member.rollout_id for member in summary.members if not member.excluded}
+    meanings: dict[tuple[str, str], tuple[float, str, float]] = {}
+    trained_in: dict[tuple[str, str], int] = {}
+    tokens: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        if row.rollout_id not in members:
+            raise RecordError(f"expected rows of included members only, got rollout={row.rollout_id}")
+        tokens[row.rollout_id] = tokens.get(row.rollout_id, 0) + sum(row.loss_mask)
+        for turn in row.turns:
+            call = (row.rollout_id, turn.call_id)
+            if meanings.setdefault(call, (turn.return_, turn.peers, turn.weight)) != (
+                turn.return_,
+                turn.peers,
+                turn.weight,
+            ):
+                raise RecordError(f"expected equal return, peers and weight in all rows, got two, call={turn.call_id}")
+            trains = any(row.loss_mask[turn.start : turn.end])
+            if trains and trained_in.setdefault(call, number) != number:
+                raise RecordError(f"expected each call to train in one row, got two, call={turn.call_id}")
+    for row in rows:
+        if row.rollout_tokens != tokens[row.rollout_id]:
+            raise RecordError(
+                f"expected rollout_tokens {tokens[row.rollout_id]}, got {row.rollout_tokens}, rollout={row.rollout_id}"
+            )
+
+
+def token_versions(turn: Turn) -> list[tuple[int, int, int]]:
+    """(start, end, version) of the turn's stretches, positions counted within the row."""
+    starts = [turn.start + start for start, _ in turn.versions]
+    ends = [*starts[1:], turn.end]
+    return [
+        (min(start, turn.end), min(end, turn.end), version)
+        for start, end, (_, version) in zip(starts, ends, turn.versions, strict=True)
+    ]
+
+
+def oldest_version(group: Group) -> int | None:
+    """The oldest version that sampled a trained token of the group; None without one."""
+    versions = [
+        version
+        for row in group.rows
+        for turn in row.turns
+        for start, end, version in token_versions(turn)
+        if any(row.loss_mask[start:end])
+    ]
+    return min(versions, default=None)

@@ -1,0 +1,1 @@
+"""The model: what trains, what engines get, and an independent witness of its logprobs."""

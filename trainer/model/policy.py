@@ -1,0 +1,226 @@
+"""The trained model: loaded from a Hugging Face folder, optimised in float32, exported as an engine wants it.
+
+In: a folder with config and safetensors. Out: trainable tensors by name, and full folders' tensors (adapters
+merged, a tied lm_head written out). Invariants: safetensors only, no code from the folder, and every tensor that
+an engine loads is exported, since an engine whose tied head is not sent keeps the old one without saying so.
+On failure: ConfigurationError names the folder and the remedy.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracegrad.schemas.errors import ConfigurationError
+
+from ..config import TrainerConfig
+
+__all__ = ["Policy", "configure_torch", "load_policy"]
+
+_log = logging.getLogger(__name__)
+_HEAD = "lm_head.weight"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def configure_torch(config: TrainerConfig) -> torch.device:
+    """Threads, seed and determinism of this process; the device to train on."""
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    accelerator = torch.cuda.is_available()
+    device = torch.device(("cuda" if accelerator else "cpu") if config.device == "auto" else config.device)
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+        # Else each torch.empty is filled with NaN, to show reads of memory nobody wrote: a cost per tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return device
+
+
+def _dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return _DTYPES[config.dtype]
+
+
+class Policy:
+    """A causal language model whose trainable tensors have float32 masters.
+
+    Where the model itself is float32 a master is the parameter; else the model holds the masters' rounding, which is
+    also what engines serve: updates smaller than bfloat16's steps add up in the masters instead of vanishing.
+    Adapters are float32 and train unrounded; what engines get is their sum with the frozen weights, rounded. There the
+    difference between trainer and sampler is part of the ratio, which is against the sampler's own logprobs.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, device: torch.device, *, publish_dtype: torch.dtype | None = None
+    ) -> None:
+        self._model: Any = model
+        self._publish_dtype = publish_dtype
+        self.device = device
+        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.masters: dict[str, Tensor] = {
+            name: parameter
+            if parameter.dtype == torch.float32
+            else parameter.detach().float().clone().requires_grad_(True)
+            for name, parameter in self._parameters.items()
+        }
+        """Trainable tensors by name, float32; what the optimiser and the checkpoint hold."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding: every token id must be less."""
+        rows: int = self._model.get_input_embeddings().weight.shape[0]
+        return rows
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether low-rank adapters train, over frozen weights."""
+        return hasattr(self._model, "peft_config")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the files that are published: the model's, unless the configuration names another."""
+        dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
+        return self._publish_dtype or dtype
+
+    def logits(self, input_ids_BL: Tensor, keep_K: Tensor) -> Tensor:
+        """[B, K, V] logits at the kept positions; attention is causal, rows do not see each other."""
+        logits: Tensor = self._model(input_ids=input_ids_BL, logits_to_keep=keep_K, use_cache=False).logits
+        return logits
+
+    def collect_gradients(self) -> None:
+        """Adds the model's gradients to the masters', after each backward pass."""
+        for name, parameter in self._parameters.items():
+            master = self.masters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            gradient = parameter.grad.float()
+            master.grad = gradient if master.grad is None else master.grad + gradient
+            parameter.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Rounds the masters into the model, after they changed."""
+        for name, parameter in self._parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Sets all masters. Raises ConfigurationError when names or shapes differ."""
+        got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        expected = {name: tuple(master.shape) for name, master in self.masters.items()}
+        if got != expected:
+            raise ConfigurationError(
+                f"expected {len(expected)} trainable tensors of the model's names and shapes, got {len(got)} that "
+                "differ: [trainer] model, method or lora changed since this run began; use another run"
+            )
+        for name, master in self.masters.items():
+            master.copy_(tensors[name])
+        self.refresh()
+
+    @torch.no_grad()
+    def export(self) -> dict[str, Tensor]:
+        """Every tensor of a full model folder, by its Hugging Face name, on the CPU and contiguous."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        base, state = _merged_state(self._model)
+        head = base.get_output_embeddings()
+        if head is not None and _HEAD not in state and isinstance(head, torch.nn.Linear) and head.bias is None:
+            state[_HEAD] = head.weight
+        converted: dict[str, Tensor] = revert_weight_conversion(base, state)
+        seen: set[int] = set()
+        exported: dict[str, Tensor] = {}
+        for name in sorted(converted):
+            tensor = converted[name].detach().to("cpu")
+            if self._publish_dtype is not None and tensor.is_floating_point():
+                tensor = tensor.to(self._publish_dtype)
+            tensor = tensor.contiguous()
+            # Two names of one memory (a tied head): safetensors refuses to write shared storage twice.
+            exported[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+            seen.add(tensor.data_ptr())
+        return exported
+
+
+def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The base model and its tensors, low-rank adapters added in float32 without touching the live weights."""
+    if not hasattr(model, "peft_config"):
+        return model, dict(model.state_dict())
+    from peft.tuners.lora.layer import LoraLayer
+
+    base = model.get_base_model()
+    state = {
+        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
+    }
+    for name, module in base.named_modules():
+        if isinstance(module, LoraLayer):
+            weight = state[f"{name}.weight"]
+            layer: Any = module
+            delta = layer.get_delta_weight("default")
+            state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+    return base, state
+
+
+def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
+    """The base model, ready to train (dropout off: its logprobs must be the sampler's)."""
+    import transformers
+
+    folder = Path(config.model)
+    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"[policy] model: expected a folder with config.json and *.safetensors, got {folder}; "
+            "convert other formats first (save_pretrained with safe_serialization)"
+        )
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=_dtype(config, device),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
+    model.to(device).eval()
+    if model.dtype == torch.bfloat16 and device.type == "cpu":
+        from .widened import multiplies_bfloat16, widen
+
+        if not multiplies_bfloat16():
+            _log.info("this CPU has no bfloat16 instructions: products are computed in float32")
+            widen(model)
+    if config.method == "lora":
+        model = _with_adapters(model, config)
+    policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))
+    _log.info(
+        "model loaded: %d of %d parameters train, published as %s, device=%s",
+        sum(master.numel() for master in policy.masters.values()),
+        sum(parameter.numel() for parameter in model.parameters()),
+        policy.dtype,
+        device,
+    )
+    return policy
+
+
+def _with_adapters(model: Any, config: TrainerConfig) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigurationError("[trainer] method = 'lora' needs peft: pip install 'tracegrad[trainer]'") from error
+    targets = config.lora.target_modules
+    adapters = peft.LoraConfig(
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=0.0,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():
+        # peft warns of tied embeddings although no adapter touches them; exports write the head out.
+        warnings.simplefilter("ignore")
+        return peft.get_peft_model(model, adapters).eval()

@@ -1,0 +1,1 @@
+"""What outlives the process: checkpoints, versions, claims, acknowledged records."""

@@ -1,0 +1,176 @@
+"""Checkpoints: all that the next batch depends on, in one folder that appears by one rename.
+
+    checkpoints/step-00000003-v3-e1/   state.json           step, version, epoch, one offset, accounting, files
+                                       tensors.safetensors  weights/*, optimiser/*, rng/*
+                                       consumed.txt         ids of all groups consumed, in order
+                                       training_step.json   the record of that step, as emitted (absent at step 0)
+
+Invariant: resuming from the newest one and reading from its offset gives the batch, loss and weights that an
+undisturbed run gives. On failure: a half-written folder is removed, a damaged one is passed over for the one before
+it (the weights topic then tells whether that is too old). No pickle, no torch.load.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
+from tracegrad.schemas.records.weights import WeightFile
+
+from .durable import describe_files, remove_half_written, whole_folder
+
+__all__ = ["Checkpoint", "CheckpointState", "Checkpoints", "capture_rng", "restore_rng"]
+
+_log = logging.getLogger(__name__)
+_FOLDER = re.compile(r"step-(\d{8,})-v(\d+)-e(\d+)")
+_STATE, _TENSORS, _CONSUMED, _STEP = "state.json", "tensors.safetensors", "consumed.txt", "training_step.json"
+
+
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """The small facts. Example: CheckpointState(policy="policy", run="mine", step=3, version=3, epoch=1, ...)."""
+
+    schema: str = "checkpoint/1"
+    policy: str
+    run: str
+    step: int
+    """Batches done."""
+    version: int
+    """Of the weights in here."""
+    base_version: int
+    """The version that the step (or rollback) started from."""
+    epoch: int
+    """Of the trainer that wrote it."""
+    next_offset: int
+    """The first offset of the policy's partition of `transitions` that is not consumed."""
+    weights_offset: int = 0
+    """Rollback requests below this offset of `weights` are done."""
+    accounting: Accounting = Accounting()
+    seconds: dict[str, float] = {}
+    """Of `checkpoint` and `publish`, the step before."""
+    files: tuple[WeightFile, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Its folder's name."""
+        return f"step-{self.step:08d}-v{self.version}-e{self.epoch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint in memory."""
+
+    state: CheckpointState
+    weights: Mapping[str, Tensor]
+    optimiser: Mapping[str, Tensor]
+    rng: Mapping[str, Tensor]
+    consumed: dict[str, None]
+    """All groups consumed, in order (a dictionary: an ordered set)."""
+    training_step: bytes | None
+    """The encoded TrainingStep, so that a missing one is emitted again byte for byte."""
+
+
+def capture_rng(device: torch.device) -> dict[str, Tensor]:
+    """torch's generators as tensors."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_rng(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Sets what `capture_rng` gave; a state of a device that is not here is left out."""
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+class Checkpoints:
+    """The checkpoints of one run and policy under a folder."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def save(self, checkpoint: Checkpoint) -> CheckpointState:
+        """Writes one, durable on return, and removes the oldest ones. Returns its state with the files named."""
+        with whole_folder(self._folder / checkpoint.state.folder) as temporary:
+            parts = {"weights": checkpoint.weights, "optimiser": checkpoint.optimiser, "rng": checkpoint.rng}
+            save_file(
+                {
+                    f"{part}/{name}": tensor.detach().to("cpu").contiguous()
+                    for part, tensors in parts.items()
+                    for name, tensor in tensors.items()
+                },
+                temporary / _TENSORS,
+            )
+            (temporary / _CONSUMED).write_text("".join(f"{group}\n" for group in checkpoint.consumed))
+            if checkpoint.training_step is not None:
+                (temporary / _STEP).write_bytes(checkpoint.training_step)
+            state = msgspec.structs.replace(checkpoint.state, files=describe_files(temporary))
+            (temporary / _STATE).write_bytes(msgspec.json.encode(state))
+        for path in self._ordered()[: -self._keep]:
+            shutil.rmtree(path, ignore_errors=True)
+        return state
+
+    def load_newest(self) -> Checkpoint | None:
+        """The newest complete one, or None. Newest: highest epoch, then step, then version: a trainer that lost its
+        policy may still write, but only under its lower epoch.
+        """
+        if remove_half_written(self._folder):
+            _log.info("removed half-written checkpoints under %s", self._folder)
+        for path in reversed(self._ordered()):
+            try:
+                return _load(path)
+            except (OSError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError) as error:
+                _log.warning("checkpoint %s is damaged and removed: %s", path.name, str(error)[:300])
+                shutil.rmtree(path, ignore_errors=True)
+        return None
+
+    def _ordered(self) -> list[Path]:
+        """Complete folders, oldest first."""
+        found: list[tuple[tuple[int, int, int], Path]] = []
+        for path in self._folder.glob("step-*"):
+            match = _FOLDER.fullmatch(path.name)
+            if match:
+                step, version, epoch = map(int, match.groups())
+                found.append(((epoch, step, version), path))
+        return [path for _, path in sorted(found)]
+
+
+def _load(path: Path) -> Checkpoint:
+    state = msgspec.json.decode((path / _STATE).read_bytes(), type=CheckpointState)
+    found = tuple(file for file in describe_files(path) if file.name != _STATE)
+    if found != state.files or state.folder != path.name:
+        raise ValueError("expected the files that state.json names, with their sha256, got others")
+    tensors: dict[str, dict[str, Tensor]] = {"weights": {}, "optimiser": {}, "rng": {}}
+    for key, tensor in load_file(path / _TENSORS).items():
+        part, _, name = key.partition("/")
+        tensors[part][name] = tensor
+    step = path / _STEP
+    training_step = step.read_bytes() if step.exists() else None
+    if training_step is not None:
+        try:
+            TRAINING_STEPS.decode(training_step)
+        except RecordError as error:
+            raise ValueError(str(error)) from error
+    return Checkpoint(
+        state=state,
+        weights=tensors["weights"],
+        optimiser=tensors["optimiser"],
+        rng=tensors["rng"],
+        consumed=dict.fromkeys((path / _CONSUMED).read_text().split()),
+        training_step=training_step,
+    )

@@ -1,0 +1,88 @@
+"""What the trainer appends besides `weights`: training steps and dead letters, each acknowledged before it goes on.
+
+On failure: UnavailableError past the time given; the process ends, resumes from its checkpoint and appends again
+(a dead letter may then stand there twice, a training step only if its first append was still under way).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.topics import Topic, Topics
+
+from ..batch.groups import Verdict
+from ..config import TrainerConfig
+
+__all__ = ["Outbox", "acknowledged"]
+
+_log = logging.getLogger(__name__)
+
+
+def acknowledged(future: Future[Position], timeout_s: float) -> Position:
+    """Where an appended record lies. Raises UnavailableError when the log does not say so in time."""
+    try:
+        return future.result(timeout_s)
+    except TimeoutError as error:
+        raise UnavailableError(f"expected an acknowledgement within {timeout_s:g} s, got none") from error
+
+
+class Outbox:
+    """One policy's training steps and dead letters."""
+
+    def __init__(self, config: TrainerConfig, *, topics: Topics, log: Log, writer: LogWriter) -> None:
+        self._key = config.policy.encode()
+        self._timeout_s = config.append_timeout_s
+        self._steps_topic = topics.name(Topic.TRAINING_STEPS)
+        self._dead_topic = topics.name(Topic.DEAD_LETTERS)
+        self._log = log
+        self._writer = writer
+
+    def training_step(self, encoded: bytes) -> None:
+        """Appends one record of `training_steps`."""
+        acknowledged(self._writer.append(self._steps_topic, key=self._key, value=encoded, partition=0), self._timeout_s)
+
+    def training_step_if_missing(self, encoded: bytes) -> None:
+        """Appends it unless these very bytes are on the topic."""
+        if not any(record.value == encoded for record in self._all_steps()):
+            _log.info("the checkpoint's training_step is not on the log: emitted again")
+            self.training_step(encoded)
+
+    def dead_letter(self, verdicts: Iterable[Verdict]) -> None:
+        """Appends malformed records, with reason and origin."""
+        futures = []
+        for verdict in verdicts:
+            headers = dead_letter_headers(verdict.record, stage="trainer", reason=verdict.reason, detail=verdict.detail)
+            _log.warning(
+                "transitions offset=%d is not usable: reason=%s group=%s",
+                verdict.record.offset,
+                verdict.reason,
+                verdict.group_id,
+            )
+            futures.append(
+                self._writer.append(
+                    self._dead_topic, key=verdict.record.key, value=verdict.record.value, headers=headers
+                )
+            )
+        for future in futures:
+            acknowledged(future, self._timeout_s)
+
+    def _all_steps(self) -> Iterator[Record]:
+        """The topic, from its beginning to its present end."""
+        ends = {partition: bounds.end for partition, bounds in self._log.offsets(self._steps_topic).items()}
+        reader = self._log.tail([self._steps_topic])
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            while any(reader.positions().get(at, 0) < ends.get(at.partition, 0) for at in reader.positions()):
+                yield from reader.read(timeout_s=0.5)
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"expected to read {self._steps_topic!r} to its end in {self._timeout_s:g} s"
+                    )
+        finally:
+            reader.close()

@@ -1,0 +1,132 @@
+"""A weight version becomes a folder that transformers and vLLM open as it is, and a manifest that describes it.
+
+In: the policy's exported tensors and the base model's folder (config, tokenizer). Out: `weights/v18-e4/`, whole or
+not there, and its VersionManifest. Invariant: the manifest's files are all there when it is made; the caller appends
+it after the checkpoint that holds the same weights. On failure: OSError (disk full, say) leaves no half folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.records.weights import VersionManifest
+
+from ..model.policy import Policy
+from .durable import describe_files, remove_half_written, whole_folder
+
+__all__ = ["Publisher"]
+
+_COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+"""Config, tokenizer, templates. Weights are ours to write; code is never copied."""
+_WEIGHTS = "model.safetensors"
+_ADAPTERS = "adapters.safetensors"
+_FOLDER = re.compile(r"v(\d+)-e(\d+)")
+
+
+class Publisher:
+    """Writes the version folders of one policy."""
+
+    def __init__(self, *, policy: str, run: RunName, base: Path, root: Path, adapters: Path, keep: int) -> None:
+        self._policy = policy
+        self._run = run
+        self._base = base
+        self._root = root.absolute()
+        self._adapters = adapters
+        self._keep = keep
+        remove_half_written(self._root)
+        remove_half_written(adapters)
+
+    def folder(self, version: int, epoch: int) -> Path:
+        """Where a version lies; its name is the engine's label with a `v`."""
+        return self._root / f"v{version}-e{epoch}"
+
+    def write(
+        self,
+        model: Policy,
+        *,
+        version: int,
+        epoch: int,
+        base_version: int,
+        step: int,
+        next_offset: int,
+        metrics: Mapping[str, float],
+    ) -> VersionManifest:
+        """Writes the folder, durable on return, removes the oldest ones; the manifest to append."""
+        target = self.folder(version, epoch)
+        if model.has_adapters:
+            # The folder holds the merged model, from which adapters cannot be taken back; kept for rollbacks.
+            with whole_folder(self._adapters / target.name) as temporary:
+                save_file({k: v.detach().cpu() for k, v in model.masters.items()}, temporary / _ADAPTERS)
+        with whole_folder(target) as temporary:
+            save_file(model.export(), temporary / _WEIGHTS, metadata={"format": "pt"})
+            self._copy_base(temporary, model.dtype)
+            files = describe_files(temporary)
+        self._retire()
+        return VersionManifest(
+            policy=self._policy,
+            run=self._run,
+            version=version,
+            epoch=epoch,
+            base_version=base_version,
+            kind="full",
+            uri=str(target),
+            files=files,
+            step=step,
+            next_offset=next_offset,
+            metrics=dict(metrics),
+            at_ms=time.time_ns() // 1_000_000,
+        )
+
+    def recall(self, model: Policy, manifest: VersionManifest) -> None:
+        """Sets the model's weights to those of an earlier version.
+
+        Raises:
+            OSError: its folder is gone. ConfigurationError: it holds another model's tensors.
+        """
+        name = self.folder(manifest.version, manifest.epoch).name
+        if model.has_adapters:
+            model.restore(_read(self._adapters / name / _ADAPTERS, set(model.masters)))
+        else:
+            model.restore(_read(self._root / name / _WEIGHTS, set(model.masters)))
+
+    def _copy_base(self, folder: Path, dtype: torch.dtype) -> None:
+        for path in sorted(self._base.iterdir()):
+            if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, folder / path.name)
+        config = json.loads((folder / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    def _retire(self) -> None:
+        """Removes versions beyond the newest `keep`; version 0 stays, a run can always be compared with its start."""
+        versions: dict[int, list[Path]] = {}
+        for path in (*self._root.glob("v*-e*"), *self._adapters.glob("v*-e*")):
+            match = _FOLDER.fullmatch(path.name)
+            if match:
+                versions.setdefault(int(match[1]), []).append(path)
+        retired = sorted(versions)[: -self._keep] if self._keep else []
+        for version in retired:
+            if version != 0:
+                for path in versions[version]:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _read(path: Path, names: set[str]) -> dict[str, Tensor]:
+    """Those of the tensors that a file has, float32."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).float() for name in sorted(names & set(file.keys()))}
+    except SafetensorError as error:
+        raise OSError(f"{path} is not readable: {error}") from error

@@ -1,0 +1,78 @@
+"""Where a starting trainer stands: a fresh run, or its newest checkpoint; or it must not go on.
+
+In: the newest checkpoint (or none) and the lineage on `weights`, both read after the claim. Out: Progress, with the
+learner's weights, optimiser and generators set. Invariant: versions never go back; a run whose weights topic is
+ahead of its checkpoints would publish other content under numbers that engines know, so it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.weights import Lineage
+
+from ..config import TrainerConfig
+from ..step import Learner
+from .checkpoint import Checkpoint, CheckpointState, restore_rng
+
+__all__ = ["Progress", "resume"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What changes from batch to batch, apart from tensors."""
+
+    state: CheckpointState
+    consumed: dict[str, None]
+    """Groups consumed, in order."""
+    training_step: bytes | None
+    """The newest step's record, encoded; None before the first."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """For the manifest: a few figures of the newest step."""
+        if self.training_step is None:
+            return {}
+        step = TRAINING_STEPS.decode(self.training_step)
+        figures = {"loss": step.loss, "grad_norm": step.grad_norm, "logprob_error_max": step.logprob_error_max}
+        return figures if step.reward is None else figures | {"reward": step.reward}
+
+
+def resume(config: TrainerConfig, loaded: Checkpoint | None, *, lineage: Lineage, learner: Learner) -> Progress:
+    """Sets the learner to the checkpoint and says where it stands; step 0 without one.
+
+    Raises:
+        ConfigurationError: the checkpoint is another run's, or older than what was published.
+    """
+    newest = lineage.newest.version if lineage.newest else None
+    if loaded is None:
+        if newest is not None and newest > 0:
+            raise ConfigurationError(
+                f"expected a checkpoint under {config.work_dir}, since version {newest} of policy "
+                f"{config.policy!r} was published, got none: restore the folder, or start a new run"
+            )
+        state = CheckpointState(
+            policy=config.policy, run=config.run, step=0, version=0, base_version=0, epoch=0, next_offset=0
+        )
+        return Progress(state, {}, None)
+    state = loaded.state
+    if (state.run, state.policy) != (config.run, config.policy):
+        raise ConfigurationError(
+            f"[trainer] work_dir: expected checkpoints of run {config.run!r}, policy {config.policy!r}, got "
+            f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
+        )
+    if newest is not None and newest > state.version:
+        raise ConfigurationError(
+            f"expected a checkpoint of version {newest} (published), got version {state.version} as the newest under "
+            f"{config.work_dir}: restore the folder, or start a new run"
+        )
+    learner.policy.restore(loaded.weights)
+    learner.restore(loaded.optimiser)
+    restore_rng(loaded.rng, learner.policy.device)
+    _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
+    return Progress(state, loaded.consumed, loaded.training_step)
