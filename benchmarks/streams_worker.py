@@ -23,13 +23,13 @@ from typing import Any
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.topic_admin import create_topics
 from tracegrad.compose.local_kafka.broker import LocalKafka
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsConfig
 from tracegrad.streams.shell.faust_app import FaustSeam
 from tracegrad.streams.shell.worker import run_fold
-from tracegrad.streams.stage import Emission, Output
 
 
 class _Clock:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
 
 from .counters import Counters
-from .stage import Output
 
 __all__ = ["dead_letter"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.topics import STREAMS, Stage, Topics
 
 from .assemble.fold import Assemble
 from .config import StreamsConfig
 from .credit.fold import Credit
 from .normalize.fold import Normalize
-from .stage import Fold
 
 __all__ = ["build_fold"]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
@@ -32,7 +33,6 @@ from ..config import StreamsConfig
 from ..counters import Counters
 from ..dead_letter import dead_letter
 from ..normalize.identity import run_hashes
-from ..stage import Emission, Output
 from .deadlines import Deadlines
 from .open_episode import OpenEpisode, Waiting
 from .rewards import is_authorised

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -22,7 +23,6 @@ from ..closed import ClosedIds
 from ..config import StreamsConfig
 from ..counters import Counters
 from ..dead_letter import dead_letter
-from ..stage import Emission, Output
 from .return_to_go import credit_group
 
 __all__ = ["Credit"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.facts import (
@@ -31,7 +32,6 @@ from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic, Topics
 from ..config import StreamsConfig
 from ..counters import Counters
 from ..dead_letter import dead_letter
-from ..stage import Emission, Output
 from .identity import EpisodeKey, Identities, run_hashes
 from .read_spans import SpanReader
 

@@ -21,12 +21,11 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, RecordError
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX, dead_letter_headers
 from tracegrad.schemas.topics import Stage, Topic, Topics
-
-from ..stage import Emission, Output
 
 __all__ = ["Emissions", "Failpoint"]
 

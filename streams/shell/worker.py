@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
+from tracegrad.schemas.fold import Emission, Fold
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
@@ -32,7 +33,6 @@ from ..config import StreamsConfig
 from ..counters import Counters
 from ..dead_letter import dead_letter
 from ..folds import build_fold
-from ..stage import Emission, Fold
 from .emissions import Emissions, Failpoint
 from .faust_app import FaustSeam
 from .heartbeat import Heartbeat, Status

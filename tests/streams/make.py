@@ -12,6 +12,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from tracegrad.schemas.attributes import COUNTED_SPAN
+from tracegrad.schemas.fold import Emission, Fold, Output
 from tracegrad.schemas.ids import CallId, RunName
 from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.records.calls import (
@@ -30,7 +31,6 @@ from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsConfig
 from tracegrad.streams.folds import build_fold
-from tracegrad.streams.stage import Emission, Fold, Output
 
 RUN_HASH = "0123abcd"
 GROUP = GroupRef(id=RUN_HASH + "f" * 16, size=1, member=0, index=0)

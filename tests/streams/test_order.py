@@ -25,6 +25,7 @@ from tests.streams.make import (
     tool_call,
     tool_span,
 )
+from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -32,7 +33,6 @@ from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
 from tracegrad.streams.folds import build_fold
-from tracegrad.streams.stage import Output
 
 R1 = rollout(1)
 OWN = R1 + "a001"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.streams.credit.test_segments import call, child
 from tests.streams.make import RUN_HASH, config, rollout
+from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
@@ -22,7 +23,6 @@ from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import StreamLimits, StreamsConfig
 from tracegrad.streams.credit.fold import Credit
 from tracegrad.streams.credit.return_to_go import returns_to_go
-from tracegrad.streams.stage import Emission
 
 GROUP_ID = RUN_HASH + "e" * 16
 

@@ -23,6 +23,7 @@ from tests.streams.make import (
     span,
 )
 from tracegrad.schemas.attributes import COUNTED_SPAN
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CALLS
@@ -32,7 +33,6 @@ from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.streams.config import Select
 from tracegrad.streams.normalize.fold import MAX_FACTS_PER_RECORD, Normalize
-from tracegrad.streams.stage import Emission, Output
 
 R1 = rollout(1)
 OWN = R1 + "a001"

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.counters import Counters
 from tracegrad.streams.dead_letter import dead_letter
-from tracegrad.streams.stage import Emission, Output
 
 __all__ = ["CountingFold", "Part", "Sum"]
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tracegrad.schemas.errors import RecordError, UnavailableError
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.shell.emissions import Emissions
-from tracegrad.streams.stage import Emission, Output
 
 TOPICS = Topics(run=RunName("run"))
 EVENTS = TOPICS.name(Topic.EPISODE_EVENTS)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
+from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -22,7 +23,6 @@ from tracegrad.streams.shell import instance, liveness, worker
 from tracegrad.streams.shell.heartbeat import Heartbeat, Status
 from tracegrad.streams.shell.instance import PoisonList, hold_instance
 from tracegrad.streams.shell.liveness import Jumps, Liveness, check_partitions, group_starts
-from tracegrad.streams.stage import Emission, Output
 
 WHERE = TopicPartition("events", 0)
 

@@ -1,8 +1,10 @@
 """What a stage is: a fold over input records that knows neither Faust nor Kafka.
 
-The shell (`worker.py`) reads input records, calls `fold`, appends the outputs, waits for their acknowledgement,
-appends the marker, waits for it, and only then marks the inputs in `done` as done, so that the committed offset
-never passes a record whose effect is not on the log.
+In: one input record after the other, of each partition in its order. Out: Emissions. Invariant: state and outputs
+follow from the records alone, so that whoever drives a fold, a worker on a live log or a replay of a recorded one,
+gets the same bytes. The driver appends the outputs, waits for their acknowledgement, appends the marker, waits for it,
+and only then marks the inputs in `done` as done, so that the committed offset never passes a record whose effect is
+not on the log. Failure: none of the input's; see `Fold.fold`.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from tracegrad.schemas.log.protocol import Headers, Position, Record
-from tracegrad.schemas.topics import Topic
+from .log.protocol import Headers, Position, Record
+from .topics import Topic
 
 __all__ = ["Emission", "Fold", "Output"]
 
