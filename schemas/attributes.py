@@ -13,16 +13,11 @@ __all__ = [
     "COUNTED_SPAN",
     "ERROR_TYPE",
     "GEN_AI_AGENT_NAME",
-    "GEN_AI_FINISH_REASONS",
-    "GEN_AI_INPUT_TOKENS",
     "GEN_AI_OPERATION_NAME",
-    "GEN_AI_OUTPUT_TOKENS",
-    "GEN_AI_REQUEST_MODEL",
     "GEN_AI_RESPONSE_ID",
     "GEN_AI_TOOL_CALL_ID",
     "GEN_AI_TOOL_NAME",
     "GEN_AI_TOOL_RESULT",
-    "LLM_GATEWAY_SERVICE",
     "ROLLOUT_ID",
     "SERVICE_NAME",
 ]
@@ -41,23 +36,13 @@ AGENTLIGHTNING_ATTEMPT_ID = "agentlightning.attempt_id"
 
 SERVICE_NAME = "service.name"
 """Of a resource: who emitted its spans."""
-LLM_GATEWAY_SERVICE = "tracegrad-llm-gateway"
-"""The service name of the LLM gateway's own spans, which are plumbing: calls come from `llm_calls`."""
 
 ERROR_TYPE = "error.type"
 """The class of an error, or the HTTP status; absent when there was none."""
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 """`chat`, `execute_tool`, `invoke_agent`, ..."""
-GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
-"""The model that was asked for: the policy."""
 GEN_AI_RESPONSE_ID = "gen_ai.response.id"
 """The completion's id, which the LLM gateway mints: the call id."""
-GEN_AI_FINISH_REASONS = "gen_ai.response.finish_reasons"
-"""A list, one a choice."""
-GEN_AI_INPUT_TOKENS = "gen_ai.usage.input_tokens"
-"""Tokens of the prompt."""
-GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-"""Tokens that were sampled."""
 GEN_AI_AGENT_NAME = "gen_ai.agent.name"
 """The agent that is invoked, or that calls."""
 GEN_AI_TOOL_NAME = "gen_ai.tool.name"

@@ -11,7 +11,6 @@ import re
 
 import msgspec
 
-from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.errors import ConfigurationError
 
 from .assemble.air.rules import AirRule
@@ -84,8 +83,6 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What is taken besides the run's own rollouts."""
     limits: StreamLimits = StreamLimits()
     """Memory bounds."""
-    gateway_service: str = LLM_GATEWAY_SERVICE
-    """Spans of this service are our own plumbing and are left out."""
     tool_error_prefixes: tuple[str, ...] = ("error", "traceback", "exception")
     """A tool result that begins with one of these words (any case) failed, when nothing stronger says so."""
 

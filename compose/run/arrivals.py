@@ -16,7 +16,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tracegrad.consumers.views.otlp_request import spans_by_service
 from tracegrad.consumers.views.watch import Event, Watcher
 from tracegrad.producers.runner.agent_environment import agent_environment
-from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CALLS, CallRecord
@@ -130,7 +129,7 @@ class Arrivals:
         request = ExportTraceServiceRequest.FromString(record.value or b"")
         events: list[Event] = []
         for service, spans in spans_by_service(request):
-            if service == LLM_GATEWAY_SERVICE or not spans:
+            if not spans:
                 continue
             if self.num_spans == 0:
                 self._sign()

@@ -97,8 +97,6 @@ class Wiring:
             run_hash=self.record.hash,
             engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url),),
             policies=(PolicyRef(name=policy.name, temperature=policy.temperature, max_tokens=policy.max_tokens),),
-            otlp_endpoint=self.endpoints.otlp_endpoint,
-            otlp_token=self.settings.otlp.token,
             validation_temperature=policy.validation_temperature,
             # The gateway itself knows no other parser, and probes prove only what they ask.
             render="auto" if is_hermes else "engine",

@@ -15,7 +15,6 @@ import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
@@ -257,14 +256,14 @@ def _span(seen: Evidence, record: Record) -> None:
 
 
 def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
-    """Spans of the run's own attempts, by their trace id; the gateway's own are no facts."""
+    """Spans of the run's own attempts, by their trace id."""
     try:
         request = ExportTraceServiceRequest.FromString(body)
     except DecodeError:
         return
-    for service, spans in spans_by_service(request):
+    for _, spans in spans_by_service(request):
         for span in spans:
-            if service != LLM_GATEWAY_SERVICE and span.trace_id.hex().startswith(run):
+            if span.trace_id.hex().startswith(run):
                 yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
 
 

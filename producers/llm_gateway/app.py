@@ -16,7 +16,6 @@ import hmac
 import logging
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -47,7 +46,6 @@ from .render.local_render import prove
 from .sampling import RequestError, parse_overrides
 from .sessions import Session, SessionError, Sessions
 from .splice import has_text
-from .tracing import CallTracer
 
 __all__ = ["Gateway", "run"]
 
@@ -60,14 +58,13 @@ _ROLLOUT = "/rollout/{rollout}/attempt/{attempt}"
 class Gateway:
     """All parts of one gateway, alive within `application`'s lifespan."""
 
-    def __init__(self, config: LlmGatewayConfig, *, topics: Topics, log: Log, tracer: CallTracer | None = None) -> None:
+    def __init__(self, config: LlmGatewayConfig, *, topics: Topics, log: Log) -> None:
         check(config)
         self.config = config
         self.counters: Counter[str] = Counter()
         self.sessions = Sessions(config, counters=self.counters)
         self._topics = topics
         self._log = log
-        self._tracer = tracer or CallTracer.to(config.otlp_endpoint, token=config.otlp_token)
         self._num_inflight = 0
         policies = tuple(policy.name for policy in config.policies)
         self.lineage = LineageTail(Lineages(policies), topics=topics, log=log)
@@ -112,7 +109,6 @@ class Gateway:
             await self.lineage.close()
             await client.close()
             await asyncio.to_thread(self._writer.close)
-            await asyncio.to_thread(self._tracer.close)
             _LOGGER.info("llm gateway stopped: %s", dict(self.counters | self.lineage.lineages.counters))
 
     async def _prefer_local(self, client: EngineClient) -> None:
@@ -206,7 +202,6 @@ class Gateway:
         acknowledged.result()
 
     async def _chat(self, request: Request) -> Response:
-        started_ns = time.time_ns()
         caller = judge(collect(_path_claim(request), request.headers), self.config.run_hash)
         session = self.sessions.find(caller)
         if self._num_inflight >= self.config.max_inflight:
@@ -221,9 +216,9 @@ class Gateway:
             raise SessionError(f"attempt {session.key}: expected no call after /end, got one", status=410)
         if not self.config.allow_strict:
             _drop_strict(body)
-        return self._respond(session, caller, body, started_ns)
+        return self._respond(session, caller, body)
 
-    def _respond(self, session: Session, caller: Caller, body: dict[str, Any], started_ns: int) -> Response:
+    def _respond(self, session: Session, caller: Caller, body: dict[str, Any]) -> Response:
         model = str(body.get("model") or session.policy)
         entered = contextlib.ExitStack()
         entered.enter_context(self._slot())
@@ -237,13 +232,6 @@ class Gateway:
                 self.counters[f"outcome_{served.summary.outcome}"] += 1
             elif error is not None:
                 self.counters[f"failed_{type(error).__name__}"] += 1
-            self._tracer.emit(
-                caller,
-                served.answer if served else None,
-                model=session.policy,
-                times_ns=(started_ns, time.time_ns()),
-                error=type(error).__name__ if error is not None else None,
-            )
 
         options = body.get("stream_options")
         return CallResponse(

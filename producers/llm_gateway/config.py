@@ -43,10 +43,6 @@ class LlmGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[EngineRef, ...]
     policies: tuple[PolicyRef, ...]
     """The first is the policy of captured agents whose `model` names none."""
-    otlp_endpoint: str | None = None
-    """Where the gateway's own SERVER spans go, without `/v1/traces`; None: no spans."""
-    otlp_token: str | None = None
-    """What `otlp_endpoint` asks for."""
     validation_temperature: float = 0.0
     allow_strict: bool = False
     """Keep `strict` on tools: the engine then samples under a grammar and the call leaves the loss."""

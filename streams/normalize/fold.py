@@ -55,7 +55,6 @@ class Normalize:
         self._spans = SpanReader(
             self._identities,
             tool_error_prefixes=config.tool_error_prefixes,
-            skip_service=config.gateway_service,
             counters=self.counters,
         )
         self._readers = {

@@ -61,12 +61,9 @@ class SpanScan(NamedTuple):
 class SpanReader:
     """Reads requests for one run. Not thread-safe."""
 
-    def __init__(
-        self, identities: Identities, *, tool_error_prefixes: tuple[str, ...], skip_service: str, counters: Counters
-    ) -> None:
+    def __init__(self, identities: Identities, *, tool_error_prefixes: tuple[str, ...], counters: Counters) -> None:
         self._identities = identities
         self._is_error = ToolErrorText(tool_error_prefixes)
-        self._skip_service = skip_service
         self._counters = counters
 
     def read(self, value: bytes) -> SpanScan:
@@ -90,9 +87,6 @@ class SpanReader:
         return scan
 
     def _read_span(self, span: Span, resource: dict[str, AttributeValue], scan: SpanScan) -> None:
-        if _service(resource) == self._skip_service:
-            self._counters.add("gateway_spans")
-            return
         if len(span.trace_id) != 16 or not any(span.trace_id):
             raise RecordError(f"expected a trace id of 16 bytes, got {len(span.trace_id)}", reason="bad_trace_id")
         if len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):

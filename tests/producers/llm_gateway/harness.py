@@ -11,14 +11,12 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.memory_log import MemoryLog
 from tests.scripted_engine import ScriptedEngine, serve
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
 from tracegrad.producers.llm_gateway.engines import lineage
-from tracegrad.producers.llm_gateway.tracing import CallTracer
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
@@ -43,7 +41,6 @@ class Rig:
     log: MemoryLog
     gateway: Gateway
     http: aiohttp.ClientSession
-    spans: InMemorySpanExporter
 
     async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """(status, decoded body)."""
@@ -127,13 +124,12 @@ async def rig(
     log = MemoryLog()
     log.create_topics(TOPICS, policies=["policy"])
     publish(log, 0, claims=True, uri=folder)
-    spans = InMemorySpanExporter()
     async with contextlib.AsyncExitStack() as stack:
         url = engine_url or await stack.enter_async_context(serve(engine.app))
-        gateway = Gateway(config(url, **settings), topics=TOPICS, log=log, tracer=CallTracer(spans))
+        gateway = Gateway(config(url, **settings), topics=TOPICS, log=log)
         gateway_url = await stack.enter_async_context(serve(gateway.application))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Rig(gateway_url, engine, log, gateway, http, spans)
+        yield Rig(gateway_url, engine, log, gateway, http)
 
 
 async def until(condition: Any, timeout_s: float = 5.0) -> None:

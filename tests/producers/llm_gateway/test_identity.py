@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, RUN_HASH, TOPICS, rig
 from tests.scripted_engine import Reply, ScriptedEngine
+from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
 from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
 
 ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
@@ -84,19 +85,24 @@ async def test_a_captured_agent_is_keyed_by_its_trace() -> None:
         assert keys == {(one.trace_id or "").encode(), (three.trace_id or "").encode()}
 
 
-async def test_a_server_span_lies_under_the_callers_span() -> None:
-    """With the response id, in the caller's trace."""
+async def test_a_call_bears_its_callers_span_by_which_it_finds_its_agent() -> None:
+    """The traceparent alone joins it to the spans above: no span of ours is in between, none is exported."""
     async with rig() as r:
         r.engine.replies.append(Reply("ok"))
         await r.begin()
-        headers = {"traceparent": f"00-{EPISODE}-00f067aa0ba902b7-01"}
-        _, answer = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
-        await asyncio.to_thread(r.gateway._tracer._provider.force_flush)  # type: ignore[union-attr]
-        (span,) = r.spans.get_finished_spans()
-        assert f"{span.context.trace_id:032x}" == EPISODE and span.parent is not None
-        assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
-        assert span.attributes is not None and span.attributes["gen_ai.response.id"] == answer["id"]
-        assert span.resource.attributes["service.name"] == "tracegrad-llm-gateway"
+        headers = {"traceparent": f"00-{EPISODE}-{7:016x}-01"}
+        await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
+        await r.end()
+        (call,) = r.calls()
+        assert (call.trace_id, call.parent_span_id) == (EPISODE, f"{7:016x}")
+        streams = Streams(config(run_hash=RUN_HASH))
+        spans = otlp(agent_span(EPISODE, 1, "planner"), span(EPISODE, 7, "POST", parent=1), is_counted=True)
+        streams.feed(spans, *r.records())
+        streams.feed(reward(ROLLOUT, attempt_id=ATTEMPT))
+        streams.feed(event(ROLLOUT, attempt_id=ATTEMPT, spans_exported=2, spans_marked=True))
+        (episode,) = [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
+        assert [(joined.agent, joined.joined_by) for joined in episode.calls] == [("planner", "traceparent")]
+        assert not r.log.records(TOPICS.name(Topic.OTLP_SPANS))
 
 
 async def test_begin_refuses_what_it_does_not_know() -> None:

@@ -118,8 +118,8 @@ class Rig:
         thread.start()
         return stop
 
-    def start_gateways(self, *, is_traced: bool = False, **llm: Any) -> None:
-        """The engine, the LLM gateway (which exports spans of its own if traced) and the OTLP gateway."""
+    def start_gateways(self, **llm: Any) -> None:
+        """The engine, the LLM gateway and the OTLP gateway."""
         engine_port, llm_port, otlp_port = free_port(), free_port(), free_port()
         self.spawn(lambda stop: asyncio.run(serve_engine(self.engine, engine_port, stop)))
         self.llm_url, self.otlp_url = f"http://127.0.0.1:{llm_port}", f"http://127.0.0.1:{otlp_port}"
@@ -129,7 +129,6 @@ class Rig:
             run_hash=RUN_HASH,
             engines=(EngineRef(id="e0", url=f"http://127.0.0.1:{engine_port}"),),
             policies=(PolicyRef(name="policy"),),
-            otlp_endpoint=self.otlp_url if is_traced else None,
             **{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm},
         )
         self.spawn(llm_gateway.run, config=config, topics=self.topics, log=self.log)

@@ -172,7 +172,7 @@ def counted(rig: Rig, episode: str) -> dict[str, bool]:
     """Names of the spans that name an episode -> whether they say that they were counted, as streams read them."""
     counters = Counters()
     identities = Identities(frozenset({ROLLOUT[:8]}))
-    reader = SpanReader(identities, tool_error_prefixes=(), skip_service="none", counters=counters)
+    reader = SpanReader(identities, tool_error_prefixes=(), counters=counters)
     scans = [reader.read(value).facts for value in rig.values(Topic.OTLP_SPANS)]
     return {
         fact.name: fact.is_counted

@@ -1,4 +1,4 @@
-"""Both gateways ask for a token: runner, agents and the gateway's own spans present it."""
+"""Both gateways ask for a token: runner and agents present it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.producers.runner.rig import Rig, until
+from tests.producers.runner.rig import Rig
 from tracegrad.producers.otlp_gateway import app as otlp_gateway
 from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.config import RunnerConfig
-from tracegrad.schemas.attributes import LLM_GATEWAY_SERVICE
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import RolloutState
 
@@ -44,10 +43,10 @@ class GuardedRig(Rig):
 
 @pytest.mark.e2e
 def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
-    """Begin, call, spans of agent and gateway, end: all are let in."""
+    """Begin, call, the agent's spans, end: all are let in."""
     (tmp_path / "agent.py").write_text(AGENT)
     with GuardedRig() as rig:
-        rig.start_gateways(token=LLM_TOKEN, otlp_token=OTLP_TOKEN, is_traced=True)
+        rig.start_gateways(token=LLM_TOKEN)
         rig.start_runner(
             callable="agent.py:solve",
             cwd=str(tmp_path),
@@ -60,7 +59,7 @@ def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
         assert (event.state, event.error, event.calls_closed) == (RolloutState.SUCCEEDED, None, True)
         assert (event.spans_exported, event.spans_lost) == (1, 0)
         assert [type(call) for call in rig.calls(rollout)] == [CallRecord, CallsClosed]
-        until(lambda: {"agent", LLM_GATEWAY_SERVICE} <= {service for service, _ in rig.spans()})
+        assert {service for service, _ in rig.spans()} == {"agent"}
 
 
 def test_agents_get_the_tokens_by_their_environment() -> None:

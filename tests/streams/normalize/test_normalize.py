@@ -136,14 +136,6 @@ def test_a_bad_span_does_not_harm_its_neighbours() -> None:
     assert [s.name for s in again.resource_spans[0].scope_spans[0].spans] == ["bad"]
 
 
-def test_the_gateways_own_spans_are_left_out() -> None:
-    """They are plumbing: an agent's spans are counted against what the agent exported."""
-    normalize = Normalize(config(), TOPICS)
-    emission = fold(normalize, Topic.OTLP_SPANS, otlp(span(OWN, 1), service="tracegrad-llm-gateway"))
-    assert emission.outputs == ()
-    assert normalize.counters["gateway_spans"] == 1
-
-
 def test_a_large_request_is_split_into_batches_of_facts() -> None:
     """So that no batch outgrows the topic's message limit. The cuts are the request's own: again, they are the same."""
     value = otlp(*(span(OWN, number + 1) for number in range(MAX_FACTS_PER_RECORD + 1)))
