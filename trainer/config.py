@@ -81,7 +81,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`auto`: the accelerator when there is one, else `cpu`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the model's weights; `auto`: float32 on CPU, bfloat16 on an accelerator. What is optimised is float32.
-    bfloat16 halves the weights; on a CPU without its instructions `widened.py` computes their products."""
+    bfloat16 is for accelerators and CPUs with its instructions: it halves the weights."""
     publish_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the published files; `auto`: `dtype`. `bfloat16` halves them where the engine serves bfloat16."""
     threads: int = 1

@@ -47,6 +47,12 @@ def _dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:
     return _DTYPES[config.dtype]
 
 
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 class Policy:
     """A causal language model whose trainable tensors have float32 masters.
 
@@ -188,12 +194,11 @@ def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
     model.to(device).eval()
-    if model.dtype == torch.bfloat16 and device.type == "cpu":
-        from .widened import multiplies_bfloat16, widen
-
-        if not multiplies_bfloat16():
-            _log.info("this CPU has no bfloat16 instructions: products are computed in float32")
-            widen(model)
+    if model.dtype == torch.bfloat16 and device.type == "cpu" and not _multiplies_bfloat16():
+        _log.warning(
+            "[trainer] dtype: this CPU has no bfloat16 instructions, products take several times as long as in "
+            "float32; set dtype = 'float32' in [trainer] and [engine]"
+        )
     if config.method == "lora":
         model = _with_adapters(model, config)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))

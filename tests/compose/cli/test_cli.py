@@ -128,7 +128,7 @@ def test_real_problems_need_a_tasks_file_and_a_model_folder_only(
     assert settings.tasks is not None and settings.tasks.file == str(tmp_path / "problems.jsonl")
     assert settings.tasks.eval_file is None
     assert settings.policy.model == str(tmp_path / "small")
-    assert (settings.engine.dtype, settings.trainer.dtype) == ("bfloat16", "bfloat16")
+    assert (settings.engine.dtype, settings.trainer.dtype) == (None, "auto")
 
 
 @pytest.mark.parametrize(
