@@ -1,6 +1,7 @@
 """The registry of span and resource attributes that more than one module writes or reads, and of baggage keys.
 
-OpenTelemetry's `gen_ai.*` conventions are pinned here; the keys of another dialect stay with it (`streams/normalize/dialects/`).
+OpenTelemetry's `gen_ai.*` conventions are pinned here; the keys of another dialect stay with it
+(`streams/normalize/dialects/`).
 `producers/runner/span_ledger.py` runs where we are not installed and spells the first three itself; a test compares.
 """
 

@@ -73,7 +73,7 @@ def test_every_path_in_the_docs_exists(path: Path) -> None:
 
 def test_a_path_that_is_gone_is_found() -> None:
     """Else the test above proves nothing."""
-    assert exists("streams/credit/fold.py", ROOT) and exists("credit.py", ROOT) and exists("llm_gateway/", ROOT)
+    assert exists("streams/credit/fold.py", ROOT) and exists("segments.py", ROOT) and exists("llm_gateway/", ROOT)
     assert not exists("streams/gone.py", ROOT) and not exists("gone/", ROOT)
     assert _FILE.findall("see streams/gone.py, runs") == ["streams/gone.py"] and _FOLDER.findall("gone/") == ["gone/"]
 
