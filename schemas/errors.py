@@ -6,10 +6,15 @@
     |  |- LogGapError           (LookupError)  committed offsets lie outside the log: records were lost
     |  `- FencedError           (PermissionError) another process owns what this one wanted to write
     |- RecordError           (ValueError)   dead-letter this record and go on with its neighbours
+    |  `- IdentityError                        a request's identity claims cannot be believed: quarantined
+    |- RequestError          (ValueError)   answer with `status`; whoever asked has to ask otherwise
+    |  |- SessionError          (LookupError)  the attempt takes no such request
+    |  `- EngineRefusal                        the engine says that the request is wrong
     |- UnavailableError      (ConnectionError) try again later; the other side is away
     `- OverloadedError       (BlockingIOError) slow down; a bound was reached
 
-Messages say: expected, got, where, what to do. No message holds a prompt, token ids or a secret.
+Messages say: expected, got, where, what to do. No message holds a prompt, token ids or a secret. None crosses a process
+boundary; what a class adds to its message has a default, so that pickling needs no code of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +22,15 @@ from __future__ import annotations
 __all__ = [
     "FATAL_EXIT_STATUS",
     "ConfigurationError",
+    "EngineRefusal",
     "FatalError",
     "FencedError",
+    "IdentityError",
     "LogGapError",
     "OverloadedError",
     "RecordError",
+    "RequestError",
+    "SessionError",
     "TracegradError",
     "UnavailableError",
 ]
@@ -57,12 +66,27 @@ class RecordError(TracegradError, ValueError):
         super().__init__(message)
         self.reason = reason
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_record_error, (str(self), self.reason))
+
+class IdentityError(RecordError):
+    """Claims that are malformed or disagree are quarantined as a dead letter, never guessed."""
 
 
-def _rebuild_record_error(message: str, reason: str) -> RecordError:
-    return RecordError(message, reason=reason)
+class RequestError(TracegradError, ValueError):
+    """The request cannot be served; `status`, `param` and `code` are for the answer, as OpenAI's API words it."""
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+class SessionError(RequestError, LookupError):
+    """The attempt takes no such request: 409 when it did not begin here, 410 after its end."""
+
+
+class EngineRefusal(RequestError):
+    """The engine says that the request is wrong."""
 
 
 class UnavailableError(TracegradError, ConnectionError):
@@ -75,10 +99,3 @@ class OverloadedError(TracegradError, BlockingIOError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_overloaded_error, (str(self), self.retry_after_s))
-
-
-def _rebuild_overloaded_error(message: str, retry_after_s: float) -> OverloadedError:
-    return OverloadedError(message, retry_after_s=retry_after_s)

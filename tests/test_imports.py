@@ -31,6 +31,8 @@ RUN_BY_PATH = (
 """Run or loaded where we may not be installed, so they import nothing of ours."""
 LIGHT_ROOMS = ("schemas", "producers", "streams", "consumers")
 HEAVY = {"torch", "transformers", "peft", "vllm", "safetensors"}
+CONTROL_FLOW = "compose/run/supervisor.py: _KillAllAtOnce"
+"""A signal's way out of the main loop, caught beside it; no error that anybody hears of."""
 FILES = tuple(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")))
 
 
@@ -114,6 +116,18 @@ def test_heavy_packages_stay_in_the_trainer() -> None:
 def test_files_run_by_path_import_nothing_of_ours(name: str) -> None:
     """They run under the user's Python or in the engine."""
     assert [module for module, _, _ in imports(ROOT / name) if module.split(".")[0] == "tracegrad"] == []
+
+
+def test_errors_stand_in_one_module() -> None:
+    """So that the tree on its top is the whole of it."""
+    assert [
+        f"{name_of(path)}: {node.name}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
+        if name_of(path) != "schemas/errors.py" and f"{name_of(path)}: {node.name}" != CONTROL_FLOW
+    ] == []
 
 
 def light_modules() -> Iterator[str]:

@@ -26,7 +26,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tracegrad.schemas.errors import OverloadedError, TracegradError, UnavailableError
+from tracegrad.schemas.errors import (
+    IdentityError,
+    OverloadedError,
+    RequestError,
+    SessionError,
+    TracegradError,
+    UnavailableError,
+)
 from tracegrad.schemas.ids import TraceId, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
 from tracegrad.schemas.records.calls import Purpose
@@ -39,12 +46,12 @@ from .calls import CallServer, Served
 from .config import LlmGatewayConfig, check
 from .engines.client import EngineClient
 from .engines.lineage import Lineages, LineageTail
-from .identity import Caller, IdentityError, collect, judge
+from .identity import Caller, collect, judge
 from .record import closed_record, record_key
 from .render.engine_render import EngineRenderer, Renderer, waits_until
 from .render.local_render import prove
-from .sampling import RequestError, parse_overrides
-from .sessions import Session, SessionError, Sessions
+from .sampling import parse_overrides
+from .sessions import Session, Sessions
 from .splice import has_text
 
 __all__ = ["Gateway", "run"]

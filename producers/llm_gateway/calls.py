@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.log.protocol import LogWriter
 from tracegrad.schemas.records.calls import CallOutcome, Purpose, VersionSpan
 
@@ -32,7 +32,7 @@ from .engines.lineage import LineageTail
 from .identity import Caller
 from .record import CallSummary, Generation, call_record, record_key
 from .render.engine_render import EndOfTurn, Renderer, Waits, build_prompt, chat_fields, splice_context, waits_until
-from .sampling import RequestError, Sampling, decide, engine_parameters
+from .sampling import Sampling, decide, engine_parameters
 from .sessions import Session
 from .splice import Prompt, ServedTurn
 

@@ -14,29 +14,14 @@ from urllib.parse import unquote
 import msgspec
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
-from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.errors import IdentityError
 from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, parse_attempt_id, parse_rollout_id, split_episode_id
 from tracegrad.schemas.records.calls import Identity
 
-__all__ = ["Caller", "IdentityError", "collect", "judge"]
+__all__ = ["Caller", "collect", "judge"]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _KEY_PREFIX = "rt-"
-
-
-class IdentityError(TracegradError, ValueError):
-    """The claims cannot be believed. `reason` is a short stable word."""
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (str(self), self.reason))
-
-
-def _rebuild(message: str, reason: str) -> IdentityError:
-    return IdentityError(message, reason=reason)
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 
 from .config import PolicyRef
 
-__all__ = ["OVERRIDES", "RequestError", "Sampling", "decide", "engine_parameters", "parse_overrides"]
+__all__ = ["OVERRIDES", "Sampling", "decide", "engine_parameters", "parse_overrides"]
 
 _ASKED = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
@@ -39,23 +39,6 @@ _FILTERS = {
 OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
 """What `/begin` may set for one attempt."""
 MAX_STOPS = 16
-
-
-class RequestError(TracegradError, ValueError):
-    """The agent's request cannot be served; `status`, `param` and `code` are OpenAI's."""
-
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.code = code
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (str(self), self.status, self.param, self.code))
-
-
-def _rebuild(message: str, status: int, param: str | None, code: str | None) -> RequestError:
-    return RequestError(message, status=status, param=param, code=code)
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):

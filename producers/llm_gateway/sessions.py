@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.errors import SessionError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
@@ -26,22 +26,7 @@ from .identity import Caller
 from .record import CallSummary
 from .splice import SpliceHistory
 
-__all__ = ["Session", "SessionError", "Sessions"]
-
-
-class SessionError(TracegradError, LookupError):
-    """The attempt takes no such request: 409 when it did not begin here, 410 after its end."""
-
-    def __init__(self, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (str(self), self.status))
-
-
-def _rebuild(message: str, status: int) -> SessionError:
-    return SessionError(message, status=status)
+__all__ = ["Session", "Sessions"]
 
 
 class _Registered(msgspec.Struct):

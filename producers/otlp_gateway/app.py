@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.ids import parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
@@ -34,7 +34,7 @@ from tracegrad.schemas.topics import MAX_VALUE_BYTES, Topic, Topics
 
 from ..asgi import serve
 from ..exposure import check_exposure
-from .decode import JSON, PROTOBUF, BodyTooLarge, decode_traces, gunzip
+from .decode import JSON, PROTOBUF, decode_traces, gunzip
 from .split import Rejected, SplitRequest, add_identity, split
 
 __all__ = ["OtlpGateway", "OtlpGatewayConfig", "run"]
@@ -68,14 +68,6 @@ class OtlpGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: int = 1
 
 
-class _Refused(Exception):
-    """The request is answered by this status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class OtlpGateway:
     """The ASGI application and its counters. One event loop; the writer is shared by all requests."""
 
@@ -105,10 +97,8 @@ class OtlpGateway:
             body = await self._read_body(request, held)
             decoded = await self._decode(request, body, content_type)
             await asyncio.wait_for(self._append(decoded), self._config.ack_timeout_s)
-        except _Refused as error:
+        except RequestError as error:
             return self._refuse(error.status, str(error), content_type)
-        except BodyTooLarge as error:
-            return self._refuse(413, str(error), content_type)
         except RecordError as error:
             return self._refuse(400, str(error), content_type)
         except ClientDisconnect:
@@ -125,11 +115,11 @@ class OtlpGateway:
         token = self._config.token
         given = request.headers.get("authorization", "")
         if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise _Refused(401, "expected Authorization: Bearer <the gateway's token>")
+            raise RequestError("expected Authorization: Bearer <the gateway's token>", status=401)
         if content_type not in (PROTOBUF, JSON):
-            raise _Refused(415, f"expected content type {PROTOBUF} or {JSON}, got {content_type[:80]!r}")
+            raise RequestError(f"expected content type {PROTOBUF} or {JSON}, got {content_type[:80]!r}", status=415)
         if request.headers.get("content-encoding", "identity") not in ("identity", "gzip"):
-            raise _Refused(415, "expected content encoding gzip or none")
+            raise RequestError("expected content encoding gzip or none", status=415)
 
     async def _read_body(self, request: Request, held: _Held) -> bytes:
         limit = self._config.max_body_bytes
@@ -138,7 +128,7 @@ class OtlpGateway:
             held.take(len(chunk))
             body += chunk
             if len(body) > limit:
-                raise BodyTooLarge(f"expected a body of at most {limit} bytes, got more")
+                raise RequestError(f"expected a body of at most {limit} bytes, got more", status=413)
         if request.headers.get("content-encoding") != "gzip":
             return bytes(body)
         unzipped = await asyncio.to_thread(gunzip, bytes(body), limit=limit)

@@ -1,7 +1,7 @@
 """OTLP/HTTP bodies become ExportTraceServiceRequest messages: gzip, protobuf and JSON.
 
 In: the bytes and headers of a request. Out: the decoded message. Invariant: no more than `limit` bytes are ever
-decompressed, so a small body cannot fill the memory. Failure: BodyTooLarge (413) or RecordError (400).
+decompressed, so a small body cannot fill the memory. Failure: RequestError (413) or RecordError (400).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracegrad.schemas.errors import OverloadedError, RecordError
+from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["JSON", "PROTOBUF", "BodyTooLarge", "decode_traces", "gunzip"]
+__all__ = ["JSON", "PROTOBUF", "decode_traces", "gunzip"]
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -25,15 +25,11 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _HEX_FIELDS = ("traceId", "trace_id", "spanId", "span_id", "parentSpanId", "parent_span_id")
 
 
-class BodyTooLarge(OverloadedError):
-    """The body exceeds the limit; the same body will never be accepted."""
-
-
 def gunzip(data: bytes, *, limit: int) -> bytes:
     """The decompressed bytes of one or more gzip members.
 
     Raises:
-        BodyTooLarge: more than `limit` bytes would come out; decompression stopped there.
+        RequestError: 413, more than `limit` bytes would come out; decompression stopped there.
         RecordError: not gzip, or cut short.
     """
     parts: list[bytes] = []
@@ -46,7 +42,7 @@ def gunzip(data: bytes, *, limit: int) -> bytes:
             raise RecordError(f"expected a gzip body, got {error}") from error
         size += len(part)
         if size > limit:
-            raise BodyTooLarge(f"expected at most {limit} bytes after decompression, got more")
+            raise RequestError(f"expected at most {limit} bytes after decompression, got more", status=413)
         if not member.eof:
             raise RecordError(f"expected a complete gzip body, got one cut after {size} bytes")
         parts.append(part)

@@ -17,13 +17,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.errors import EngineRefusal, OverloadedError, RequestError, UnavailableError
 from tracegrad.schemas.records.calls import CallOutcome
 
 from ..calls import Served
-from ..engines.client import EngineRefusal
-from ..sampling import RequestError
-from ..sessions import SessionError
 from .answer import chunks, completion, error_body
 
 __all__ = ["CallResponse", "failure", "status_of"]
@@ -36,10 +33,10 @@ _JSON = (b"content-type", b"application/json")
 
 def status_of(error: BaseException) -> int:
     """The HTTP status of an error; from 500 on the agent is not to blame."""
-    if isinstance(error, RequestError | SessionError):
-        return error.status
     if isinstance(error, EngineRefusal):
         return 400 if error.status < 500 else 502
+    if isinstance(error, RequestError):
+        return error.status
     if isinstance(error, OverloadedError | UnavailableError):
         return 503
     return 410 if isinstance(error, asyncio.CancelledError) else 500
@@ -47,14 +44,13 @@ def status_of(error: BaseException) -> int:
 
 def failure(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
     """(status, body, headers) of an error, in OpenAI's shape."""
-    if isinstance(error, RequestError):
-        return error.status, error_body(str(error), status=error.status, param=error.param, code=error.code), {}
     if isinstance(error, EngineRefusal):
         too_long = any(words in str(error) for words in _TOO_LONG)
         status = status_of(error)
         return status, error_body(str(error), status=status, code="context_length_exceeded" if too_long else None), {}
-    if isinstance(error, SessionError):
-        return error.status, error_body(str(error), status=error.status), _retry_after(error.status)
+    if isinstance(error, RequestError):
+        body = error_body(str(error), status=error.status, param=error.param, code=error.code)
+        return error.status, body, _retry_after(error.status)
     if isinstance(error, OverloadedError):
         retry = {"retry-after": str(max(1, round(error.retry_after_s)))}
         return 503, error_body(str(error), status=503, code="overloaded"), retry

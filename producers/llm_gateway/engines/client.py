@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tracegrad.schemas.errors import TracegradError, UnavailableError
+from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
 from ..config import EngineRef
 
-__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "EngineRefusal"]
+__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient"]
 
 _LOGGER = logging.getLogger(__name__)
 RENDER = "/v1/chat/completions/render"
@@ -33,21 +33,6 @@ _MAX_FAULTS = 3
 """A 500 so often is no accident: the engine's template or parser fails on this input."""
 _MAX_PAUSE_S = 1.0
 _JSON = {"content-type": "application/json"}
-
-
-class EngineRefusal(TracegradError, ValueError):
-    """The engine says that the request is wrong."""
-
-    def __init__(self, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (str(self), self.status))
-
-
-def _rebuild(message: str, status: int) -> EngineRefusal:
-    return EngineRefusal(message, status=status)
 
 
 class EngineClient:

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
 from ..api.answer import ParsedMessage
-from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient, EngineRefusal
+from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient
 from ..splice import Prompt, SpliceHistory, end_of_turn, splice, whole
 
 __all__ = [

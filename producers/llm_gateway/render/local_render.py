@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tracegrad.schemas.errors import EngineRefusal
+
 from ..api.answer import ParsedMessage
-from ..engines.client import EngineRefusal
 from .engine_render import Rendered, Renderer, Waits
 from .local_template import LocalTemplate, can_parse, can_render, load
 

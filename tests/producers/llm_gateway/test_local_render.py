@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
 from tracegrad.producers.llm_gateway.api.answer import ParsedMessage
-from tracegrad.producers.llm_gateway.engines.client import EngineRefusal
 from tracegrad.producers.llm_gateway.render.engine_render import Rendered, waits_until
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, prove
 from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, can_render, load
+from tracegrad.schemas.errors import EngineRefusal
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from tracegrad.producers.llm_gateway.api.answer import ParsedMessage, finish, mi
 from tracegrad.producers.llm_gateway.api.send_answer import CallResponse
 from tracegrad.producers.llm_gateway.calls import Served
 from tracegrad.producers.llm_gateway.record import CallSummary
-from tracegrad.producers.llm_gateway.sampling import RequestError
+from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import CallOutcome
 
 Settled = list[tuple[Served | None, BaseException | None]]

@@ -83,7 +83,7 @@ def test_repr_shows_no_payload() -> None:
 
 @pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "FATAL_EXIT_STATUS"])
 def test_errors_survive_pickling(name: str) -> None:
-    """They cross process boundaries with their fields."""
+    """No error needs code of its own for it, so that one may cross a process boundary some day."""
     kind = getattr(errors, name)
     error = kind("expected a, got b", reason="too_large") if kind is RecordError else kind("expected a, got b")
     again = pickle.loads(pickle.dumps(error))
