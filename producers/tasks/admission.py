@@ -26,6 +26,7 @@ from tracegrad.schemas.log.follow import Tail
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, Limits, RolloutRequest, RolloutState
 from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.records.training import TRAINING_STEPS
@@ -35,7 +36,7 @@ from tracegrad.schemas.topics import Topic, Topics
 from ..rollout_records import event_of
 from .dataset import read_tasks, task_of_group
 from .pace import Pace, capacity
-from .run_state import EPISODE_OUTCOMES, OpenRollout, RunState
+from .run_state import OpenRollout, RunState
 
 __all__ = ["TaskAdmission", "TasksConfig", "run"]
 
@@ -107,7 +108,7 @@ class TaskAdmission:
         codecs: dict[Topic, Codec[Any]] = {
             Topic.ROLLOUTS: ROLLOUTS,
             Topic.ROLLOUT_EVENTS: ROLLOUT_EVENTS,
-            Topic.EPISODES: EPISODE_OUTCOMES,
+            Topic.EPISODES: EPISODES,
             Topic.TRAINING_STEPS: TRAINING_STEPS,
             Topic.WEIGHT_ACKS: WEIGHT_ACKS,
         }
@@ -169,13 +170,13 @@ class TaskAdmission:
                 if not self._admit(Purpose.VALIDATION, first + place, task, 1):
                     return False
                 room -= 1
-        episodes = [self.state.scores.get(first + place) for place in range(len(self._held_out))]
-        if None in episodes:
-            return self._wait(f"validation {when} training: {episodes.count(None)} of {len(episodes)} episodes")
-        if when not in self._reported and episodes:
+        scores = [self.state.scores.get(first + place) for place in range(len(self._held_out))]
+        if None in scores:
+            return self._wait(f"validation {when} training: {scores.count(None)} of {len(scores)} episodes")
+        if when not in self._reported and scores:
             self._reported.add(when)
-            rewards = [episode.reward for episode in episodes if episode and episode.reward is not None]
-            excluded = Counter(episode.exclusion for episode in episodes if episode and episode.reward is None)
+            rewards = [score.reward for score in scores if score and score.reward is not None]
+            excluded = Counter(score.excluded for score in scores if score and score.reward is None)
             mean = sum(rewards) / len(rewards) if rewards else float("nan")
             logger.info(
                 "validation %s training: mean reward %.4f over %d tasks, without reward: %s",

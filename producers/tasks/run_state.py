@@ -13,12 +13,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import msgspec
+from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.records.episodes import Episode, why_excluded
+from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
 
@@ -26,41 +25,19 @@ from ..rollout_histories import Histories, History
 from .members import Members
 from .pace import RunProgress
 
-__all__ = ["EPISODE_OUTCOMES", "EpisodeOutcome", "OpenRollout", "RunState"]
+__all__ = ["OpenRollout", "RunState", "Score"]
 
 _MAX_REASONS = 100
 
 logger = logging.getLogger(__name__)
 
 
-class _Call(msgspec.Struct, frozen=True):
-    """That there was a call; a validation episode is kept, and what was sampled in it is not."""
+class Score(NamedTuple):
+    """What a held-out task's rollout was worth; its tokens are not kept."""
 
-
-class EpisodeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What tasks needs of an episode; the rest of the record is not decoded."""
-
-    schema: str = "episode/1"
-    rollout_id: str | None
-    group: GroupRef | None
-    purpose: Purpose
-    state: RolloutState
-    is_final: bool
-    calls: tuple[_Call, ...] = ()
-    reward: float | None = None
-    unscored: str = ""
-
-    @property
-    def exclusion(self) -> str:
-        """Why this rollout trains nothing; empty when it can."""
-        if self.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
-            return self.state.value
-        if not self.calls:
-            return "no_calls"
-        return f"unscored ({self.unscored[:80]})" if self.reward is None else ""
-
-
-EPISODE_OUTCOMES: Codec[EpisodeOutcome] = Codec(EpisodeOutcome, released=("episode/1",), wire="json")
+    reward: float | None
+    excluded: str
+    """Why there is no reward, as for training; may be set beside one."""
 
 
 @dataclass
@@ -88,8 +65,8 @@ class RunState:
         self._seen_final = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Have a final episode; a restarted stage may emit it again, and two attempts may both claim to be final."""
         self.open: dict[str, OpenRollout] = {}
-        self.scores: dict[int, EpisodeOutcome] = {}
-        """Index of the validation group -> its final episode."""
+        self.scores: dict[int, Score] = {}
+        """Index of the validation group -> what its final episode was worth."""
         self.newest_step: TrainingStep | None = None
         self.exclusions: Counter[str] = Counter()
         """Reason -> training rollouts that could not train."""
@@ -100,7 +77,7 @@ class RunState:
             self._fold_request(record)
         elif isinstance(record, RolloutEvent):
             self._fold_event(record)
-        elif isinstance(record, EpisodeOutcome):
+        elif isinstance(record, Episode):
             self._fold_episode(record)
         elif isinstance(record, TrainingStep):
             self._fold_step(record)
@@ -122,17 +99,17 @@ class RunState:
         if self._histories.of(rollout.request).is_final:
             del self.open[event.rollout_id]
 
-    def _fold_episode(self, episode: EpisodeOutcome) -> None:
+    def _fold_episode(self, episode: Episode) -> None:
         group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)
         if group is None or rollout is None or seen is None or not rollout.startswith(self._run_hash):
             return
         if not episode.is_final or not seen.add(group):
             return
         if episode.purpose is Purpose.VALIDATION:
-            self.scores[group.index] = episode
+            self.scores[group.index] = Score(episode.reward, self._why_excluded(episode))
             return
         self._num_final_episodes[group.id] += 1
-        if reason := episode.exclusion:
+        if reason := self._why_excluded(episode):
             # A grader may word every reason anew; the table of reasons stays small all the same.
             known = reason in self.exclusions or len(self.exclusions) < _MAX_REASONS
             self.exclusions[reason if known else "unscored"] += 1
@@ -145,6 +122,10 @@ class RunState:
                 logger.warning(
                     "group %d: %d of %d rollouts excluded: %s", group.index, excluded.total(), group.size, reasons
                 )
+
+    def _why_excluded(self, episode: Episode) -> str:
+        reason = why_excluded(episode, self._policy)
+        return f"unscored ({episode.unscored[:80]})" if reason == "unscored" else reason
 
     def _fold_step(self, step: TrainingStep) -> None:
         newest = self.newest_step

@@ -7,7 +7,7 @@ import msgspec
 from .calls import CallOutcome, Purpose, SpliceOutcome, ToolCall, VersionSpan
 from .codec import Codec
 from .facts import ToolStatus
-from .rollouts import GroupRef, Reward, RolloutState
+from .rollouts import GroupRef, Reward, RolloutState, is_usable
 
 __all__ = [
     "CLOSED",
@@ -17,6 +17,7 @@ __all__ = [
     "Episode",
     "EpisodeCall",
     "ToolExecution",
+    "why_excluded",
 ]
 
 
@@ -106,6 +107,22 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Episode({self.episode_id}, {self.state}, {len(self.calls)} calls, reward={self.reward})"
+
+
+def why_excluded(episode: Episode, policy: str) -> str:
+    """Why the rollout cannot train `policy`, judged before its tokens are looked at; empty when it can.
+
+    Of several reasons the one nearest to the cause is told: an attempt of ours that broke off (`aborted`, `given_up`),
+    one of which nobody said how it ended (`unknown_state`), one that never called the policy (`no_calls`: whatever its
+    grader made of it, the agent spoke to another endpoint, or to none), and last one without a score (`unscored`).
+    """
+    if episode.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
+        return episode.state.value
+    if not episode.state.is_end:
+        return "unknown_state"
+    if all(call.policy != policy for call in episode.calls):
+        return "no_calls"
+    return "" if is_usable(episode.reward) else "unscored"
 
 
 class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):

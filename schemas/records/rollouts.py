@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +12,7 @@ from .calls import Purpose
 from .codec import Codec
 
 __all__ = [
+    "MAX_REWARD",
     "REWARDS",
     "ROLLOUTS",
     "ROLLOUT_EVENTS",
@@ -20,7 +22,11 @@ __all__ = [
     "RolloutEvent",
     "RolloutRequest",
     "RolloutState",
+    "is_usable",
 ]
+
+MAX_REWARD = 1e12
+"""A greater one is a grader's fault; sums of usable rewards stay finite."""
 
 
 class GroupRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +145,11 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str
     """rollout, attempt and name, joined by `/`."""
     at_ms: int = 0
+
+
+def is_usable(value: float | None) -> bool:
+    """Whether a reward's value is a finite number of sane size."""
+    return value is not None and math.isfinite(value) and abs(value) <= MAX_REWARD
 
 
 ROLLOUTS: Codec[RolloutRequest] = Codec(RolloutRequest, released=("rollout/1",), wire="json")

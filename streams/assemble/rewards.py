@@ -10,22 +10,14 @@ import math
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from tracegrad.schemas.records.rollouts import Reward
+from tracegrad.schemas.records.rollouts import Reward, is_usable
 
-__all__ = ["MAX_REWARD", "is_authorised", "is_usable", "sum_rewards"]
-
-MAX_REWARD = 1e12
-"""A greater one is a grader's fault; sums of usable rewards stay finite."""
+__all__ = ["is_authorised", "sum_rewards"]
 
 
 def is_authorised(reward: Reward, sources: Sequence[str]) -> bool:
     """Whether the reward's source is one that the configuration lists."""
     return any(fnmatchcase(reward.source, source) for source in sources)
-
-
-def is_usable(value: float | None) -> bool:
-    """Whether the value is a finite number of sane size."""
-    return value is not None and math.isfinite(value) and abs(value) <= MAX_REWARD
 
 
 def sum_rewards(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | None, str]:

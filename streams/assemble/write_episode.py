@@ -16,13 +16,13 @@ from tracegrad.schemas.ids import split_episode_id
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.schemas.records.rollouts import Reward, RolloutState
+from tracegrad.schemas.records.rollouts import Reward, RolloutState, is_usable
 
 from ..config import StreamsConfig
 from .air.rules import apply_air
 from .join import Joined, join_calls, join_tools, tool_spans
 from .open_episode import OpenEpisode
-from .rewards import is_usable, sum_rewards
+from .rewards import sum_rewards
 
 __all__ = ["has_structure", "write_episode"]
 

@@ -15,16 +15,15 @@ import math
 from collections.abc import Sequence
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.episodes import Episode, EpisodeCall
-from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
+from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 from tracegrad.schemas.topics import MAX_VALUE_BYTES
 
-from ..assemble.rewards import is_usable
 from ..counters import Counters
 from .segments import CallSlice, Segment, build_segments
 
-__all__ = ["credit_group", "returns_to_go", "why_excluded"]
+__all__ = ["credit_group", "returns_to_go"]
 
 
 def credit_group(members: Sequence[Episode], policy: str, counters: Counters) -> bytes:
@@ -43,17 +42,6 @@ def credit_group(members: Sequence[Episode], policy: str, counters: Counters) ->
         summaries.append(_summary(episode, reason))
     excluded = "" if any(not summary.excluded for summary in summaries) else "all_members_excluded"
     return _encode(members[0], policy, summaries, rows, excluded)
-
-
-def why_excluded(episode: Episode, policy: str) -> str:
-    """Why a rollout cannot train, judged before its tokens are looked at; empty when it can."""
-    if episode.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
-        return episode.state.value
-    if not episode.state.is_end:
-        return "unknown_state"
-    if not is_usable(episode.reward):
-        return "unscored"
-    return "" if any(call.policy == policy for call in episode.calls) else "no_calls"
 
 
 def returns_to_go(final: float, calls: Sequence[EpisodeCall]) -> list[float]:

@@ -15,7 +15,7 @@ import pytest
 from tests.memory_log import MemoryLog
 from tracegrad.producers.rollout_records import event_of
 from tracegrad.producers.tasks.admission import TaskAdmission, TasksConfig, run
-from tracegrad.producers.tasks.run_state import EpisodeOutcome, RunState
+from tracegrad.producers.tasks.run_state import RunState
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.records.calls import Purpose
@@ -300,13 +300,11 @@ def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture)
                 task_id="", input="", policy="policy", purpose=Purpose.TRAIN,
             )  # fmt: skip
             end = event_of(request, "aaaa", 0, RolloutState.ABORTED, is_final=True)
-            episode = EpisodeOutcome(
-                rollout_id=request.rollout_id,
-                group=request.group,
-                purpose=Purpose.TRAIN,
-                state=end.state,
-                is_final=True,
-            )
+            episode = Episode(
+                episode_id=request.rollout_id + "aaaa", rollout_id=request.rollout_id, attempt_id="aaaa",
+                group=request.group, task_id="", policy="policy", purpose=Purpose.TRAIN, state=end.state,
+                is_final=True, closed_by="complete", calls=(), reward=None,
+            )  # fmt: skip
             records += [request, event_of(request, "aaaa", 0, RolloutState.STARTED), end, episode]
     tracemalloc.start()
     for again in (records, records[:4000]):
