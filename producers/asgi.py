@@ -1,7 +1,8 @@
 """Runs an ASGI application on one socket until a stop event is set.
 
-In: an application, an address. Invariant: no signal handler is installed (the composition root owns signals);
-requests in flight get `grace_s` to end. Failure: UnavailableError when the address cannot be bound.
+In: an application, an address. The event loop is uvicorn's choice: uvloop where it is installed, else asyncio's.
+Invariant: no signal handler is installed (the composition root owns signals); requests in flight get `grace_s` to
+end. Failure: UnavailableError when the address cannot be bound.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-async def serve(
+def serve(
     app: ASGIApp,
     *,
     host: str,
@@ -64,7 +65,7 @@ async def serve(
     keep_alive_s: int = 5,
     is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serves until `stop` is set or `is_over`; port 0 takes a free one, which the log line names.
+    """Serves until `stop` is set or `is_over`. Blocks; port 0 takes a free one, which the log line names.
 
     Raises UnavailableError when the address is taken, or the application cannot start.
     """
@@ -80,14 +81,16 @@ async def serve(
         timeout_graceful_shutdown=grace_s,
     )
     server = _Server(config)
-    logger.info("%s: listening on http://%s:%d", name, host, bound.getsockname()[1])
-    try:
+
+    async def until_stopped() -> None:
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         while not (stop.is_set() or is_over() or serving.done()):
             await asyncio.sleep(_POLL_S)
         server.should_exit = True
         await serving
-        if not server.started and not stop.is_set():
-            raise UnavailableError(f"{name}: the application did not start; the log above says why")
-    finally:
-        bound.close()
+
+    logger.info("%s: listening on http://%s:%d", name, host, bound.getsockname()[1])
+    with bound, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(until_stopped())
+    if not server.started and not stop.is_set():
+        raise UnavailableError(f"{name}: the application did not start; the log above says why")

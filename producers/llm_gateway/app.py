@@ -352,17 +352,15 @@ def _drop_strict(body: dict[str, Any]) -> None:
 def run(config: LlmGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
     """Serves until `stop` is set. Raises FatalError when a restart would not help."""
     gateway = Gateway(config, topics=topics, log=log)
-    asyncio.run(
-        serve(
-            gateway.application,
-            host=config.host,
-            port=config.port,
-            stop=stop,
-            name="llm gateway",
-            grace_s=10,
-            keep_alive_s=75,
-            is_over=lambda: gateway.lineage.fatal is not None,
-        )
+    serve(
+        gateway.application,
+        host=config.host,
+        port=config.port,
+        stop=stop,
+        name="llm gateway",
+        grace_s=10,
+        keep_alive_s=75,
+        is_over=lambda: gateway.lineage.fatal is not None,
     )
     if gateway.lineage.fatal is not None:
         raise gateway.lineage.fatal

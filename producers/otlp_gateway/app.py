@@ -248,7 +248,7 @@ def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.
     writer = log.writer()
     try:
         gateway = OtlpGateway(config, topics=topics, writer=writer)
-        asyncio.run(serve(gateway.app, host=config.host, port=config.port, stop=stop, name="otlp gateway"))
+        serve(gateway.app, host=config.host, port=config.port, stop=stop, name="otlp gateway")
         logger.info("otlp: %d spans in %d requests", gateway.num_spans, gateway.num_requests)
     finally:
         writer.close()

@@ -9,7 +9,6 @@ with Rig() as rig:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import socket
@@ -121,7 +120,7 @@ class Rig:
     def start_gateways(self, **llm: Any) -> None:
         """The engine, the LLM gateway and the OTLP gateway."""
         engine_port, llm_port, otlp_port = free_port(), free_port(), free_port()
-        self.spawn(lambda stop: asyncio.run(serve_engine(self.engine, engine_port, stop)))
+        self.spawn(lambda stop: serve_engine(self.engine, engine_port, stop))
         self.llm_url, self.otlp_url = f"http://127.0.0.1:{llm_port}", f"http://127.0.0.1:{otlp_port}"
         self.publish(0)
         config = LlmGatewayConfig(
@@ -245,16 +244,16 @@ class Rig:
         return found
 
 
-async def serve_engine(engine: ScriptedEngine, port: int, stop: threading.Event) -> None:
+def serve_engine(engine: ScriptedEngine, port: int, stop: threading.Event) -> None:
     """The scripted engine on a port."""
-    await serve(engine.app, host="127.0.0.1", port=port, stop=stop, name="engine")
+    serve(engine.app, host="127.0.0.1", port=port, stop=stop, name="engine")
 
 
 @contextlib.contextmanager
 def running_engine(engine: ScriptedEngine) -> Iterator[str]:
     """Its URL; it serves, in a thread, what weight sync loads."""
     stop, port = threading.Event(), free_port()
-    thread = threading.Thread(target=lambda: asyncio.run(serve_engine(engine, port, stop)))
+    thread = threading.Thread(target=serve_engine, args=(engine, port, stop))
     thread.start()
     try:
         yield f"http://127.0.0.1:{port}"
