@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest, RolloutState
 
@@ -70,7 +71,7 @@ class Histories:
     def fold(self, event: RolloutEvent) -> bool:
         """Takes the next event. False: of another run."""
         rollout = event.rollout_id
-        if not rollout.startswith(self._run_hash):
+        if run_hash_of(rollout) != self._run_hash:
             return False
         final = self._final[event.purpose]
         history = self._rollouts.get(rollout) or History(is_final=event.group in final)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Container
 from typing import NewType
 
 __all__ = [
@@ -26,10 +27,12 @@ __all__ = [
     "RunHash",
     "RunName",
     "TraceId",
+    "attempt_of",
     "episode_id",
     "group_id",
     "parse_attempt_id",
     "parse_rollout_id",
+    "parse_run_hash",
     "parse_run_name",
     "parse_trace_id",
     "rollout_id",
@@ -51,6 +54,7 @@ GIVEN_UP_ATTEMPT = AttemptId("0000")
 """The attempt of the episode that stands for a rollout given up before any attempt was made; never drawn."""
 
 _RUN_NAME = re.compile(r"[a-z0-9-]{1,40}")
+_RUN_HASH = re.compile(r"[0-9a-f]{8}")
 _ROLLOUT_ID = re.compile(r"[0-9a-f]{28}")
 _ATTEMPT_ID = re.compile(r"[0-9a-f]{4}")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
@@ -72,7 +76,7 @@ def group_id(run: RunHash, purpose: str, index: int) -> GroupId:
 
 def rollout_id(group: GroupId, member: int) -> RolloutId:
     """The id of the member-th rollout of a group."""
-    return RolloutId(group[:8] + _digest("rollout", group, member)[:20])
+    return RolloutId(run_hash_of(group) + _digest("rollout", group, member)[:20])
 
 
 def episode_id(rollout: RolloutId, attempt: AttemptId) -> EpisodeId:
@@ -90,6 +94,13 @@ def run_hash_of(identifier: str) -> RunHash:
     return RunHash(identifier[:8])
 
 
+def attempt_of(episode: str, runs: Container[str]) -> tuple[RolloutId, AttemptId] | None:
+    """The rollout and attempt that an episode or trace id names; None unless it is of one of these runs."""
+    # A captured trace takes a run's hash for its first 8 digits once in four thousand million.
+    is_ours = run_hash_of(episode) in runs and _TRACE_ID.fullmatch(episode)
+    return split_episode_id(episode) if is_ours else None
+
+
 def _parse(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
         raise ValueError(f"expected {what} matching {pattern.pattern}, got {text[:60]!r}")
@@ -99,6 +110,11 @@ def _parse(pattern: re.Pattern[str], text: str, what: str) -> str:
 def parse_run_name(text: str) -> RunName:
     """Raises ValueError unless the text can name a run."""
     return RunName(_parse(_RUN_NAME, text, "a run name"))
+
+
+def parse_run_hash(text: str) -> RunHash:
+    """Raises ValueError unless the text is a run's hash."""
+    return RunHash(_parse(_RUN_HASH, text, "a run hash"))
 
 
 def parse_rollout_id(text: str) -> RolloutId:

@@ -7,17 +7,15 @@ made; a value that cannot work raises ConfigurationError with the key and the re
 from __future__ import annotations
 
 import math
-import re
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import parse_run_hash
 
 from .assemble.air.rules import AirRule
 
 __all__ = ["AirRule", "Select", "StreamLimits", "StreamsConfig"]
-
-_RUN_HASH = re.compile(r"[0-9a-f]{8}")
 
 
 class Select(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,14 +111,20 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stall_s: float = 60.0
     """A delivered position that stands still this long under lag ends the worker."""
 
+    @property
+    def runs(self) -> frozenset[str]:
+        """Hashes of the runs whose rollouts this run takes: its own and those selected."""
+        return frozenset((self.run_hash, *self.select.runs))
+
     def __post_init__(self) -> None:
-        if not _RUN_HASH.fullmatch(self.run_hash):
-            raise ConfigurationError(f"run_hash: expected 8 hex characters, got {self.run_hash[:60]!r}")
+        for name, hashes in (("run_hash", (self.run_hash,)), ("select.runs", self.select.runs)):
+            try:
+                for text in hashes:
+                    parse_run_hash(text)
+            except ValueError as error:
+                raise ConfigurationError(f"{name}: {error}") from None
         if not self.policies or len(set(self.policies)) != len(self.policies):
             raise ConfigurationError("policies: expected one or more distinct names; name each trained policy once")
-        for run in self.select.runs:
-            if not _RUN_HASH.fullmatch(run):
-                raise ConfigurationError(f"select.runs: expected run hashes of 8 hex characters, got {run[:60]!r}")
         names = [rule.name for rule in self.air]
         if len(set(names)) != len(names):
             raise ConfigurationError(f"air: expected distinct rule names, got {names}; rename one")

@@ -6,6 +6,7 @@ Each test gathers every offence as `file:line: what`, so that one run shows them
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -127,6 +128,17 @@ def test_errors_stand_in_one_module() -> None:
         if isinstance(node, ast.ClassDef)
         and any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
         if name_of(path) != "schemas/errors.py" and f"{name_of(path)}: {node.name}" != CONTROL_FLOW
+    ] == []
+
+
+def test_only_ids_takes_an_id_apart() -> None:
+    """Elsewhere `run_hash_of`, `attempt_of` and `split_episode_id` say what the digits mean."""
+    cut = re.compile(r"\[(:8|:24|8:|:28|28:)\]|startswith\((\w+\.)*_?(run|rollout)(_hash|_id)?\)")
+    assert [
+        f"{name_of(path)}: {found[0]}"
+        for path in FILES
+        if name_of(path) not in ("schemas/ids.py", *RUN_BY_PATH)
+        for found in cut.finditer(path.read_text())
     ] == []
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.records.calls import CALLS, CallRecord
@@ -133,7 +133,7 @@ def _rollouts_by_label(
     found: dict[_Label, deque[str]] = {}
     for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
         call = _call(record.value)
-        if call is None or call.policy != policy or call.rollout_id is None or not call.rollout_id.startswith(run):
+        if call is None or call.policy != policy or call.rollout_id is None or run_hash_of(call.rollout_id) != run:
             continue
         label = _label(call)
         if label is None or label not in acknowledged or not _is_after(call, acknowledged[label]):

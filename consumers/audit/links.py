@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Stage, Topic
@@ -54,7 +55,7 @@ def _facts_to_raw(seen: Evidence) -> Iterator[str]:
         if key in seen.raw or _RAW[kind] in seen.expired:
             continue
         # Facts of other runs and of captured agents' spans are here by selection; their raw keys were not kept.
-        if (kind == "span" or "/" in rest) and not rest.startswith(seen.run):
+        if (kind == "span" or "/" in rest) and run_hash_of(rest) != seen.run:
             continue
         if kind == "call" and rest in seen.foreign_calls:
             continue
@@ -69,7 +70,7 @@ def _episodes_to_raw(seen: Evidence) -> Iterator[str]:
                     yield f"call in episode {id_} but not on llm_calls: {call}"
         if Topic.REWARDS not in seen.expired:
             for reward in episode.rewards:
-                if reward.startswith(seen.run) and f"reward:{reward}" not in seen.raw:
+                if run_hash_of(reward) == seen.run and f"reward:{reward}" not in seen.raw:
                     yield f"reward in episode {id_} but not on rewards: {reward}"
         if Topic.EPISODE_EVENTS not in seen.expired:
             for call in sorted(episode.calls):
@@ -139,11 +140,11 @@ def _rollouts(seen: Evidence) -> Iterator[str]:
     if Topic.ROLLOUT_EVENTS not in seen.expired:
         # The runner commits a request when its final event is on the log; one above its commits is on its way.
         for rollout, position in seen.rollouts.items():
-            is_ours = rollout.startswith(seen.run) and position not in seen.dead
+            is_ours = run_hash_of(rollout) == seen.run and position not in seen.dead
             if is_ours and rollout not in seen.final_rollouts and seen.is_done(Stage.RUNNER, position):
                 yield f"rollout asked for, committed by the runner and without a final event: {rollout}"
     for rollout in sorted(filter(None, final)):
-        if rollout.startswith(seen.run) and rollout not in seen.final_rollouts:
+        if run_hash_of(rollout) == seen.run and rollout not in seen.final_rollouts:
             yield f"final episode without a final rollout event: {rollout}"
 
 

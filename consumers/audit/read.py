@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.records.calls import CALLS, CallRecord
@@ -224,13 +224,13 @@ def _dead(seen: Evidence, record: Record) -> None:
 
 def _reward(seen: Evidence, record: Record) -> None:
     reward = _decoded(REWARDS.decode, record)
-    if reward is not None and reward.rollout_id.startswith(seen.run):
+    if reward is not None and run_hash_of(reward.rollout_id) == seen.run:
         seen.raw[_reward_key(reward)] = record.position
 
 
 def _event(seen: Evidence, record: Record) -> None:
     event = _decoded(ROLLOUT_EVENTS.decode, record)
-    if event is not None and event.rollout_id.startswith(seen.run):
+    if event is not None and run_hash_of(event.rollout_id) == seen.run:
         seen.raw[_event_key(event)] = record.position
         if event.is_final:
             seen.final_rollouts.add(event.rollout_id)
@@ -240,7 +240,7 @@ def _call(seen: Evidence, record: Record) -> None:
     call = _decoded(CALLS.decode, record)
     if call is None:
         seen.undecodable_calls.add(record.position)
-    elif call.rollout_id is not None and not call.rollout_id.startswith(seen.run):
+    elif call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
         if isinstance(call, CallRecord):
             seen.foreign_calls.add(call.call_id)
     elif isinstance(call, CallRecord):
@@ -263,7 +263,7 @@ def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
         return
     for _, spans in spans_by_service(request):
         for span in spans:
-            if span.trace_id.hex().startswith(run):
+            if run_hash_of(span.trace_id.hex()) == run:
                 yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from tracegrad.schemas.errors import RecordError, TracegradError
-from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.protocol import Log, LogReader, Record, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
@@ -127,7 +127,7 @@ class RunView:
 
     def _event(self, record: Record) -> list[Event]:
         event = ROLLOUT_EVENTS.decode(record.value)
-        if event.rollout_id.startswith(self._run) and not event.state.is_end:
+        if run_hash_of(event.rollout_id) == self._run and not event.state.is_end:
             id_ = event.rollout_id + event.attempt_id
             if id_ not in self._ended:
                 self._open.add(id_)

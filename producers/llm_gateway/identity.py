@@ -15,7 +15,7 @@ import msgspec
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import IdentityError
-from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, parse_attempt_id, parse_rollout_id, split_episode_id
+from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, attempt_of, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.records.calls import Identity
 
 __all__ = ["Caller", "collect", "judge"]
@@ -84,8 +84,8 @@ def judge(claims: Identity, run_hash: str) -> Caller:
     ):
         if claim is not None:
             named.append(_parse_claim(what, claim))
-    if trace_id is not None and trace_id[:8] == run_hash:
-        named.append(split_episode_id(trace_id))
+    if trace_id is not None and (own := attempt_of(trace_id, {run_hash})):
+        named.append(own)
     rollouts = {rollout for rollout, _ in named}
     attempts = {attempt for _, attempt in named if attempt is not None}
     if len(rollouts) > 1 or len(attempts) > 1:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from tracegrad.schemas.errors import SessionError
-from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of
+from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
 from .config import LlmGatewayConfig
@@ -199,7 +199,7 @@ class Sessions:
         running = [
             session
             for episode, session in self._attempts.items()
-            if episode.startswith(caller.rollout_id) and not session.is_closing
+            if split_episode_id(episode)[0] == caller.rollout_id and not session.is_closing
         ]
         if len(running) == 1:
             return self._touch(running[0])

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
-from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, parse_rollout_id
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, parse_rollout_id, run_hash_of
 from tracegrad.schemas.log.follow import Tail, append_patiently
 from tracegrad.schemas.log.offset_ledger import OffsetLedger
 from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
@@ -196,7 +196,7 @@ class Runner:
         try:
             request = ROLLOUTS.decode(record.value)
             parse_rollout_id(request.rollout_id)
-            if not request.rollout_id.startswith(self._config.run_hash):
+            if run_hash_of(request.rollout_id) != self._config.run_hash:
                 raise RecordError(f"expected a rollout of run {self._config.run_hash}", reason="foreign_run")
         except ValueError as error:
             await self._dead_letter(record, error)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest
@@ -85,7 +86,7 @@ class RunState:
             self._acked[record.engine_id] = record.version
 
     def _fold_request(self, request: RolloutRequest) -> None:
-        if request.purpose not in self._admitted or not request.rollout_id.startswith(self._run_hash):
+        if request.purpose not in self._admitted or run_hash_of(request.rollout_id) != self._run_hash:
             return
         if self._admitted[request.purpose].add(request.group) and not self._histories.of(request).is_final:
             self.open[request.rollout_id] = OpenRollout(request, self._clock())
@@ -101,7 +102,7 @@ class RunState:
 
     def _fold_episode(self, episode: Episode) -> None:
         group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)
-        if group is None or rollout is None or seen is None or not rollout.startswith(self._run_hash):
+        if group is None or rollout is None or seen is None or run_hash_of(rollout) != self._run_hash:
             return
         if not episode.is_final or not seen.add(group):
             return

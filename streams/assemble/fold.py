@@ -14,6 +14,7 @@ import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
@@ -32,7 +33,6 @@ from ..closed import ClosedIds
 from ..config import StreamsConfig
 from ..counters import Counters
 from ..dead_letter import dead_letter
-from ..normalize.identity import run_hashes
 from .deadlines import Deadlines
 from .open_episode import OpenEpisode, Waiting
 from .rewards import is_authorised
@@ -50,7 +50,6 @@ class Assemble:
     def __init__(self, config: StreamsConfig) -> None:
         self.counters = Counters()
         self._config = config
-        self._hashes = run_hashes(config)
         self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
         self._open: dict[str, OpenEpisode] = {}
         self._deadlines = Deadlines(config)
@@ -72,7 +71,7 @@ class Assemble:
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
         proposals = []
-        for episode, reason in self._deadlines.due(self._open.values(), now_s, self._has_rollout):
+        for episode, reason in self._deadlines.due(self._open.values(), now_s):
             self.counters.add(f"proposed:{reason}")
             proposals.append(
                 Output(
@@ -116,7 +115,8 @@ class Assemble:
         if episode is None:
             if len(self._open) >= self._config.limits.max_open_episodes:
                 raise RecordError(f"expected at most {len(self._open)} open episodes", reason="too_many_open")
-            episode = OpenEpisode(facts.episode_id, key=record.key, partition=record.partition)
+            attempt = attempt_of(facts.episode_id, self._config.runs)
+            episode = OpenEpisode(facts.episode_id, attempt, key=record.key, partition=record.partition)
         self._check_bounds(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
@@ -148,9 +148,6 @@ class Assemble:
             return is_authorised(fact.reward, self._config.reward_sources)
         return isinstance(fact, CallsClosedFact | RolloutFact)
 
-    def _has_rollout(self, episode: OpenEpisode) -> bool:
-        return episode.episode_id[:8] in self._hashes and len(episode.episode_id) == 32
-
     def _close(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
         del self._open[episode.episode_id]
         self._closed.add(episode.episode_id)
@@ -172,12 +169,12 @@ class Assemble:
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):
             return "unattributed"
-        if self._has_rollout(episode) or is_selected(episode, self._config.select):
+        if episode.attempt or is_selected(episode, self._config.select):
             return "emitted"
         return "not_selected"
 
     def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
-        written = write_episode(episode, self._config, has_rollout=self._has_rollout(episode), closed_by=closed_by)
+        written = write_episode(episode, self._config, closed_by=closed_by)
         value = EPISODES.encode(written)
         if len(value) <= MAX_VALUE_BYTES:
             return (_output(written, value),)

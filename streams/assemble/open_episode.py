@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tracegrad.schemas.ids import AttemptId, RolloutId
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.calls import CallsClosed
 from tracegrad.schemas.records.facts import CallFact, CallsClosedFact, Fact, RewardFact, SpanFact
@@ -44,8 +45,17 @@ class Waiting(Enum):
 class OpenEpisode:
     """One episode's state in memory."""
 
-    def __init__(self, episode_id: str, *, key: bytes | None, partition: int) -> None:
+    def __init__(
+        self,
+        episode_id: str,
+        attempt: tuple[RolloutId, AttemptId] | None,
+        *,
+        key: bytes | None,
+        partition: int,
+    ) -> None:
         self.episode_id = episode_id
+        self.attempt = attempt
+        """What it is an attempt at; None for a captured trace, of which no runner will ever speak."""
         self.key = key
         """Of its records; a close proposal bears it too."""
         self.partition = partition

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tracegrad.schemas.ids import split_episode_id
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
@@ -30,18 +29,18 @@ _NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
-def write_episode(episode: OpenEpisode, config: StreamsConfig, *, has_rollout: bool, closed_by: str) -> Episode:
+def write_episode(episode: OpenEpisode, config: StreamsConfig, *, closed_by: str) -> Episode:
     """The record of a closing episode."""
     event = episode.event
     state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
     is_graded = state not in _UNGRADED
     spans = list(episode.spans.values()) if is_graded else []
     tools = tool_spans(spans)
-    calls = _calls(episode, spans, tools, config, has_rollout=has_rollout)
+    calls = _calls(episode, spans, tools, config)
     rewards = _authorised(episode) if is_graded else ()
     awaited = episode.end.rewards_awaited if episode.end else ()
     total, unscored = sum_rewards(rewards, awaited) if is_graded else (None, state.value)
-    rollout_id, attempt_id = split_episode_id(episode.episode_id) if has_rollout else (None, None)
+    rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
     return Episode(
         episode_id=episode.episode_id,
@@ -53,7 +52,7 @@ def write_episode(episode: OpenEpisode, config: StreamsConfig, *, has_rollout: b
         policy=event.policy if event else (policies.pop() if len(policies) == 1 else None),
         purpose=event.purpose if event else Purpose.UNKNOWN,
         state=state,
-        is_final=episode.end.is_final if episode.end else not has_rollout,
+        is_final=episode.end.is_final if episode.end else not episode.attempt,
         error=episode.end.error if episode.end else None,
         closed_by=closed_by,
         services=tuple(sorted({span.service for span in spans if span.service})),
@@ -82,7 +81,7 @@ def _authorised(episode: OpenEpisode) -> tuple[Reward, ...]:
 
 
 def _calls(
-    episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact], config: StreamsConfig, *, has_rollout: bool
+    episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact], config: StreamsConfig
 ) -> tuple[EpisodeCall, ...]:
     """The calls in the order of their records on the log."""
     facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
@@ -100,7 +99,7 @@ def _calls(
                 match,
                 turn=turn,
                 outcome=outcome,
-                masked=_masked(record, outcome if has_rollout else None),
+                masked=_masked(record, outcome if episode.attempt else None),
                 tools=tuple(_execution(span, call_id) for span, call_id in answered),
             )
         )

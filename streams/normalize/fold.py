@@ -32,7 +32,7 @@ from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic, Topics
 from ..config import StreamsConfig
 from ..counters import Counters
 from ..dead_letter import dead_letter
-from .identity import EpisodeKey, Identities, run_hashes
+from .identity import EpisodeKey, Identities
 from .read_spans import SpanReader
 
 __all__ = ["ORIGIN_HEADER", "Normalize"]
@@ -51,7 +51,7 @@ class Normalize:
 
     def __init__(self, config: StreamsConfig, topics: Topics) -> None:
         self.counters = Counters()
-        self._identities = Identities(run_hashes(config))
+        self._identities = Identities(config.runs)
         self._spans = SpanReader(
             self._identities,
             tool_error_prefixes=config.tool_error_prefixes,

@@ -12,16 +12,16 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import (
     AttemptId,
     RolloutId,
+    attempt_of,
     episode_id,
     parse_attempt_id,
     parse_rollout_id,
     parse_trace_id,
+    run_hash_of,
     split_episode_id,
 )
 
-from ..config import StreamsConfig
-
-__all__ = ["EpisodeKey", "Identities", "run_hashes"]
+__all__ = ["EpisodeKey", "Identities"]
 
 
 class EpisodeKey(NamedTuple):
@@ -31,16 +31,11 @@ class EpisodeKey(NamedTuple):
     key: str
 
 
-def run_hashes(config: StreamsConfig) -> frozenset[str]:
-    """The hashes of the runs whose rollouts this run takes: its own and those selected."""
-    return frozenset((config.run_hash, *config.select.runs))
-
-
 class Identities:
-    """Judges identity claims for one run."""
+    """Judges identity claims for one run; `runs`: hashes of the runs whose rollouts it takes."""
 
-    def __init__(self, hashes: frozenset[str]) -> None:
-        self._hashes = hashes
+    def __init__(self, runs: frozenset[str]) -> None:
+        self._runs = runs
 
     def of(self, rollout: str | None, attempt: str | None, trace: str | None) -> EpisodeKey | None:
         """The episode of these claims; None: another run's rollout, not selected.
@@ -50,16 +45,16 @@ class Identities:
                 trace id names another attempt), `no_identity` (nothing at all).
         """
         own = _parse_trace(trace) if trace is not None else None
+        named = attempt_of(own, self._runs) if own is not None else None
         if rollout is None:
             if own is None:
                 raise RecordError("expected a rollout id or a trace id, got neither", reason="no_identity")
-            key = split_episode_id(own)[0] if own[:8] in self._hashes else own
-            return EpisodeKey(own, key)
+            return EpisodeKey(own, named[0] if named else own)
         parsed, parsed_attempt = _parse_rollout(rollout, attempt, own)
-        if parsed[:8] not in self._hashes:
+        if run_hash_of(parsed) not in self._runs:
             return None
         episode = episode_id(parsed, parsed_attempt)
-        if own is not None and own[:8] in self._hashes and own != episode:
+        if named is not None and own != episode:
             raise RecordError(
                 f"expected one episode, got {episode} by attributes and {own} by trace id", reason="identity_conflict"
             )
@@ -80,6 +75,6 @@ def _parse_rollout(rollout: str, attempt: str | None, trace: str | None) -> tupl
             return parsed, parse_attempt_id(attempt)
     except ValueError as error:
         raise RecordError(str(error), reason="bad_identity") from error
-    if trace is None or not trace.startswith(parsed):
+    if trace is None or split_episode_id(trace)[0] != parsed:
         raise RecordError(f"expected an attempt id beside rollout {parsed}, got none", reason="no_attempt")
     return split_episode_id(trace)

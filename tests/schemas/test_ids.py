@@ -47,8 +47,19 @@ def test_parts_of_a_digest_do_not_run_together() -> None:
     assert ids.run_hash(ids.RunName("a"), "bc") != ids.run_hash(ids.RunName("ab"), "c")
 
 
+@given(st.lists(HASHES, max_size=3), HASHES, st.text("0123456789abcdef", min_size=24, max_size=25))
+def test_an_episode_names_its_attempt_only_for_its_own_run(
+    runs: list[ids.RunHash], run: ids.RunHash, rest: str
+) -> None:
+    """Any other trace, and what is no trace id at all, was captured."""
+    own = ids.attempt_of(run + rest, [*runs, run])
+    assert own == (ids.split_episode_id(run + rest) if len(rest) == 24 else None)
+    assert ids.attempt_of(run + rest, [other for other in runs if other != run]) is None
+
+
 PARSERS: list[tuple[Callable[[str], str], str]] = [
     (ids.parse_run_name, r"[a-z0-9-]{1,40}"),
+    (ids.parse_run_hash, r"[0-9a-f]{8}"),
     (ids.parse_rollout_id, r"[0-9a-f]{28}"),
     (ids.parse_attempt_id, r"[0-9a-f]{4}"),
     (ids.parse_trace_id, r"[0-9a-f]{32}"),

@@ -94,7 +94,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
         ('[kafka.client]\nfoo = "1"\n', r"\[kafka.client\] foo: not allowed; expected one of"),
         ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
-        ('[select]\nruns = ["zz"]\n', "select.runs: expected run hashes of 8 hex characters, got 'zz'"),
+        ('[select]\nruns = ["zz"]\n', "select.runs: expected a run hash matching .0-9a-f..8., got 'zz'"),
         ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set \[llm\] token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
         ("[llm]\nport = 99999\n", r"\[llm\] port: expected at most 65535, got 99999"),
