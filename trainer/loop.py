@@ -2,8 +2,8 @@
 
     read       TransitionsSource, OpenBatch   consumes transitions; waits for G new groups (says so, with the lag);
                                               unblocked by credit. Dead letters are acknowledged here.
-    advantage  training_rows                  returns -> leave-one-out advantages, token weights
-    loss       Learner.step                   micro-batches, forward, backward
+    advantage  training_rows, Recipe          returns -> advantages, token weights
+    loss       Learner.step, Recipe           micro-batches, forward, backward
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
     checkpoint Checkpoints.save               one rename; from here on the batch is consumed, whatever is killed
     publish    Publisher, Ownership.announce  folder, then manifest on `weights`; unblocks weight sync
@@ -33,12 +33,11 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.weights import RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 
-from .algorithm.surrogate import Denominator
 from .batch.batches import Batch, OpenBatch, TransitionsSource, account
 from .batch.groups import GroupLimits
-from .batch.packing import TrainingRow, training_rows
+from .batch.rows import TrainingRow, training_rows
 from .config import TrainerConfig
-from .metrics import describe_step, rollout_tokens
+from .metrics import describe_step
 from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
 from .store.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng
@@ -202,10 +201,8 @@ class Trainer:
         self._say(record)
 
     def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult]:
-        loss = self._config.loss
         state = self._progress.state
-        denominator = Denominator.of(loss, rollout_tokens(batch.groups))
-        rows = training_rows(batch.groups, denominator, scale=loss.scale_advantages)
+        rows = training_rows(batch.groups, self._learner.recipe)
         return rows, self._learner.step(rows, version=state.version, step=state.step + 1)
 
     # checkpoint, publish, record

@@ -16,19 +16,10 @@ from tracegrad.schemas.records.training import Accounting, TrainingStep
 
 from .batch.batches import Batch
 from .batch.groups import Group
-from .batch.packing import TrainingRow
+from .batch.rows import TrainingRow
 from .step import StepResult
 
-__all__ = ["describe_step", "rollout_tokens"]
-
-
-def rollout_tokens(groups: Sequence[Group]) -> dict[str, int]:
-    """Trained tokens n_r of every rollout that the loss's denominators count: members that were not excluded."""
-    tokens = {member.rollout_id: 0 for group in groups for member in group.summary.members if not member.excluded}
-    for group in groups:
-        for row in group.rows:
-            tokens[row.rollout_id] = row.rollout_tokens
-    return tokens
+__all__ = ["describe_step"]
 
 
 def _reward_parts(groups: Sequence[Group], num_rollouts: int) -> dict[str, float]:

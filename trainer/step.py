@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .algorithm.surrogate import TokenLoss, clipped_policy_loss, sampled_logprobs
-from .batch.packing import MicroBatch, TrainingRow, micro_batches
-from .config import OptimiserConfig, TrainerConfig
+from .algorithm.ratio import sampled_logprobs
+from .algorithm.recipe import Recipe, TokenLoss
+from .batch.packing import MicroBatch, micro_batches
+from .batch.rows import TrainingRow
+from .config import LossConfig, OptimiserConfig, TrainerConfig
 from .model.policy import Policy
 
 __all__ = ["Learner", "StepResult"]
@@ -67,11 +69,22 @@ class _Watch:
             self.error_max = max(self.error_max, error) if math.isfinite(error) else 1e9
 
 
+def _recipe(config: LossConfig) -> Recipe:
+    return Recipe(
+        scale="std" if config.scale_advantages else "none",
+        low=config.clip_low,
+        high=config.clip_high,
+        aggregation=config.aggregation,
+        length=config.constant_tokens,
+    )
+
+
 class Learner:
-    """A policy and its optimiser."""
+    """A policy, its optimiser and its recipe."""
 
     def __init__(self, policy: Policy, config: TrainerConfig) -> None:
         self.policy = policy
+        self.recipe = _recipe(config.loss)
         self._config = config
         self._names = sorted(policy.masters)
         self._optimiser = self._new_optimiser(config.optimiser)
@@ -137,14 +150,12 @@ class Learner:
             batch = batch.to(self.policy.device)
             logits_BKV = self.policy.logits(batch.input_ids_BL, batch.keep_K)
             logprobs_BK = sampled_logprobs(logits_BKV, batch.targets_BK, batch.temperatures_BK)
-            term = clipped_policy_loss(
+            term = self.recipe.loss(
                 logprobs_BK,
                 sampler_logprobs_BK=batch.sampler_logprobs_BK,
                 advantages_BK=batch.advantages_BK,
                 token_weights_BK=batch.token_weights_BK,
                 loss_mask_BK=batch.loss_mask_BK,
-                clip_low=config.loss.clip_low,
-                clip_high=config.loss.clip_high,
             )
             term.loss.backward()  # type: ignore[no-untyped-call]
             self.policy.collect_gradients()

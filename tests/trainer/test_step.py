@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 from tracegrad.schemas.ids import RunName
-from tracegrad.trainer.batch.packing import TrainingRow
+from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import OptimiserConfig, TrainerConfig
 from tracegrad.trainer.model.policy import configure_torch, load_policy
 from tracegrad.trainer.step import Learner

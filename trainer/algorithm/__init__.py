@@ -1,1 +1,1 @@
-"""How a batch becomes a loss: one file an axis, pure functions on tensors."""
+"""How returns become a loss: one file an axis, pure functions on plain numbers and tensors; `recipe.py` is the form."""

@@ -1,4 +1,4 @@
-"""Groups become rows of numbers, rows become micro-batches. No attention crosses a row.
+"""Rows become micro-batches. No attention crosses a row.
 
 Rows of like length share a micro-batch, padded on the right. Under causal attention a token never sees what
 follows it, so right padding needs no mask, leaks nothing between rows, and leaves the kernels' causal fast path.
@@ -10,7 +10,7 @@ Tensor suffixes: B rows of the micro-batch, L its longest row, K kept positions,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,38 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tracegrad.schemas.records.transitions import SegmentRow
+from .rows import TrainingRow
 
-from ..algorithm.baseline import group_advantages
-from ..algorithm.surrogate import Denominator
-from .groups import Group, token_versions
-
-__all__ = ["MicroBatch", "TrainingRow", "micro_batches", "training_rows"]
-
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRow:
-    """One segment with all that the loss needs, aligned with its tokens."""
-
-    rollout_id: str
-    token_ids_T: Ints
-    loss_mask_T: npt.NDArray[np.bool_]
-    sampler_logprobs_T: Floats
-    advantages_T: Floats
-    """0 outside the loss mask."""
-    temperatures_T: Floats
-    versions_T: Ints
-    """-1 outside the loss mask."""
-    token_weight: float
-    """What one trained token weighs in the loss: 1 / the denominator."""
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether computing it can change the weights."""
-        return bool(np.any(self.advantages_T != 0.0))
+__all__ = ["MicroBatch", "micro_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,41 +40,6 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
         return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
-
-
-def training_rows(groups: Iterable[Group], denominator: Denominator, *, scale: bool = False) -> list[TrainingRow]:
-    """All rows of a batch, advantages applied, in the order of records and rows."""
-    rows: list[TrainingRow] = []
-    for group in groups:
-        advantages = group_advantages(group.rows, scale=scale)
-        for row in group.rows:
-            if any(row.loss_mask):
-                rows.append(_training_row(row, advantages, denominator))
-    return rows
-
-
-def _training_row(row: SegmentRow, advantages: dict[tuple[str, str], float], denominator: Denominator) -> TrainingRow:
-    num_tokens = len(row.token_ids)
-    mask = np.asarray(row.loss_mask, dtype=np.bool_)
-    advantages_T = np.zeros(num_tokens, dtype=np.float32)
-    temperatures_T = np.ones(num_tokens, dtype=np.float32)
-    versions_T = np.full(num_tokens, -1, dtype=np.int64)
-    for turn in row.turns:
-        advantages_T[turn.start : turn.end] = advantages[row.rollout_id, turn.call_id]
-        if turn.temperature > 0.0:
-            temperatures_T[turn.start : turn.end] = turn.temperature
-        for start, end, version in token_versions(turn):
-            versions_T[start:end] = version
-    return TrainingRow(
-        rollout_id=row.rollout_id,
-        token_ids_T=np.asarray(row.token_ids, dtype=np.int64),
-        loss_mask_T=mask,
-        sampler_logprobs_T=np.asarray(row.logprobs, dtype=np.float32),
-        advantages_T=np.where(mask, advantages_T, np.float32(0.0)),
-        temperatures_T=temperatures_T,
-        versions_T=np.where(mask, versions_T, -1),
-        token_weight=denominator.token_weight(row.rollout_tokens),
-    )
 
 
 def micro_batches(

@@ -23,7 +23,7 @@ from tracegrad.schemas.records.calls import CallRecord, VersionSpan
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
-from tracegrad.trainer.batch.packing import TrainingRow
+from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import OptimiserConfig, TrainerConfig
 from tracegrad.trainer.model.policy import load_policy
 from tracegrad.trainer.step import Learner

@@ -13,11 +13,12 @@ import torch
 
 from tests.trainer.material import VOCABULARY, group_bytes, record
 from tracegrad.schemas.ids import RunName
-from tracegrad.trainer.algorithm.surrogate import Denominator, clipped_policy_loss, sampled_logprobs
+from tracegrad.trainer.algorithm.ratio import sampled_logprobs
+from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
-from tracegrad.trainer.batch.packing import MicroBatch, TrainingRow, micro_batches, training_rows
+from tracegrad.trainer.batch.packing import MicroBatch, micro_batches
+from tracegrad.trainer.batch.rows import TrainingRow, training_rows
 from tracegrad.trainer.config import TrainerConfig
-from tracegrad.trainer.metrics import rollout_tokens
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
 
 pytestmark = pytest.mark.torch
@@ -33,9 +34,7 @@ def groups(count: int) -> list[Group]:
 
 def rows_of(count: int) -> list[TrainingRow]:
     """Their rows, by token mean."""
-    config = TrainerConfig(run=RunName("r"), model="m", work_dir="w")
-    made = groups(count)
-    return training_rows(made, Denominator.of(config.loss, rollout_tokens(made)))
+    return training_rows(groups(count), Recipe())
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +54,12 @@ def gradients(policy: Policy, rows: list[TrainingRow], *, max_tokens: int) -> tu
     """Loss and gradients through our micro-batches."""
     loss = 0.0
     for batch in micro_batches(rows, max_tokens=max_tokens, max_logits=1 << 28, vocabulary=VOCABULARY):
-        term = clipped_policy_loss(
+        term = Recipe().loss(
             logprobs_of(policy, batch),
             sampler_logprobs_BK=batch.sampler_logprobs_BK,
             advantages_BK=batch.advantages_BK,
             token_weights_BK=batch.token_weights_BK,
             loss_mask_BK=batch.loss_mask_BK,
-            clip_low=0.2,
-            clip_high=0.28,
         )
         term.loss.backward()  # type: ignore[no-untyped-call]
         loss += float(term.loss.detach())
@@ -146,14 +143,3 @@ def test_bounds_hold_unless_a_row_is_alone() -> None:
             assert count == 1 or count * length <= min(max_tokens, max_logits // VOCABULARY)
         assert sum(len(batch.input_ids_BL) for batch in batches) == len(rows)
         assert sum(int(batch.loss_mask_BK.sum()) for batch in batches) == sum(int(r.loss_mask_T.sum()) for r in rows)
-
-
-def test_denominator_counts_rows_without_advantage() -> None:
-    """token_mean: each token weighs 1/N with N over all rollouts of the batch."""
-    useless = judge(record(group_bytes(9, spread=0.0)), GroupLimits("policy", VOCABULARY)).group
-    assert useless is not None
-    config = TrainerConfig(run=RunName("r"), model="m", work_dir="w")
-    both = [*groups(1), useless]
-    rows = training_rows(both, Denominator.of(config.loss, rollout_tokens(both)))
-    assert rows[0].token_weight == 1 / sum(int(row.loss_mask_T.sum()) for row in rows)
-    assert [row.has_gradient for row in rows[-4:]] == [False] * 4

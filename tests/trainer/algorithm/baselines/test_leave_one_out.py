@@ -1,0 +1,40 @@
+"""Leave-one-out over peers, by hand and by property."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tracegrad.trainer.algorithm.baselines.leave_one_out import leave_one_out
+
+
+def test_baseline_by_hand() -> None:
+    """Of 1, 0 and 0.5: mean(0, 0.5), mean(1, 0.5), mean(1, 0)."""
+    assert leave_one_out(["r0", "r1", "r2"], [1.0, 0.0, 0.5]) == pytest.approx([0.25, 0.75, 0.5])
+
+
+def test_turn_without_peers_is_its_own_baseline() -> None:
+    """One rollout alone says nothing about itself."""
+    assert leave_one_out(["r0"], [5.0]) == [5.0]
+    assert leave_one_out(["r0", "r0"], [5.0, 1.0]) == [5.0, 1.0]
+
+
+def test_turns_of_the_same_rollout_are_left_out_together() -> None:
+    """r0's second turn shares its outcome: r0 is compared with 0.25, not with mean(1, 0.25)."""
+    assert leave_one_out(["r0", "r0", "r1"], [1.0, 1.0, 0.25]) == [0.25, 0.25, 1.0]
+
+
+def test_shift_of_all_returns_shifts_the_baseline() -> None:
+    """A constant added to every return cancels in the advantage."""
+    rng = random.Random(1)
+    rollouts = [f"r{i}" for i in range(8)]
+    returns = [rng.uniform(-1, 2) for _ in rollouts]
+    shifted = leave_one_out(rollouts, [value + 3.25 for value in returns])
+    assert shifted == pytest.approx([value + 3.25 for value in leave_one_out(rollouts, returns)], abs=1e-12)
+
+
+def test_advantages_of_one_turn_a_rollout_sum_to_zero() -> None:
+    """sum_i (R_i - mean of the others) = 0."""
+    returns = [0.0, 1.0, 1.5, 2.0, 0.5]
+    assert sum(returns) == pytest.approx(sum(leave_one_out(list("abcde"), returns)), abs=1e-12)

@@ -1,0 +1,115 @@
+"""The form: axes put together, by hand and by property."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from tracegrad.trainer.algorithm.recipe import Recipe, TokenLoss
+
+pytestmark = pytest.mark.torch
+
+RECIPE = Recipe()
+
+
+def loss_of(
+    ratios: list[float], advantages: list[float], weights: list[float] | None = None, mask: list[int] | None = None
+) -> tuple[TokenLoss, torch.Tensor]:
+    """The loss at given ratios; mu is 0.5 for every token."""
+    sampler = torch.full((1, len(ratios)), math.log(0.5))
+    logprobs = (torch.tensor([ratios]).log() + sampler).requires_grad_(True)
+    term = RECIPE.loss(
+        logprobs,
+        sampler_logprobs_BK=sampler,
+        advantages_BK=torch.tensor([advantages]),
+        token_weights_BK=torch.tensor([weights or [1.0] * len(ratios)]),
+        loss_mask_BK=torch.tensor([mask or [1] * len(ratios)]).bool(),
+    )
+    return term, logprobs
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
+    """After a backward pass."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 1.0, -1.0, -1.0),
+        (1.2, 1.0, -1.2, -1.2),
+        (1.5, 1.0, -1.28, 0.0),
+        (0.5, 1.0, -0.5, -0.5),
+        (1.5, -2.0, 3.0, 3.0),
+        (0.5, -2.0, 1.6, 0.0),
+        (0.9, -2.0, 1.8, 1.8),
+    ],
+)
+def test_loss_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    """-min(rho A, clip(rho, .8, 1.28) A); d/dlogprob is -rho A where the clip does not hold, else 0."""
+    term, logprobs = loss_of([ratio], [advantage])
+    assert term.loss.item() == pytest.approx(loss, rel=1e-5)
+    term.loss.backward()  # type: ignore[no-untyped-call]
+    assert gradient_of(logprobs).item() == pytest.approx(gradient, rel=1e-5, abs=1e-7)
+    assert bool(term.clipped_BK.item()) == (gradient == 0.0)
+
+
+def test_masked_tokens_give_exactly_nothing() -> None:
+    """Even where their ratio would overflow."""
+    term, logprobs = loss_of([1.1, 1e30], [1.0, -1.0], weights=[0.5, 0.0], mask=[1, 0])
+    term.loss.backward()  # type: ignore[no-untyped-call]
+    assert term.loss.item() == pytest.approx(-0.55)
+    assert gradient_of(logprobs)[0, 1].item() == 0.0
+
+
+def test_absurd_ratio_stays_finite() -> None:
+    """A token that the trainer finds e^60 times likelier is held at e^20."""
+    term, logprobs = loss_of([math.exp(60.0)], [-1.0])
+    term.loss.backward()  # type: ignore[no-untyped-call]
+    assert term.loss.item() == pytest.approx(math.exp(20.0), rel=1e-4)
+    assert gradient_of(logprobs).item() == 0.0
+
+
+def test_zero_advantage_gives_zero_gradient() -> None:
+    """So such rows need not be computed."""
+    term, logprobs = loss_of([1.3, 0.4], [0.0, 0.0])
+    term.loss.backward()  # type: ignore[no-untyped-call]
+    assert term.loss.item() == 0.0
+    assert torch.equal(gradient_of(logprobs), torch.zeros_like(logprobs))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"), [("token_mean", 1 / 3), ("rollout_mean", 0.0), ("constant", 1 / 10)]
+)
+def test_worked_example_of_the_docs(aggregation: str, expected: float) -> None:
+    """docs/training.md: returns 1 and 0, two and four tokens, rho = 1."""
+    recipe = Recipe(aggregation=aggregation, length=10)
+    advantages = recipe.advantages(["r0", "r1"], [1.0, 0.0])
+    weights = recipe.token_weights([2, 4])
+    assert advantages == [1.0, -1.0]
+    term, _ = loss_of([1.0] * 6, [1.0] * 2 + [-1.0] * 4, [weights[0]] * 2 + [weights[1]] * 4)
+    assert term.loss.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_equal_returns_give_exactly_zero() -> None:
+    """0.1 summed seven times rounds; a group without spread must still cost nothing."""
+    for size in range(2, 20):
+        for scale in ("none", "std"):
+            assert Recipe(scale=scale).advantages([str(i) for i in range(size)], [0.1] * size) == [0.0] * size
+
+
+def test_scale_divides_by_the_std() -> None:
+    """Returns 1 and 0: advantages 1 and -1, std 0.5, so 2 and -2."""
+    assert Recipe(scale="std").advantages(["r0", "r1"], [1.0, 0.0]) == pytest.approx([2.0, -2.0])
+
+
+def test_turn_without_peers_gets_zero() -> None:
+    """Whatever its return, scaled or not."""
+    for scale in ("none", "std"):
+        assert Recipe(scale=scale).advantages(["r0", "r0"], [5.0, 1.0]) == [0.0, 0.0]

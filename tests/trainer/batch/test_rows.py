@@ -1,0 +1,88 @@
+"""Groups become rows of numbers: who is compared with whom, and what the loss's denominators count."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.trainer.material import VOCABULARY, group_bytes, record, segment, turn
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.batch.rows import group_advantages, training_rows
+
+pytestmark = pytest.mark.torch
+
+RECIPE = Recipe()
+
+
+def group_of(index: int, *, spread: float = 1.0) -> Group:
+    """A well-formed group."""
+    group = judge(record(group_bytes(index, spread=spread)), GroupLimits("policy", VOCABULARY)).group
+    assert group is not None
+    return group
+
+
+def test_permutation_of_rows_changes_no_bit() -> None:
+    """Sums are exact, so order cannot matter."""
+    rng = random.Random(2)
+    rows = [segment(f"r{i}", [turn(2, 5, returned=rng.uniform(-1, 2))]) for i in range(8)]
+    expected = group_advantages(rows, RECIPE)
+    for _ in range(10):
+        rng.shuffle(rows)
+        assert group_advantages(rows, RECIPE) == expected
+
+
+def test_turns_are_compared_with_their_peers_only() -> None:
+    """Two turns each: first ones 1.5 and 0.5, second ones 1 and 0; the third turn of r1 has no peer."""
+    rows = [
+        segment("r0", [turn(1, 2, call="a", returned=1.5, peers="0"), turn(3, 4, call="b", returned=1.0, peers="1")]),
+        segment(
+            "r1",
+            [
+                turn(1, 2, call="a", returned=0.5, peers="0"),
+                turn(3, 4, call="b", returned=0.0, peers="1"),
+                turn(5, 6, call="c", returned=7.0, peers="2"),
+            ],
+        ),
+    ]
+    assert group_advantages(rows, RECIPE) == {
+        ("r0", "a"): 1.0,
+        ("r1", "a"): -1.0,
+        ("r0", "b"): 1.0,
+        ("r1", "b"): -1.0,
+        ("r1", "c"): 0.0,
+    }
+
+
+def test_call_in_two_rows_counts_once() -> None:
+    """A shared prefix repeats a call with loss_mask 0; the baseline must not see it twice."""
+    shared = turn(1, 3, call="a", returned=1.0)
+    rows = [
+        segment("r0", [shared]),
+        segment("r0", [shared], mask=[0] * 8, number=1),
+        segment("r1", [turn(1, 3, call="a", returned=0.5)]),
+        segment("r2", [turn(1, 3, call="a", returned=0.0)]),
+    ]
+    assert group_advantages(rows, RECIPE)["r1", "a"] == 0.0
+
+
+def test_masked_call_is_a_peer() -> None:
+    """A truncated call leaves the loss, but what it was worth still counts in the others' baseline."""
+    rows = [segment("r0", [turn(1, 3, returned=1.0)]), segment("r1", [turn(1, 3, returned=0.0)], mask=[0] * 8)]
+    assert group_advantages(rows, RECIPE)["r0", "call-0"] == 1.0
+
+
+def test_weight_multiplies_the_advantage() -> None:
+    """Credit's weight is the turn's share in the loss."""
+    rows = [segment("r0", [turn(1, 3, returned=1.0, weight=0.5)]), segment("r1", [turn(1, 3, returned=0.0)])]
+    assert group_advantages(rows, RECIPE) == {("r0", "call-0"): 0.5, ("r1", "call-0"): -1.0}
+
+
+def test_denominator_counts_rows_without_advantage() -> None:
+    """token_mean: each token weighs 1/N with N over all rollouts of the batch."""
+    rows = training_rows([group_of(0), group_of(9, spread=0.0)], RECIPE)
+    assert rows[0].token_weight == 1 / sum(int(row.loss_mask_T.sum()) for row in rows)
+    assert [row.has_gradient for row in rows[-4:]] == [False] * 4

@@ -1,0 +1,1 @@
+"""What is subtracted from a return: one file a baseline, one row each in `recipe.py`."""

@@ -1,0 +1,121 @@
+"""Groups become rows of numbers: what the loss needs beside each token, advantages and weights included.
+
+In: the groups that train, and a recipe. Out: one TrainingRow a segment that trains a token, in the order of records
+and rows. Pure. Masked calls are peers too: what the policy did there was worth what it was worth, even if their tokens
+leave the loss. A call that stands in several rows (a shared prefix) counts once.
+
+Tensor suffix: T tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracegrad.schemas.records.transitions import SegmentRow, Turn
+
+from ..algorithm.recipe import Recipe
+from .groups import Group, token_versions
+
+__all__ = ["CallKey", "TrainingRow", "group_advantages", "rollout_tokens", "training_rows"]
+
+CallKey = tuple[str, str]
+"""(rollout id, call id)."""
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One segment with all that the loss needs, aligned with its tokens."""
+
+    rollout_id: str
+    token_ids_T: Ints
+    loss_mask_T: npt.NDArray[np.bool_]
+    sampler_logprobs_T: Floats
+    advantages_T: Floats
+    """0 outside the loss mask."""
+    temperatures_T: Floats
+    versions_T: Ints
+    """-1 outside the loss mask."""
+    token_weight: float
+    """What one trained token weighs in the loss."""
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether computing it can change the weights."""
+        return bool(np.any(self.advantages_T != 0.0))
+
+
+def training_rows(groups: Sequence[Group], recipe: Recipe) -> list[TrainingRow]:
+    """All rows of a batch that train a token, advantages and weights applied."""
+    tokens = rollout_tokens(groups)
+    weights = dict(zip(tokens, recipe.token_weights([*tokens.values()]), strict=True))
+    rows: list[TrainingRow] = []
+    for group in groups:
+        advantages = group_advantages(group.rows, recipe)
+        for row in group.rows:
+            if any(row.loss_mask):
+                rows.append(_training_row(row, advantages, weights[row.rollout_id]))
+    return rows
+
+
+def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
+    """Trained tokens n_r of every rollout that the loss's denominators count.
+
+    Those are the members of trained groups that credit did not exclude (aborted, unscored); one without a trained
+    token counts with n_r = 0. Groups that the batch consumed and excluded (stale, malformed, empty) do not count.
+    """
+    tokens = {member.rollout_id: 0 for group in groups for member in group.summary.members if not member.excluded}
+    for group in groups:
+        for row in group.rows:
+            tokens[row.rollout_id] = row.rollout_tokens
+    return tokens
+
+
+def group_advantages(rows: Iterable[SegmentRow], recipe: Recipe) -> dict[CallKey, float]:
+    """The advantage of each call of a group, times its turn's weight.
+
+    Turns with equal `peers` are compared with each other.
+    """
+    turns: dict[CallKey, Turn] = {}
+    for row in rows:
+        for turn in row.turns:
+            turns.setdefault((row.rollout_id, turn.call_id), turn)
+    calls_by_peers: defaultdict[str, list[CallKey]] = defaultdict(list)
+    for call, turn in turns.items():
+        calls_by_peers[turn.peers].append(call)
+    advantages: dict[CallKey, float] = {}
+    for calls in calls_by_peers.values():
+        values = recipe.advantages([rollout for rollout, _ in calls], [turns[call].return_ for call in calls])
+        for call, value in zip(calls, values, strict=True):
+            advantages[call] = value * turns[call].weight
+    return advantages
+
+
+def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_weight: float) -> TrainingRow:
+    num_tokens = len(row.token_ids)
+    mask = np.asarray(row.loss_mask, dtype=np.bool_)
+    advantages_T = np.zeros(num_tokens, dtype=np.float32)
+    temperatures_T = np.ones(num_tokens, dtype=np.float32)
+    versions_T = np.full(num_tokens, -1, dtype=np.int64)
+    for turn in row.turns:
+        advantages_T[turn.start : turn.end] = advantages[row.rollout_id, turn.call_id]
+        if turn.temperature > 0.0:
+            temperatures_T[turn.start : turn.end] = turn.temperature
+        for start, end, version in token_versions(turn):
+            versions_T[start:end] = version
+    return TrainingRow(
+        rollout_id=row.rollout_id,
+        token_ids_T=np.asarray(row.token_ids, dtype=np.int64),
+        loss_mask_T=mask,
+        sampler_logprobs_T=np.asarray(row.logprobs, dtype=np.float32),
+        advantages_T=np.where(mask, advantages_T, np.float32(0.0)),
+        temperatures_T=temperatures_T,
+        versions_T=np.where(mask, versions_T, -1),
+        token_weight=token_weight,
+    )
