@@ -20,6 +20,7 @@ from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.records.calls import CALLS, CallRecord
+from tracegrad.schemas.records.prompts import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic, Topics
@@ -146,24 +147,22 @@ def _rollouts_by_label(
 
 def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: _Label, *, after_ms: int) -> list[ServedCall]:
     """The label's calls of those rollouts that began after its acknowledgement, prompts put together from parents."""
-    prompts: dict[str, list[int]] = {}
+    full: dict[str, bytes] = {}
     found = []
     for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
         call = _call(record.value)
         if call is None or call.rollout_id not in rollouts:
             continue
-        parent = prompts.get(call.parent_call_id, []) if call.parent_call_id else []
-        prompt = [*parent[: call.shared_tokens], *ids_from_bytes(call.suffix_ids).tolist()]
-        sampled = ids_from_bytes(call.sampled_ids).tolist()
-        prompts[call.call_id] = [*prompt, *sampled]
-        if len(parent) < call.shared_tokens or not prompt or not sampled:
+        prompt = rebuild_prompt(call, full)
+        if prompt is None:
             continue
-        if _label(call) == label and _is_after(call, after_ms):
+        full[call.call_id] = prompt + call.sampled_ids
+        if prompt and call.sampled_ids and _label(call) == label and _is_after(call, after_ms):
             found.append(
                 ServedCall(
                     call_id=call.call_id,
-                    prompt_ids=prompt,
-                    sampled_ids=sampled,
+                    prompt_ids=ids_from_bytes(prompt).tolist(),
+                    sampled_ids=ids_from_bytes(call.sampled_ids).tolist(),
                     logprobs=[float(value) for value in logprobs_from_bytes(call.logprobs)],
                     temperature=call.sampling_used.temperature,
                 )

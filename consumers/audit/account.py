@@ -13,19 +13,19 @@ against the count, never used for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, TopicPartition
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import TrainingStep, surviving_steps
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .links import check_links
 from .read import Evidence, SeenEpisode, gather
 
-__all__ = ["Report", "Unit", "audit", "judge", "surviving_steps"]
+__all__ = ["Report", "Unit", "audit", "judge"]
 
 MAX_NAMED = 1_000
 """Missing ids that a report names; the rest are counted."""
@@ -103,20 +103,6 @@ def judge(seen: Evidence, policy: str, *, is_live: bool = False) -> Report:
     report.num_missing = len(missing)
     del missing[MAX_NAMED:]
     return report
-
-
-def surviving_steps(steps: Iterable[TrainingStep]) -> list[TrainingStep]:
-    """One lineage, in order: a record is void if a later epoch wrote this step or an earlier one."""
-    best: dict[int, TrainingStep] = {}
-    for step in steps:
-        known = best.get(step.step)
-        if known is None or step.epoch > known.epoch:
-            best[step.step] = step
-    chosen: list[TrainingStep] = []
-    for number in sorted(best):
-        if not chosen or best[number].epoch >= chosen[-1].epoch:
-            chosen.append(best[number])
-    return chosen
 
 
 def _unit(terms: Mapping[str, str]) -> Unit:

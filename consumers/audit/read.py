@@ -39,8 +39,6 @@ from tracegrad.schemas.records.transitions import GroupSummary, decode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
-from ..views.otlp_request import spans_by_service
-
 __all__ = ["Evidence", "SeenEpisode", "gather"]
 
 T = TypeVar("T")
@@ -261,10 +259,11 @@ def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
         request = ExportTraceServiceRequest.FromString(body)
     except DecodeError:
         return
-    for _, spans in spans_by_service(request):
-        for span in spans:
-            if run_hash_of(span.trace_id.hex()) == run:
-                yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                if run_hash_of(span.trace_id.hex()) == run:
+                    yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
 
 
 def _rollout(seen: Evidence, record: Record) -> None:

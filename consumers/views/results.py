@@ -17,10 +17,8 @@ from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.topics import Topic, Topics
-
-from ..audit.account import surviving_steps
 
 __all__ = ["HeldOut", "Results", "collect", "held_out", "wilson"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from .codec import Codec
 
-__all__ = ["TRAINING_STEPS", "Accounting", "TrainingStep"]
+__all__ = ["TRAINING_STEPS", "Accounting", "TrainingStep", "surviving_steps"]
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,20 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """Phase -> seconds: `wait`, `read`, `forward_backward`, `optimise`, `checkpoint`, `publish`."""
     started_at_ms: int = 0
     ended_at_ms: int = 0
+
+
+def surviving_steps(steps: Iterable[TrainingStep]) -> list[TrainingStep]:
+    """One lineage, in order: a record is void if a later epoch wrote this step or an earlier one."""
+    best: dict[int, TrainingStep] = {}
+    for step in steps:
+        known = best.get(step.step)
+        if known is None or step.epoch > known.epoch:
+            best[step.step] = step
+    chosen: list[TrainingStep] = []
+    for number in sorted(best):
+        if not chosen or best[number].epoch >= chosen[-1].epoch:
+            chosen.append(best[number])
+    return chosen
 
 
 TRAINING_STEPS: Codec[TrainingStep] = Codec(TrainingStep, released=("training_step/1",), wire="json")

@@ -16,6 +16,7 @@ import numpy as np
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.episodes import EpisodeCall
+from tracegrad.schemas.records.prompts import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import MAX_LOGPROB
 
@@ -57,7 +58,7 @@ def rebuild_prompts(calls: Sequence[EpisodeCall]) -> list[bytes | None]:
     full: dict[str, bytes] = {}
     num_bytes = 0
     for call in calls:
-        prompt = _rebuild(call, full)
+        prompt = rebuild_prompt(call, full)
         prompts.append(prompt)
         if prompt is None:
             continue
@@ -66,18 +67,6 @@ def rebuild_prompts(calls: Sequence[EpisodeCall]) -> list[bytes | None]:
         if num_bytes > MAX_REBUILT_BYTES:
             raise RecordError(f"expected prompts of at most {MAX_REBUILT_BYTES} bytes in all", reason="too_large")
     return prompts
-
-
-def _rebuild(call: EpisodeCall, full: dict[str, bytes]) -> bytes | None:
-    if len(call.suffix_ids) % _TOKEN_BYTES or len(call.sampled_ids) % _TOKEN_BYTES or call.shared_tokens < 0:
-        return None
-    if call.parent_call_id is None:
-        return call.suffix_ids if call.shared_tokens == 0 else None
-    parent = full.get(call.parent_call_id)
-    num_shared = call.shared_tokens * _TOKEN_BYTES
-    if parent is None or num_shared > len(parent):
-        return None
-    return parent[:num_shared] + call.suffix_ids
 
 
 def why_masked(call: EpisodeCall) -> str:

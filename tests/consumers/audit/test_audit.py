@@ -9,7 +9,7 @@ import pytest
 
 from tests.consumers.audit.small_run import copy_without, memory_log, records, small_run, step
 from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
-from tracegrad.consumers.audit.account import Report, audit, surviving_steps
+from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
@@ -24,7 +24,7 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
 )
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.training import TRAINING_STEPS, surviving_steps
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic
