@@ -1,4 +1,4 @@
-"""Who may reach a gateway: whoever is on this machine, or, elsewhere, who has a token.
+"""Where a gateway listens, and who may reach it: whoever is on this machine, or, elsewhere, who has a token.
 
 Apart from `asgi.py`, so that settings can be checked without loading a server.
 """
@@ -8,24 +8,33 @@ from __future__ import annotations
 import ipaddress
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.section import Port, Section
 
-__all__ = ["check_exposure"]
+__all__ = ["ListenConfig", "check_exposure"]
 
 
-def check_exposure(host: str, token: str | None, *, section: str) -> None:
-    """Raises ConfigurationError when a service would be reachable from outside without a token.
+class ListenConfig(Section, frozen=True, kw_only=True):
+    """What `[llm]` and `[otlp]` have in common."""
 
-    Args:
-        host: where it listens.
-        token: what it asks for; None or empty: nothing.
-        section: of the settings, for the message.
-    """
+    host: str = "127.0.0.1"
+    """Loopback unless you say otherwise."""
+    port: Port | None = None
+    """None: a free port, kept for the life of the run."""
+    token: str | None = None
+    """Required to listen elsewhere than on loopback; callers send it as a Bearer key."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_exposure(self.host, self.token)
+
+
+def check_exposure(host: str, token: str | None) -> None:
+    """Raises ConfigurationError when a service would be reachable from outside without a token."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_loopback = host == "localhost"
     if not is_loopback and not token:
         raise ConfigurationError(
-            f"[{section}] host: expected 127.0.0.1, since there is no token, got {host!r}; "
-            f"set [{section}] token to listen elsewhere"
+            f"host: expected 127.0.0.1, since there is no token, got {host!r}; set a token to listen elsewhere"
         )

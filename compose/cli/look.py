@@ -14,9 +14,9 @@ import typer
 from tracegrad.consumers.views.watch import stream_lag
 from tracegrad.schemas.errors import ConfigurationError, TracegradError
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
-from ..run.checks import nearest
 from ..run.process import ProcessStatus
 from ..run.run_dir import RunDir
 from ..run.wiring import Wiring

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from ..kafka.topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
-from ..run.wiring import Wiring, topics_of
+from ..run.wiring import Wiring
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
 
 __all__ = ["register"]
@@ -43,7 +43,7 @@ def create(
 
     settings = load_settings(file, {"run": run, "kafka.bootstrap_servers": bootstrap_servers}, for_training=False)
     kafka = settings.kafka
-    topics = topics_of(settings)
+    topics = settings.topics
     policies = (settings.policy.name,)
     if dry_run:
         plans = plan_topics(topics, partitions=kafka.partitions, policies=policies, replication=kafka.replication)

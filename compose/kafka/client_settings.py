@@ -2,17 +2,29 @@
 
 In: bootstrap servers and the allow-listed client settings of `[kafka.client]`. Out: dictionaries for producer,
 consumer and admin client. Settings that could load code, run commands or weaken the promises of
-delivery (acks, idempotence, commits, offset reset) cannot be given. Failure: ConfigurationError at load.
+delivery (acks, idempotence, commits, offset reset) cannot be given. Failure: ConfigurationError, from `KafkaConfig`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from msgspec import field
+
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.section import Count, Section
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES
 
-__all__ = ["CLIENT_SETTINGS", "TAIL_GROUP", "Settings", "consumer_settings", "producer_settings", "shared_settings"]
+__all__ = [
+    "CLIENT_SETTINGS",
+    "TAIL_GROUP",
+    "KafkaConfig",
+    "Settings",
+    "consumer_settings",
+    "producer_settings",
+    "shared_settings",
+]
 
 Settings = dict[str, str | int | float | bool]
 
@@ -37,17 +49,42 @@ CLIENT_SETTINGS = frozenset(
     }
 )
 """What `[kafka.client]` may hold: how to reach and to prove oneself to a cluster, nothing else."""
+_TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*")
+
+
+class KafkaConfig(Section, frozen=True, kw_only=True):
+    """`[kafka]`: a cluster of yours, or a local single node under the run folder."""
+
+    bootstrap_servers: str | None = None
+    """host:port,...; None: start a local Apache Kafka."""
+    topic_prefix: str = ""
+    """Put before every topic and consumer group."""
+    partitions: Count = 4
+    """Of each topic of the run; fixed when the run is made."""
+    topics: dict[str, str] = field(default_factory=dict)
+    """Registry name of a raw topic -> its full name on your cluster (a Collector's topic)."""
+    client: dict[str, str] = field(default_factory=dict)
+    """Client settings from the allow-list: security.protocol, sasl.*, ssl.*."""
+    replication: Count = 1
+    """Of topics that we create."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, name in (("topic_prefix", self.topic_prefix), *self.topics.items()):
+            if not _TOPIC_CHARACTERS.fullmatch(name):
+                raise ConfigurationError(f"{key}: expected letters, digits, '.', '_' and '-' only, got {name!r}")
+        if self.bootstrap_servers is not None and not self.bootstrap_servers.strip():
+            raise ConfigurationError("bootstrap_servers: expected host:port, got nothing; set it, or remove the key")
+        for name in self.client:
+            if name not in CLIENT_SETTINGS:
+                raise ConfigurationError(
+                    f"client: {name} is not allowed; expected one of {', '.join(sorted(CLIENT_SETTINGS))}"
+                )
 
 
 def shared_settings(bootstrap_servers: str, given: Mapping[str, str]) -> Settings:
-    """Settings that every client shares. Raises ConfigurationError for one that is not allowed."""
-    if not bootstrap_servers.strip():
-        raise ConfigurationError("[kafka] bootstrap_servers: expected host:port, got nothing; set it")
-    for name in given:
-        if name not in CLIENT_SETTINGS:
-            raise ConfigurationError(
-                f"[kafka.client] {name}: not allowed; expected one of {', '.join(sorted(CLIENT_SETTINGS))}"
-            )
+    """Settings that every client shares. Raises ConfigurationError for one that `KafkaConfig` refuses."""
+    KafkaConfig(bootstrap_servers=bootstrap_servers, client=dict(given))
     return {
         "client.id": "tracegrad",
         # The default of 10 s keeps clients away long after a restarted broker is back.

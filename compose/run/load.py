@@ -1,9 +1,9 @@
 """The one TOML file, the environment above it, flags above both: `load` gives checked `RunSettings`.
 
-In: a TOML file, variables TRACEGRAD_<SECTION>_<KEY>, flags as `section.key -> value`. Out: settings with
-absolute paths. Unknown keys are refused with the nearest valid name; checks between fields (`checks.py`) fail
-here and name the fix, not an hour later in a process. Every failure is a ConfigurationError. Called by command
-line entry points only.
+In: a TOML file, variables TRACEGRAD_<SECTION>_<KEY>, flags as `section.key -> value`. Out: settings with absolute
+paths. One walk over the records (`_build`) finds unknown keys, missing keys and wrong types, so that messages are our
+own whatever msgspec says; each record refuses what it cannot work with. What cannot work fails here and names the
+key, not an hour later in a process. Every failure is a ConfigurationError. Called by command line entry points only.
 """
 
 from __future__ import annotations
@@ -13,29 +13,37 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.section import PathKind, Section, nearest
 
-from .checks import check, nearest
 from .settings import RunSettings
 
 __all__ = ["ENV_PREFIX", "load", "read_resolved", "write_resolved"]
 
+S = TypeVar("S", bound=Section)
 ENV_PREFIX = "TRACEGRAD_"
-_PATHS = (
-    ("agent", "python"),
-    ("agent", "cwd"),
-    ("tasks", "file"),
-    ("tasks", "eval_file"),
-    ("engine", "python"),
-    ("engine", "tool_parser_plugin"),
-)
-_SPECS = (("agent", "callable"), ("reward", "grader"))
-"""`file.py:function`: the part before the last colon is a path."""
+_FLAGS = {
+    "run": "--run NAME, or name the TOML file",
+    "tasks.file": "--tasks FILE",
+    "tasks.eval_file": "--eval-tasks FILE",
+    "policy.model": "--model DIR",
+}
+"""How a key that is missing or wrong can be given without editing the file."""
+_TYPES = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list",
+    dict: "a table",
+}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -57,16 +65,23 @@ def load(
         ConfigurationError: anything about them that cannot work, with the key and the remedy.
     """
     data = _read_toml(path) if path else {}
-    _refuse_unknown(data, RunSettings, where="", source=str(path))
     _absolute_paths(data, path.resolve().parent if path else Path.cwd())
     above = _from_environment(environ)
     for name, value in flags.items():
         if value is not None:
             _put(above, name, value, f"flag for {name}")
     _absolute_paths(above, Path.cwd())
-    _merge(data, above)
-    settings = _convert(data, str(path) if path else "the command line")
-    check(settings, for_training=for_training)
+    source = str(path) if path else "the command line"
+    try:
+        settings = _build(RunSettings, _merged(data, above))
+        _check_paths(settings)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+    for section in ("agent", "tasks", "reward"):
+        if for_training and getattr(settings, section) is None:
+            raise ConfigurationError(
+                f"training needs a section [{section}]; add it, or bring your own agent to `tracegrad up`"
+            )
     return settings
 
 
@@ -81,13 +96,13 @@ def write_resolved(path: Path, settings: RunSettings) -> None:
 def read_resolved(path: Path) -> RunSettings:
     """The settings that `write_resolved` wrote. Raises ConfigurationError when they are not there."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunSettings)
+        return _build(RunSettings, msgspec.json.decode(path.read_bytes()))
     except FileNotFoundError:
         raise ConfigurationError(
             f"expected a run folder with config.json, got none at {path}; start the run with "
             "`tracegrad up` or `tracegrad train FILE`, or name its folder by --run-dir"
         ) from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, ConfigurationError) as error:
         raise ConfigurationError(f"{path}: {error}; it was written by another release") from error
 
 
@@ -105,39 +120,95 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
 
 
-def _fields(record: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(record)}
+@cache
+def _kinds(record: type[Section]) -> dict[str, Any]:
+    """The types of a record's fields, without their bounds."""
+    return typing.get_type_hints(record)
 
 
-def _struct_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The Struct in `Struct`, `Struct | None` or `tuple[Struct, ...]`."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+def _section_of(kind: Any) -> type[Section] | None:
+    """The record in `Record`, `Record | None` or `tuple[Record, ...]`."""
+    if isinstance(kind, type) and issubclass(kind, Section):
         return kind
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) in (typing.Union, tuple):
-        return next((found for part in typing.get_args(kind) if (found := _struct_of(part))), None)
-    return None
+    return next((found for part in typing.get_args(kind) if (found := _section_of(part))), None)
 
 
-def _refuse_unknown(data: Mapping[str, Any], record: type[msgspec.Struct], *, where: str, source: str) -> None:
-    fields = _fields(record)
-    for key, value in data.items():
-        if key not in fields:
-            kind = "section" if isinstance(value, dict) else "key"
-            raise ConfigurationError(
-                f"{source}: unknown {kind} {key!r}{f' in [{where}]' if where else ''}; {nearest(key, fields)}"
-            )
-        inner = _struct_of(fields[key])
-        if inner is None:
-            continue
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict):
-                _refuse_unknown(item, inner, where=f"{where}.{key}" if where else key, source=source)
+def _build(record: type[S], table: Mapping[str, Any], where: str = "") -> S:
+    """The record that a table describes; `where` is the section's name."""
+    kinds = _kinds(record)
+    given = {}
+    for key, value in table.items():
+        if key not in kinds:
+            what = f"section {key!r}" if isinstance(value, dict) else f"key {key!r}"
+            raise ConfigurationError(f"unknown {what}{f' in [{where}]' if where else ''}; {nearest(key, kinds)}")
+        given[key] = _value(value, kinds[key], f"{where}.{key}" if where else key)
+    for field in msgspec.structs.fields(record):
+        if field.required and field.name not in given:
+            path = f"{where}.{field.name}" if where else field.name
+            what = _spelt(path) if where else f"section or key {path!r}"
+            raise ConfigurationError(f"{what} is missing; add it{_or_flag(path)}")
+    try:
+        return record(**given)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"[{where}] {error}" if where else str(error)) from error
+
+
+def _value(value: Any, kind: Any, path: str) -> Any:
+    section = _section_of(kind)
+    if section is None:
+        return _plain(value, kind, _spelt(path))
+    if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
+        names = [item.get("name", number) if isinstance(item, dict) else number for number, item in enumerate(value)]
+        return tuple(_value(item, section, f"{path}.{name}") for name, item in zip(names, value, strict=True))
+    if value is None and type(None) in typing.get_args(kind):
+        return None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{_spelt(path)}: expected a table, got {value!r}")
+    return _build(section, value, path)
+
+
+def _plain(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError:
+        pass
+    choices = _choices(kind)
+    hint = f"; {nearest(value, choices)}" if choices and isinstance(value, str) else ""
+    raise ConfigurationError(f"{where}: expected {_expected(kind, choices)}, got {value!r}{hint}")
+
+
+def _expected(kind: Any, choices: list[str]) -> str:
+    if choices:
+        return f"one of {', '.join(choices)}"
+    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    parts = typing.get_args(kind) if union else (kind,)
+    return " or ".join(_TYPES[typing.get_origin(part) or part] for part in parts if part is not types.NoneType)
+
+
+def _choices(kind: Any) -> list[str]:
+    """The texts that a closed set, or one in a union, allows."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member.value) for member in kind]
+    if typing.get_origin(kind) is typing.Literal:
+        return list(typing.get_args(kind))
+    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    return [text for part in typing.get_args(kind) for text in _choices(part)] if union else []
+
+
+def _spelt(path: str) -> str:
+    """`[section] key`, as the file spells it."""
+    section, _, key = path.rpartition(".")
+    return f"[{section}] {key}" if section else key
+
+
+def _or_flag(path: str) -> str:
+    return f", or pass {_FLAGS[path]}" if path in _FLAGS else ""
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Variables of our sections; another one that begins with TRACEGRAD_ is somebody else's business."""
     above: dict[str, Any] = {}
-    sections = {name for name, kind in _fields(RunSettings).items() if _struct_of(kind)}
+    sections = {name for name, kind in _kinds(RunSettings).items() if _section_of(kind)}
     for variable in sorted(environ):
         if not variable.startswith(ENV_PREFIX):
             continue
@@ -152,19 +223,16 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _put(target: dict[str, Any], name: str, value: Any, source: str) -> None:
     """Sets `section.key`; a text is read as the field's type."""
     section, _, key = name.rpartition(".")
-    record: type[msgspec.Struct] = RunSettings
+    record: type[Section] | None = RunSettings
     if section:
-        kind = _fields(RunSettings).get(section)
-        inner = _struct_of(kind) if kind is not None else None
-        if inner is None:
-            hint = nearest(section, _fields(RunSettings))
-            raise ConfigurationError(f"{source}: unknown section {section!r}; {hint}")
-        record = inner
-    fields = _fields(record)
-    if key not in fields:
-        raise ConfigurationError(f"{source}: unknown key {name}; {nearest(key, fields)}")
+        record = _section_of(_kinds(RunSettings).get(section))
+        if record is None:
+            raise ConfigurationError(f"{source}: unknown section {section!r}; {nearest(section, _kinds(RunSettings))}")
+    kinds = _kinds(record)
+    if key not in kinds:
+        raise ConfigurationError(f"{source}: unknown key {name}; {nearest(key, kinds)}")
     if isinstance(value, str):
-        value = _from_text(value, fields[key], source)
+        value = _from_text(value, kinds[key], source)
     (target.setdefault(section, {}) if section else target)[key] = value
 
 
@@ -175,74 +243,63 @@ def _from_text(text: str, kind: Any, source: str) -> Any:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"{source}: expected JSON, got {error}") from error
-    try:
-        return msgspec.to_builtins(msgspec.convert(value, kind, strict=False))
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{source}: {error}") from error
+        if _section_of(kind):
+            return value
+    return msgspec.to_builtins(_plain(value, kind, source, strict=False))
 
 
-def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(below)
     for key, value in above.items():
-        if isinstance(value, dict) and isinstance(below.get(key), dict):
-            below[key] = {**below[key], **value}
-        else:
-            below[key] = value
+        old = both.get(key)
+        both[key] = {**old, **value} if isinstance(value, dict) and isinstance(old, dict) else value
+    return both
 
 
 def _absolute_paths(data: dict[str, Any], folder: Path) -> None:
-    def absolute(text: str) -> str:
-        # Not resolve(): the python of a virtual environment is a link that must stay one.
-        return str(Path(folder, Path(text).expanduser()))
-
-    def value_of(section: str, key: str) -> str | None:
-        table = data.get(section)
-        value = table.get(key) if isinstance(table, dict) else None
-        return value if isinstance(value, str) else None
-
-    for section, key in _PATHS:
-        text = value_of(section, key)
-        if text and (key != "python" or "/" in text):
-            data[section][key] = absolute(text)
-    for section, key in _SPECS:
-        file, colon, function = (value_of(section, key) or "").rpartition(":")
-        if colon:
-            data[section][key] = f"{absolute(file)}:{function}"
-    model = value_of("policy", "model")
-    if model and (Path(folder, model).exists() or not _HUB_NAME.fullmatch(model)):
-        data["policy"]["model"] = absolute(model)
+    """Makes each path absolute that a table of sections holds."""
+    for name, kind in _kinds(RunSettings).items():
+        section, table = _section_of(kind), data.get(name)
+        if section is None or not isinstance(table, dict):
+            continue
+        for key, path_kind in section.path_kinds().items():
+            if isinstance(table.get(key), str) and table[key]:
+                table[key] = _absolute(table[key], path_kind, folder)
     agent = data.get("agent")
     if isinstance(agent, dict) and ("callable" in agent or "command" in agent):
         agent.setdefault("cwd", str(folder))
 
 
-def _convert(data: dict[str, Any], source: str) -> RunSettings:
-    try:
-        return msgspec.convert(data, RunSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{source}: {_readable(str(error))}") from error
+def _absolute(text: str, kind: PathKind, folder: Path) -> str:
+    if kind is PathKind.PROGRAM and "/" not in text:
+        return text
+    if kind is PathKind.MODEL and _HUB_NAME.fullmatch(text) and not Path(folder, text).exists():
+        return text
+    file, colon, function = text.rpartition(":") if kind is PathKind.FUNCTION else (text, "", "")
+    # Not resolve(): the python of a virtual environment is a link that must stay one.
+    return f"{Path(folder, Path(file).expanduser())}{colon}{function}" if file else text
 
 
-def _readable(message: str) -> str:
-    """msgspec's message with the key as the file spells it, and the flag that would give a missing one."""
-    missing = re.match(r"Object missing required field `(\w+)`(?: - at `\$\.(\w+)`)?", message)
-    if missing:
-        section, key = missing[2], missing[1]
-        flags = {
-            ("tasks", "file"): "--tasks FILE",
-            ("policy", "model"): "--model DIR",
-            (None, "run"): "--run NAME, or name the TOML file",
-        }
-        flag = flags.get((section, key))
-        where = f"[{section}] {key}" if section else f"section or key {key!r}"
-        return f"{where} is missing; add it{f', or pass {flag}' if flag else ''}"
-    other = re.match(r"Invalid enum value (.+) - at `\$\.(\w+)\.(\w+)`", message)
-    inner = _struct_of(_fields(RunSettings)[other[2]]) if other else None
-    if other and inner is not None:
-        valid = ", ".join(_choices(_fields(inner)[other[3]]))
-        return f"[{other[2]}] {other[3]}: expected one of {valid}, got {other[1]}"
-    return re.sub(r" - at `\$\.?(.*)`", lambda found: f" (key {found[1]})", message)
+def _check_paths(settings: RunSettings) -> None:
+    """Raises ConfigurationError unless what the settings name is there."""
+    for name in settings.__struct_fields__:
+        section = getattr(settings, name)
+        for key, kind in section.path_kinds().items() if isinstance(section, Section) else ():
+            path = f"{name}.{key}"
+            text = getattr(section, key)
+            if text is not None and (problem := _problem(text, kind)):
+                raise ConfigurationError(f"{_spelt(path)}: {problem}{_or_flag(path).replace(', or', ';')}")
 
 
-def _choices(kind: Any) -> list[str]:
-    """The texts that a `Literal`, or one in a union, allows."""
-    return [text for part in typing.get_args(kind) for text in ([part] if isinstance(part, str) else _choices(part))]
+def _problem(text: str, kind: PathKind) -> str | None:
+    if kind is PathKind.MODEL:
+        is_absent = Path(text).is_absolute() and not Path(text, "config.json").is_file()
+        return f"no config.json in {text}; name a Hugging Face folder" if is_absent else None
+    if kind is PathKind.FOLDER or (kind is PathKind.PROGRAM and "/" not in text):
+        return None
+    file = text
+    if kind is PathKind.FUNCTION:
+        file, _, function = text.rpartition(":")
+        if not file or not function.isidentifier():
+            return f'expected "file.py:function", got {text!r}'
+    return None if Path(file).is_file() else f"no such file: {file}"

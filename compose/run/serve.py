@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
+from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import STREAMS, Stage
 
-from .checks import nearest
 from .run_dir import RunDir
 from .wiring import Wiring
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracegrad.schemas.ids import RunHash, RunName
-from tracegrad.schemas.topics import Stage, Topics
+from tracegrad.schemas.topics import Stage
 
 from ..kafka.log import KafkaLog
 from .run_dir import Endpoints, RunDir, RunRecord
-from .settings import AgentSettings, RunSettings
+from .settings import RunSettings
 
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
@@ -28,16 +28,11 @@ if TYPE_CHECKING:
 
     from ..engine.server import EngineConfig
 
-__all__ = ["ENGINE_ID", "Wiring", "topics_of"]
+__all__ = ["ENGINE_ID", "Wiring"]
 
 ENGINE_ID = "engine-0"
 _ACK_SHARE = 0.8
 """Of the agents' export time-out: the OTLP gateway answers 503 before they give up, so that they send again."""
-
-
-def topics_of(settings: RunSettings) -> Topics:
-    """The full names of the run's topics."""
-    return Topics(run=RunName(settings.run), prefix=settings.kafka.topic_prefix, renames=settings.kafka.topics)
 
 
 class Wiring:
@@ -51,7 +46,7 @@ class Wiring:
         """
         self.run_dir = run_dir
         self.settings, self.record, self.endpoints = start or (run_dir.settings, run_dir.record, run_dir.endpoints)
-        self.topics = topics_of(self.settings)
+        self.topics = self.settings.topics
 
     @classmethod
     def planned(cls, settings: RunSettings) -> Wiring:
@@ -75,13 +70,15 @@ class Wiring:
         """`serve otlp`."""
         from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
 
-        flush_timeout_s = (self.settings.agent or AgentSettings()).flush_timeout_s
+        # Agents that we do not start keep their SDK's default, for which the gateway's own is made.
+        ack_timeout_s = OtlpGatewayConfig().ack_timeout_s
+        if self.settings.agent is not None:
+            ack_timeout_s = min(ack_timeout_s, _ACK_SHARE * self.settings.agent.flush_timeout_s)
         return OtlpGatewayConfig(
             host=self.settings.otlp.host,
             port=port_of(self.endpoints.otlp_endpoint),
             token=self.settings.otlp.token,
-            # Agents that we do not start keep their SDK's default, for which the gateway's own is made.
-            ack_timeout_s=min(OtlpGatewayConfig().ack_timeout_s, _ACK_SHARE * flush_timeout_s),
+            ack_timeout_s=ack_timeout_s,
         )
 
     def llm(self) -> LlmGatewayConfig:
@@ -104,14 +101,9 @@ class Wiring:
 
     def streams(self, stage: Stage, ordinal: int) -> StreamsConfig:
         """`serve streams --stage STAGE --ordinal N`."""
-        from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
         from tracegrad.streams.config import Select, StreamsConfig
 
         settings = self.settings
-        rules = tuple(
-            AirRule(name=rule.name, signal=AirSignal(rule.signal), value=rule.value, cap=rule.cap, tool=rule.tool)
-            for rule in settings.air.rules
-        )
         return StreamsConfig(
             bootstrap_servers=self.endpoints.bootstrap_servers,
             data_dir=str(self.run_dir.streams),
@@ -120,7 +112,7 @@ class Wiring:
             instance_id=f"{stage.value}-{ordinal}",
             partitions=settings.kafka.partitions,
             kafka=settings.kafka.client,
-            air=rules if settings.air.enabled else (),
+            air=settings.air.rules if settings.air.enabled else (),
             reward_sources=self.reward_sources(),
             select=Select(
                 runs=settings.select.runs,

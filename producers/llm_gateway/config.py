@@ -84,4 +84,4 @@ def check(config: LlmGatewayConfig) -> None:
         raise ConfigurationError("policies: expected at least one policy, got none; set [policy] name")
     if len({policy.name for policy in config.policies}) != len(config.policies):
         raise ConfigurationError("policies: expected distinct names, got a repeated one; rename it")
-    check_exposure(config.host, config.token, section="llm")
+    check_exposure(config.host, config.token)

@@ -244,7 +244,7 @@ def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.
         ConfigurationError: not loopback and no token.
         UnavailableError: the address is taken, or no writer can be made now.
     """
-    check_exposure(config.host, config.token, section="otlp")
+    check_exposure(config.host, config.token)
     writer = log.writer()
     try:
         gateway = OtlpGateway(config, topics=topics, writer=writer)

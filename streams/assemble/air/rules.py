@@ -8,18 +8,16 @@ Paper: automatic intermediate rewarding of Agent Lightning (arXiv:2508.03680), s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-import msgspec
-
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.episodes import AppliedReward, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import ToolStatus
+from tracegrad.schemas.section import Section, Whole
 
-__all__ = ["AirRule", "AirSignal", "apply_air"]
+__all__ = ["AirConfig", "AirRule", "AirSignal", "apply_air"]
 
 
 class AirSignal(StrEnum):
@@ -34,8 +32,11 @@ class AirSignal(StrEnum):
 _STATUS = {AirSignal.TOOL_SUCCEEDED: ToolStatus.SUCCEEDED, AirSignal.TOOL_FAILED: ToolStatus.FAILED}
 
 
-class AirRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One declared rule. Example: AirRule(name="tool_ok", signal="tool_succeeded", value=0.5, cap=2)."""
+class AirRule(Section, frozen=True, kw_only=True):
+    """One `[[air.rules]]`: a signal in the spans earns a reward for the call that caused it.
+
+    Example: AirRule(name="tool_ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2).
+    """
 
     name: str
     """Stands on each reward that it pays, as `air:<name>`."""
@@ -43,20 +44,29 @@ class AirRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What it pays for."""
     value: float
     """Paid for each signal; negative is a penalty."""
-    cap: int | None = None
+    cap: Whole | None = None
     """How often it pays in one episode, the earliest turns first; None: no bound."""
     tool: str = "*"
     """Glob on the tool's name."""
 
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise ConfigurationError(f"air.{self.name}.value: expected a finite number, got {self.value}")
-        if self.cap is not None and self.cap < 0:
-            raise ConfigurationError(f"air.{self.name}.cap: expected 0 or more, got {self.cap}")
-
     def matches(self, tool: ToolExecution) -> bool:
         """Whether the execution is the signal that this rule pays for."""
         return tool.status is _STATUS[self.signal] and fnmatchcase(tool.name, self.tool)
+
+
+class AirConfig(Section, frozen=True, kw_only=True):
+    """`[air]`: automatic intermediate rewarding."""
+
+    enabled: bool = True
+    """False: the rules stay written and pay nothing."""
+    rules: tuple[AirRule, ...] = ()
+    """Applied in this order."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [rule.name for rule in self.rules]
+        if len(set(names)) != len(names):
+            raise ConfigurationError(f"rules: expected distinct names, got {names}; rename one")
 
 
 def apply_air(rules: Sequence[AirRule], calls: Sequence[EpisodeCall]) -> list[tuple[AppliedReward, ...]]:

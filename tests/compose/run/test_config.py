@@ -8,8 +8,10 @@ import pytest
 
 from tracegrad.compose.run.arrivals import variables
 from tracegrad.compose.run.load import load, read_resolved, write_resolved
+from tracegrad.compose.run.settings import AgentSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.runner.agent_environment import host_environment
+from tracegrad.producers.runner.agent_host import FLUSH_LIMIT_S
 from tracegrad.schemas.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
@@ -68,23 +70,26 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ("[trainer]\nstep = 1\n", r"unknown key 'step' in \[trainer\]; did you mean 'steps'?"),
         ('[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncapp = 2\n', "did you mean 'cap'?"),
         ("[trainer]\nsteps = 0\n", "steps: expected at least 1, got 0"),
-        ('[trainer]\nsteps = "many"\n', r"Expected `int`, got `str` \(key trainer.steps\)"),
+        ('[trainer]\nsteps = "many"\n', r"\[trainer\] steps: expected a whole number, got 'many'"),
         ('[[air.rules]]\nname = "a"\nsignal = "tool_suceeded"\nvalue = 1\n', "did you mean 'tool_succeeded'?"),
         ("[streams]\nworkers = 9\n", r"only \[kafka\] partitions = 4 can work at once"),
         ('[engine]\nurl = "localhost:1"\n', "expected http://host:port"),
-        ("[pace]\nstaleness = -1\n", "expected 0 .synchronous. or more"),
+        ("[pace]\nstaleness = -1\n", r"\[pace\] staleness: expected at least 0, got -1"),
         ("[trainer]\nlr = nan\n", r"\[trainer\] lr: expected a finite number, got nan"),
         ("[trainer]\nlr = -1e-5\n", r"\[trainer\] lr: expected at least 0, got -1e-05"),
-        ("[trainer]\nclip_low = 2.0\n", r"\[trainer\] clip_low, clip_high: expected 0 <= clip_low < 1.*got 2.0"),
+        ("[trainer]\nclip_low = 2.0\n", r"\[trainer\] clip_low: expected less than 1, got 2"),
         ("[trainer]\nkeep_versions = -3\n", r"\[trainer\] keep_versions: expected at least 0, got -3"),
         ("[trainer]\nthreads = 0\n", r"\[trainer\] threads: expected at least 1, got 0"),
         ('[trainer]\ndtype = "fp8"\n', r"\[trainer\] dtype: expected one of auto, float32, bfloat16, got 'fp8'"),
-        ('[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = inf\n', "air.a.value: .*finite number, got inf"),
+        (
+            '[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = inf\n',
+            r"\[air.rules.a\] value: .*finite number, got inf",
+        ),
         (
             '[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncap = -1\n',
-            "air.a.cap: expected 0 or more, got -1",
+            r"\[air.rules.a\] cap: expected at least 0, got -1",
         ),
-        ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0 seconds, got 0"),
+        ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0, got 0"),
         ('[engine]\ndtype = "bfloat16"\n', r"\[engine\] dtype is 'bfloat16', but versions are published as 'auto'"),
         ('[trainer]\npublish_dtype = "bfloat16"\n', r"dtype is 'auto', but versions are published as 'bfloat16'"),
         ('[engine]\ndtype = "fp8"\n', r"\[engine\] dtype: expected one of float32, bfloat16, got 'fp8'"),
@@ -92,10 +97,10 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ("[kafka]\nreplication = 0\n", r"\[kafka\] replication: expected at least 1, got 0"),
         ('[kafka]\ntopic_prefix = "a b"\n', r"\[kafka\] topic_prefix: expected letters.*got 'a b'"),
         ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
-        ('[kafka.client]\nfoo = "1"\n', r"\[kafka.client\] foo: not allowed; expected one of"),
+        ('[kafka.client]\nfoo = "1"\n', r"\[kafka\] client: foo is not allowed; expected one of"),
         ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
-        ('[select]\nruns = ["zz"]\n', "select.runs: expected a run hash matching .0-9a-f..8., got 'zz'"),
-        ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set \[llm\] token"),
+        ('[select]\nruns = ["zz"]\n', r"\[select\] runs: expected a run hash matching .0-9a-f..8., got 'zz'"),
+        ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set a token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
         ("[llm]\nport = 99999\n", r"\[llm\] port: expected at most 65535, got 99999"),
     ],
@@ -117,8 +122,8 @@ def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text:
         ('callable = "agent.py:solve"', "", "needs either callable"),
         ('callable = "agent.py:solve"', 'callable = "agent.py"', 'expected "file.py:function"'),
         ('grader = "grade.py:grade"', 'grader = "other.py:grade"', "no such file"),
-        ("[tasks]", "time_limit_s = -1\n[tasks]", r"\[agent\] time_limit_s: expected more than 0 seconds, got -1"),
-        ("[tasks]", "flush_timeout_s = 20\n[tasks]", r"flush_timeout_s: expected less than 20, after which .* got 20"),
+        ("[tasks]", "time_limit_s = -1\n[tasks]", r"\[agent\] time_limit_s: expected more than 0, got -1"),
+        ("[tasks]", "flush_timeout_s = 20\n[tasks]", r"flush_timeout_s: expected less than 20, got 20"),
         ("[tasks]", "flush_timeout_s = 0.5\n[tasks]", r"\[agent\] flush_timeout_s: expected at least 1, got 0.5"),
         ("[policy]", "time_limit_s = nan\n[policy]", r"\[reward\] time_limit_s: expected a finite number, got nan"),
         ("[reward]", "max_attempts = 0\n[reward]", r"\[tasks\] max_attempts: expected at least 1, got 0"),
@@ -132,12 +137,18 @@ def test_a_broken_file_is_refused(folder: Path, old: str, new: str, message: str
         load(write(folder, GOOD.replace(old, new)), environ={}, flags={}, for_training=True)
 
 
+def test_an_agent_host_flushes_for_longer_than_the_settings_allow() -> None:
+    """The host runs under the user's Python and spells the bound itself."""
+    with pytest.raises(ConfigurationError, match=f"less than {FLUSH_LIMIT_S:g}"):
+        AgentSettings(callable="agent.py:solve", flush_timeout_s=FLUSH_LIMIT_S)
+
+
 def test_a_misspelt_variable_of_a_section_is_refused(folder: Path) -> None:
     """A setting that silently does nothing costs a night."""
     path = write(folder, GOOD)
     with pytest.raises(ConfigurationError, match=r"TRACEGRAD_KAFKA_BOOTSTRAP.*did you mean 'bootstrap_servers'"):
         load(path, environ={"TRACEGRAD_KAFKA_BOOTSTRAP": "x:1"}, flags={})
-    with pytest.raises(ConfigurationError, match="TRACEGRAD_TRAINER_STEPS: Expected `int`"):
+    with pytest.raises(ConfigurationError, match="TRACEGRAD_TRAINER_STEPS: expected a whole number, got 'soon'"):
         load(path, environ={"TRACEGRAD_TRAINER_STEPS": "soon"}, flags={})
 
 

@@ -12,8 +12,6 @@ from tracegrad.compose.run.process import Role
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import (
     AgentSettings,
-    AirRule,
-    AirSettings,
     PolicySettings,
     RewardSettings,
     RunSettings,
@@ -25,6 +23,7 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import Stage
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal
 
 SETTINGS = RunSettings(
     run="mine",
@@ -33,7 +32,7 @@ SETTINGS = RunSettings(
     tasks=TasksSettings(file="/somewhere/tasks.jsonl"),
     reward=RewardSettings(grader="/somewhere/grade.py:score", sources=("human:*",)),
     policy=PolicySettings(model="/somewhere/model"),
-    air=AirSettings(rules=(AirRule(name="ok", signal="tool_succeeded", value=0.5, cap=2),)),
+    air=AirConfig(rules=(AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),)),
     streams=StreamsSettings(workers=2),
 )
 

@@ -1,0 +1,117 @@
+"""A section of the settings file: the base of the record that a component declares beside itself.
+
+In: values, from the file (`compose/run/load.py`) or from code. Out: a frozen record, a docstring under each field.
+Invariant: bounds stand in the types, so that a record that exists keeps them. Failure: ConfigurationError that begins
+with the key; who knows the section's name puts it in front.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
+
+from .errors import ConfigurationError
+
+__all__ = [
+    "Count",
+    "File",
+    "Folder",
+    "Function",
+    "Model",
+    "PathKind",
+    "Port",
+    "Program",
+    "Seconds",
+    "Section",
+    "Whole",
+    "nearest",
+]
+
+
+class PathKind(StrEnum):
+    """What a text in a section names; relative ones are relative to the file."""
+
+    FILE = "file"
+    """Must exist at load."""
+    FOLDER = "folder"
+    """Is looked at by whoever uses it."""
+    PROGRAM = "program"
+    """An interpreter: a name on the path, or a file that exists."""
+    FUNCTION = "function"
+    """`file.py:function`, of a file that exists."""
+    MODEL = "model"
+    """A Hugging Face folder that exists, or a name on a hub."""
+
+
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+File = Annotated[str, PathKind.FILE]
+Folder = Annotated[str, PathKind.FOLDER]
+Program = Annotated[str, PathKind.PROGRAM]
+Function = Annotated[str, PathKind.FUNCTION]
+Model = Annotated[str, PathKind.MODEL]
+
+
+_BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "more than"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "less than"),
+}
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A record that refuses numbers beyond the bounds of their fields' types; checks between fields are added by
+    `__post_init__`, which calls this one first.
+    """
+
+    def __post_init__(self) -> None:
+        for key, remarks in _remarks(type(self)).items():
+            value = getattr(self, key)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigurationError(f"{key}: expected a finite number, got {value}")
+            for bound in remarks:
+                if isinstance(bound, msgspec.Meta) and isinstance(value, int | float):
+                    _check_bound(key, value, bound)
+
+    @classmethod
+    def path_kinds(cls) -> dict[str, PathKind]:
+        """The fields that name something in the file system."""
+        return {key: kind for key, remarks in _remarks(cls).items() for kind in remarks if isinstance(kind, PathKind)}
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The hint that goes with a wrong name: the nearest valid one, else all of them."""
+    names = [str(one) for one in valid]
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {found[0]!r}?" if found else f"valid are {', '.join(names)}"
+
+
+def _check_bound(key: str, value: float, bound: msgspec.Meta) -> None:
+    for name, (is_kept, words) in _BOUNDS.items():
+        limit = getattr(bound, name)
+        if limit is not None and not is_kept(value, limit):
+            raise ConfigurationError(f"{key}: expected {words} {limit:g}, got {value:g}")
+
+
+@cache
+def _remarks(record: type[Section]) -> dict[str, tuple[Any, ...]]:
+    """What the types of a record's fields say beyond the type."""
+    return {key: tuple(_said(hint)) for key, hint in typing.get_type_hints(record, include_extras=True).items()}
+
+
+def _said(hint: Any) -> Iterator[Any]:
+    yield from getattr(hint, "__metadata__", ())
+    if typing.get_origin(hint) is not Annotated:
+        for part in typing.get_args(hint):
+            yield from _said(part)
