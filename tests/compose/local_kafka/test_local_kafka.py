@@ -154,18 +154,19 @@ def test_no_java_is_refused_with_the_remedy(fake_java: Callable[[str], Path]) ->
         java.find_java()
 
 
-@pytest.mark.parametrize(("major", "option"), [(17, "-XX:ArchiveClassesAtExit"), (25, "-XX:AOTCacheOutput")])
-def test_class_cache_fits_the_java(tmp_path: Path, major: int, option: str) -> None:
-    """Java 17 refuses the AOT option; another Java, option or jar has a cache of its own."""
+def test_aot_cache_fits_the_java_its_options_and_its_jars(tmp_path: Path) -> None:
+    """Another Java, option or jar has a cache of its own; Java 17 refuses the option, so it has none."""
     jar = tmp_path / "a.jar"
     jar.write_bytes(b"x")
-    runtime = java.Java(jar, major)
-    cache = java.ClassCache(tmp_path, runtime, ["-Xmx1m"], [jar])
-    assert cache.use_options == []
-    assert cache.make_options(tmp_path / "o")[0].startswith(option)
-    cache.path.write_bytes(b"x")
-    assert str(cache.path) in cache.use_options[0]
-    assert java.ClassCache(tmp_path, runtime, ["-Xmx2m"], [jar]).use_options == []
+    caches = {
+        java.aot_cache(tmp_path, java.Java(jar, major), [option], [jar])
+        for major in (25, 26)
+        for option in ("-Xmx1m", "-Xmx2m")
+    }
+    jar.write_bytes(b"other")
+    caches.add(java.aot_cache(tmp_path, java.Java(jar, 25), ["-Xmx1m"], [jar]))
+    assert len(caches) == 5 and None not in caches
+    assert java.aot_cache(tmp_path, java.Java(jar, 24), ["-Xmx1m"], [jar]) is None
 
 
 def test_ports_are_free_and_below_the_ephemeral_range() -> None:
