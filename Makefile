@@ -33,6 +33,7 @@ lint:
 types:
 	@mkdir -p "$(ROOT).typing/tracegrad"
 	@for room in schemas producers streams trainer consumers compose; do ln -sfn ../../$$room "$(ROOT).typing/tracegrad/$$room"; done
+	@ln -sfn ../../schemas/_root/__init__.py "$(ROOT).typing/tracegrad/__init__.py"
 	cd "$(ROOT)" && $(PYTHON) -m mypy .typing/tracegrad tests
 
 clean:  ## remove the environment, caches and runs

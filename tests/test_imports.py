@@ -9,7 +9,6 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -198,7 +197,11 @@ def test_exports_are_sorted_and_true() -> None:
         if exported != sorted(exported, key=sort_key):
             offences.append(f"{name_of(path)}: __all__ is not sorted")
         offences += [f"{name_of(path)}: no {name}" for name in exported if name not in defined]
-        offences += [f"{name_of(path)}: private {name}" for name in exported if name.startswith("_")]
+        offences += [
+            f"{name_of(path)}: private {name}"
+            for name in exported
+            if name.startswith("_") and not name.startswith("__")
+        ]
     assert offences == []
 
 
@@ -219,10 +222,3 @@ def test_files_and_functions_are_small_ascii_and_say_what_they_are() -> None:
                 if length > 60:
                     offences.append(f"{name_of(path)}:{node.lineno}: {node.name} has {length} lines")
     assert offences == []
-
-
-def test_every_package_is_installed() -> None:
-    """A folder that setuptools does not know would be missing from the wheel."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    packages = {path.parent.relative_to(ROOT).parts for path in FILES if path.name == "__init__.py"}
-    assert set(listed) == {".".join(("tracegrad", *parts)) for parts in packages}
