@@ -191,7 +191,7 @@ def audit(
 
     Example: tracegrad audit --run mine
     """
-    from ..run.audit_run import account, report_lines
+    from ..run.report import account, report_lines
 
     folder = find_run(run, run_dir, runs_dir)
     wiring = Wiring(folder)

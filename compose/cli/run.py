@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tracegrad.producers.runner.agent_environment import agent_environment
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..run.arrivals import variables
-from ..run.session import run_session
+from ..run.session import ReportMaker, run_session, watch_arrivals
 from ..run.settings import RunSettings
-from ..run.show import choose_show
+from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings
 
-__all__ = ["register"]
+__all__ = ["register", "variables"]
 
 _PANEL = "Run"
 _RUNS = Path("runs")
@@ -57,13 +57,15 @@ def demo(
 ) -> None:
     """Train the small calculator agent, show it live, and report what it learnt.
 
+    Then recompute the logprobs of calls that bear a trained version's label. Exit status 1 when they do not fit it.
+
     Example: tracegrad demo --steps 10 --seed 1
     """
-    from ..run.demo import calculator_file
+    from ..run.demo import calculator_file, demo_report
 
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    _train(calculator_file(), flags, runs_dir, keep=keep, as_json=as_json)
+    _train(calculator_file(), flags, runs_dir, keep=keep, as_json=as_json, report=demo_report)
 
 
 def train(
@@ -90,6 +92,8 @@ def train(
 
     Example: tracegrad train examples/gsm8k/tracegrad.toml --tasks train.jsonl --model models/small
     """
+    from ..run.report import make_report
+
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
     flags |= {
         "run": run,
@@ -97,7 +101,8 @@ def train(
         "tasks.eval_file": str(eval_tasks) if eval_tasks else None,
         "policy.model": model,
     }
-    _train(file, flags | _set_flags(set_ or []), runs_dir, keep=keep, as_json=as_json)
+    flags |= _set_flags(set_ or [])
+    _train(file, flags, runs_dir, keep=keep, as_json=as_json, report=make_report)
 
 
 def up(
@@ -118,8 +123,6 @@ def up(
 
     Example: tracegrad up --model models/small
     """
-    from ..run.arrivals import print_variables, watch_arrivals
-
     flags: dict[str, Any] = {"run": run, "policy.model": model, "kafka.bootstrap_servers": bootstrap_servers}
     flags |= _set_flags(set_ or [])
     if file is None and not Path("tracegrad.toml").is_file():
@@ -158,14 +161,37 @@ def env(
             typer.echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
 
 
-def _train(file: Path, flags: dict[str, Any], runs_dir: Path, *, keep: bool, as_json: bool) -> None:
-    from ..run.report import make_report
+def variables(wiring: Wiring) -> dict[str, str]:
+    """What an agent that we do not start is given."""
+    agent = wiring.settings.agent
+    return agent_environment(
+        llm_url=wiring.endpoints.llm_url,
+        llm_token=wiring.settings.llm.token,
+        otlp_endpoint=wiring.endpoints.otlp_endpoint,
+        otlp_token=wiring.settings.otlp.token,
+        service=agent.service if agent else "agent",
+    )
 
+
+def print_variables(wiring: Wiring, show: Show) -> None:
+    """Tells how to point an agent at this run."""
+    found = variables(wiring)
+    policy = wiring.settings.policy.name
+    lines = [
+        'give your agent these variables (or: eval "$(tracegrad env --shell)"):',
+        *(f"  {name}={value}" for name, value in found.items()),
+        f"  and the model name {policy!r}; run it under `opentelemetry-instrument`",
+        "waiting for its first span",
+    ]
+    show.result("env", {"variables": found, "model": policy}, lines)
+
+
+def _train(
+    file: Path, flags: dict[str, Any], runs_dir: Path, *, keep: bool, as_json: bool, report: ReportMaker
+) -> None:
     settings = load_settings(file, flags, for_training=True)
     show = choose_show(as_json=as_json)
-    raise typer.Exit(
-        run_session(settings, runs_dir / settings.run, show, for_training=True, keep=keep, report=make_report)
-    )
+    raise typer.Exit(run_session(settings, runs_dir / settings.run, show, for_training=True, keep=keep, report=report))
 
 
 def _capturing(settings: RunSettings) -> RunSettings:

@@ -1,7 +1,7 @@
-"""The demo's parts in the checkout: the calculator example and its warm-started policy.
+"""The demo's parts in the checkout: the calculator example and its warm-started policy; its report.
 
-In: nothing. Out: the example's TOML file, with the policy beside it. Failure: ConfigurationError when this
-installation has no examples; the policy is made again when it is not there.
+In: nothing. Out: the example's TOML file, with the policy beside it; what every run reports, and the proof besides.
+Failure: ConfigurationError when this installation has no examples; the policy is made again when it is not there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from pathlib import Path
 
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["calculator_file"]
+from ..verify.check_served import check_served
+from .report import make_report
+from .show import Show
+from .wiring import Wiring
+
+__all__ = ["calculator_file", "demo_report"]
 
 _logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).resolve().parents[2] / "examples" / "calculator"
@@ -34,6 +39,12 @@ def calculator_file() -> Path:
         sys.stderr.write(f"the warm-started policy lacks {', '.join(missing)}; making it (about two minutes)\n")
         _make_policy()
     return file
+
+
+def demo_report(wiring: Wiring, show: Show) -> bool:
+    """The report of every run, and the proof of the weights that served; returns whether both hold."""
+    is_complete = make_report(wiring, show)
+    return check_served(wiring, show) and is_complete
 
 
 def _make_policy() -> None:

@@ -1,60 +1,84 @@
-"""The end of a training run: what was learnt, whether the weights that served were the trained ones, the accounting.
+"""The end of a training run: what was learnt, and what became of every call, episode and group.
 
-In: a finished run whose broker still answers. Out: lines for people, results.json, chart.svg and verdict.json in the
-run's `results/`, and whether the checks passed. Invariant: True only if a version trained in this run was
-acknowledged, calls bear its label, their logprobs recomputed elsewhere match it, and every id is accounted for.
+In: a run whose broker still answers. Out: lines for people, results.json, chart.svg and audit.json in the run's
+`results/`, and whether the checks passed. Invariant: True only if every id is accounted for. `account` also answers
+`tracegrad audit`. Failure: UnavailableError.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 
-from tracegrad.consumers.audit.account import Report
+from tracegrad.consumers.audit.account import Report, Unit, audit
 from tracegrad.consumers.views.chart import Panel, Series, draw
-from tracegrad.consumers.views.results import HeldOut, Results, collect
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.consumers.views.results import RESULTS_TOPICS, HeldOut, Results, results_of
+from tracegrad.consumers.views.watch import fold_present
+from tracegrad.schemas.log.protocol import Log
 
-from ..verify.recheck_served import Verdict, verify_apart
-from ..verify.served_proof import find_proof
-from .audit_run import account, report_lines
+from .run_dir import write_record
+from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
-__all__ = ["chart_of", "make_report"]
+__all__ = ["account", "chart_of", "make_report", "report_lines"]
+
+_NAMED = 20
 
 
 def make_report(wiring: Wiring, show: Show) -> bool:
     """Reads, checks, writes and prints; returns whether the checks passed."""
     log = wiring.log()
-    settings, folder = wiring.settings, wiring.run_dir.results
-    policy = settings.policy.name
-    results = collect(
-        log, wiring.topics, run=wiring.record.name, policy=policy, num_held_out=_num_held_out(settings.tasks)
-    )
-    _write(folder / "results.json", results)
+    folder = wiring.run_dir.results
+    state = run_state(wiring)
+    fold_present(log, wiring.topics, state, RESULTS_TOPICS)
+    results = results_of(state, run=wiring.record.name)
+    write_record(folder / "results.json", results)
     (folder / "chart.svg").write_text(chart_of(results), encoding="utf-8")
     _show_results(results, show)
-    is_served = _check_served(wiring, show)
     report = account(wiring, log, is_live=False)
-    _write(folder / "audit.json", report)
-    _show_accounting(report, show)
+    write_record(folder / "audit.json", report)
+    show.result("audit", msgspec.to_builtins(report), report_lines(report))
     model = _newest_folder(wiring)
     show.result(
         "files",
         {"results": str(folder), "model": model},
         [f"results and chart: {folder}", f"model: {model or 'none was published'}"],
     )
-    return is_served and report.is_complete
+    return report.is_complete
 
 
-def _num_held_out(tasks: Any) -> int:
-    if tasks is None or tasks.eval_file is None:
-        return 0
-    with Path(tasks.eval_file).open(encoding="utf-8") as lines:
-        return sum(1 for line in lines if line.strip())
+def account(wiring: Wiring, log: Log, *, is_live: bool) -> Report:
+    """The accounting of the run."""
+    return audit(
+        log,
+        wiring.topics,
+        wiring.record.hash,
+        wiring.settings.policy.name,
+        starts=wiring.run_dir.starts,
+        is_live=is_live,
+    )
+
+
+def report_lines(report: Report) -> list[str]:
+    """For people."""
+    lines = [
+        _unit_line(name, unit)
+        for name, unit in (("calls", report.calls), ("episodes", report.episodes), ("groups", report.groups))
+    ]
+    if report.expired:
+        lines.append(f"not judged where retention has taken records: {', '.join(report.expired)}")
+    if report.is_complete:
+        return [*lines, "every id is accounted for"]
+    lines.append(f"{report.num_missing} not accounted for:")
+    lines += [f"  {text}" for text in report.missing[:_NAMED]]
+    if report.num_missing > _NAMED:
+        lines.append(f"  ... and {report.num_missing - _NAMED} more")
+    return lines
+
+
+def _unit_line(name: str, unit: Unit) -> str:
+    terms = " + ".join(f"{count} {term}" for term, count in unit.terms.items())
+    return f"{name:9} {unit.total} = {terms or '0'}"
 
 
 def _show_results(results: Results, show: Show) -> None:
@@ -82,46 +106,6 @@ def _show_results(results: Results, show: Show) -> None:
             f"seconds: {phases}",
         ],
     )
-
-
-def _check_served(wiring: Wiring, show: Show) -> bool:
-    proof = find_proof(wiring.log(), wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-    if isinstance(proof, str):
-        show.result("verdict", {"holds": False, "why": proof}, [f"served weights: not shown: {proof}"])
-        return False
-    show.say(f"recomputing {len(proof.calls)} calls from the published folder, in another process")
-    try:
-        verdict = verify_apart(proof, wiring.run_dir.results, threads=wiring.settings.trainer.threads)
-    except UnavailableError as error:
-        show.result("verdict", {"holds": False, "why": str(error)}, [f"served weights: {error}"])
-        return False
-    _write(wiring.run_dir.results / "verdict.json", verdict)
-    show.result("verdict", msgspec.to_builtins(verdict), [_verdict_line(verdict)])
-    return verdict.holds
-
-
-def _verdict_line(verdict: Verdict) -> str:
-    if not verdict.holds:
-        return f"served weights: {verdict.why}"
-    if verdict.num_telling:
-        told = (
-            f"{verdict.num_telling} of them tell it from version {verdict.previous_version}, all for {verdict.version}"
-        )
-    elif verdict.num_differing:
-        told = (
-            f"the {verdict.num_differing} that differ from version {verdict.previous_version} fit {verdict.version} "
-            f"better (squared error {verdict.squared_error:.2g} against {verdict.squared_error_previous:.2g})"
-        )
-    else:
-        told = f"version {verdict.previous_version} gives the same"
-    return (
-        f"served weights: version {verdict.version}, {verdict.num_tokens} tokens of {verdict.num_calls} calls "
-        f"recomputed within {verdict.error_max:.1e} nats (rms {verdict.error_rms:.1e}); {told}"
-    )
-
-
-def _show_accounting(report: Report, show: Show) -> None:
-    show.result("audit", msgspec.to_builtins(report), report_lines(report))
 
 
 def _newest_folder(wiring: Wiring) -> str | None:
@@ -161,7 +145,3 @@ def chart_of(results: Results) -> str:
             Panel(title="intermediate reward per rollout", series=tuple(curve(name) for name in air), least=None),
         )
     return draw(f"run {results.run}: {steps} steps", panels)
-
-
-def _write(path: Path, record: msgspec.Struct) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")

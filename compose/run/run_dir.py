@@ -33,7 +33,7 @@ from tracegrad.schemas.log.protocol import TopicPartition
 from .load import read_resolved, write_resolved
 from .settings import RunSettings
 
-__all__ = ["Endpoints", "RunDir", "RunRecord"]
+__all__ = ["Endpoints", "RunDir", "RunRecord", "write_record"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MARK = "run.json"
@@ -105,7 +105,7 @@ class RunDir:
         created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         name = RunName(settings.run)
         record = RunRecord(name=name, created_at=created_at, hash=run_hash(name, created_at), seed=settings.seed)
-        _write(run.path / _MARK, record)
+        write_record(run.path / _MARK, record)
         return run
 
     @property
@@ -141,7 +141,7 @@ class RunDir:
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""
         write_resolved(self.config, settings)
-        _write(self.endpoints_file, endpoints)
+        write_record(self.endpoints_file, endpoints)
 
     def _check_same(self, settings: RunSettings) -> None:
         record = self.record
@@ -219,7 +219,8 @@ def _group_size(settings: RunSettings) -> int | None:
     return settings.tasks.group_size if settings.tasks else None
 
 
-def _write(path: Path, record: msgspec.Struct) -> None:
+def write_record(path: Path, record: msgspec.Struct) -> None:
+    """As JSON for people, replaced whole."""
     scratch = path.with_suffix(".tmp")
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
     scratch.replace(path)

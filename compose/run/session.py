@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.consumers.views.watch import RunView, Watcher, stream_lag
+from tracegrad.consumers.views.run_state import RunState
+from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
+from tracegrad.consumers.views.watch import Watcher, stream_lag
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
 from ..engine.fetch_model import with_local_model
@@ -25,7 +27,7 @@ from .show import Show
 from .supervisor import Outcome, OutcomeKind, Supervisor
 from .wiring import Wiring
 
-__all__ = ["INTERRUPTED", "run_session"]
+__all__ = ["INTERRUPTED", "ReportMaker", "run_session", "run_state", "watch_arrivals"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
@@ -185,8 +187,24 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
         except TracegradError:
             return None
 
-    view = RunView(wiring.topics, wiring.record.hash, lag=lag)
-    return Watcher(log, view.topics, view.fold, show.event, offsets=wiring.run_dir.starts)
+    state = run_state(wiring)
+    return Watcher(log, wiring.topics, state, StepLines(lag), show.event, start=wiring.run_dir.starts)
+
+
+def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
+    """The live view of `up`: what arrives from now on."""
+    state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
+    return Watcher(wiring.log(), wiring.topics, state, ArrivalLines(), show.event, start="end")
+
+
+def run_state(wiring: Wiring) -> RunState:
+    """What a training run's views read, empty."""
+    settings = wiring.settings
+    num_held_out = 0
+    if settings.tasks is not None and settings.tasks.eval_file is not None:
+        with Path(settings.tasks.eval_file).open(encoding="utf-8") as lines:
+            num_held_out = sum(1 for line in lines if line.strip())
+    return RunState(wiring.topics, wiring.record.hash, settings.policy.name, num_held_out=num_held_out)
 
 
 def write_status(run_dir: RunDir, statuses: Sequence[ProcessStatus]) -> None:

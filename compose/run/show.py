@@ -1,6 +1,6 @@
 """How a run looks: a live line under a table on a terminal, one plain line per step elsewhere, or JSON lines.
 
-In: events of `watch.py` and sentences. Out: text on stdout (sentences of the JSON form on stderr, so that stdout
+In: a view's events and sentences. Out: text on stdout (sentences of the JSON form on stderr, so that stdout
 stays machine-readable). Invariant: safe to call from the watcher's and the main thread.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from tracegrad.consumers.views.watch import Event, StepLine
+from tracegrad.consumers.views.terminal import Event, StepLine
 
 __all__ = ["JsonShow", "PlainShow", "RichShow", "Show", "choose_show"]
 
@@ -98,9 +98,10 @@ class RichShow(PlainShow):
         """As Show.event."""
         super().event(event)
         if event.step is not None:
-            self._status.update(f"step {event.step.step + 1} under way, {event.step.open_episodes} episodes open")
-        elif event.kind == "progress":
-            self._status.update(escape(event.text))
+            self._status.update(
+                f"step {event.step.step + 1} under way, {event.step.open_episodes} episodes open, "
+                f"{event.step.waiting_groups} groups wait"
+            )
 
     def say(self, text: str) -> None:
         """As Show.say."""

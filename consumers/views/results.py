@@ -1,8 +1,7 @@
 """What a run came to, from its topics: curves by step, held-out score before and after, time per phase.
 
-In: a Log and a run's topics. Out: `Results`, JSON-able. Invariant: computed from the surviving steps and the final
-episodes only; an unscored episode is counted as unscored, never as 0. Held-out groups are numbered on: the first
-pass has the indexes 0 .. n-1, the second n .. 2n-1.
+In: `RunState`, folded to the topics' present end. Out: `Results`, JSON-able. Invariant: computed from the surviving
+steps and the final episodes only; an unscored episode is counted as unscored, never as 0.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.log.topic_reader import read_topic
-from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODES, Episode
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.topics import Topic
 
-__all__ = ["HeldOut", "Results", "collect", "held_out", "wilson"]
+from .run_state import RunState
 
+__all__ = ["RESULTS_TOPICS", "HeldOut", "Results", "results_of", "wilson"]
+
+RESULTS_TOPICS = (Topic.TRAINING_STEPS, Topic.EPISODES)
+"""What must be folded for the numbers."""
 _Z = 1.959964
 """95 % two-sided."""
 
@@ -60,10 +58,9 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Name -> value by step: reward, tool_success, staleness, air:<rule>."""
 
 
-def collect(log: Log, topics: Topics, *, run: str, policy: str, num_held_out: int) -> Results:
-    """Reads `training_steps` and `episodes` to their present end."""
-    steps = surviving_steps(step for step in _steps(log, topics) if step.policy == policy)
-    episodes = list(_validation(log, topics))
+def results_of(state: RunState, *, run: str) -> Results:
+    """The numbers of a run."""
+    steps = state.steps
     curves: dict[str, list[float | None]] = {
         "reward": [step.reward for step in steps],
         "tool_success": [step.tool_success for step in steps],
@@ -76,8 +73,8 @@ def collect(log: Log, topics: Topics, *, run: str, policy: str, num_held_out: in
         run=run,
         steps=len(steps),
         version=steps[-1].version if steps else 0,
-        before=held_out(episodes, 0, num_held_out),
-        after=held_out(episodes, num_held_out, num_held_out),
+        before=_held_out(state.held_out(is_after=False)),
+        after=_held_out(state.held_out(is_after=True)),
         reward_last_ten=math.fsum(last) / len(last) if last else None,
         staleness_mean=_mean(step.staleness_mean for step in steps),
         staleness_max=max((step.staleness_max for step in steps), default=0),
@@ -87,32 +84,11 @@ def collect(log: Log, topics: Topics, *, run: str, policy: str, num_held_out: in
     )
 
 
-def _steps(log: Log, topics: Topics) -> Iterable[TrainingStep]:
-    for record in read_topic(log, topics.name(Topic.TRAINING_STEPS)):
-        try:
-            yield TRAINING_STEPS.decode(record.value)
-        except RecordError:
-            continue
-
-
-def _validation(log: Log, topics: Topics) -> Iterable[Episode]:
-    seen: set[str] = set()
-    for record in read_topic(log, topics.name(Topic.EPISODES)):
-        try:
-            episode = EPISODES.decode(record.value)
-        except RecordError:
-            continue
-        if episode.purpose is Purpose.VALIDATION and episode.is_final and episode.episode_id not in seen:
-            seen.add(episode.episode_id)
-            yield episode
-
-
-def held_out(episodes: Sequence[Episode], first: int, count: int) -> HeldOut | None:
+def _held_out(of_pass: Sequence[float | None]) -> HeldOut | None:
     """The score of one pass; None when the pass did not run."""
-    of_pass = [e for e in episodes if e.group is not None and first <= e.group.index < first + count]
     if not of_pass:
         return None
-    rewards = [episode.reward for episode in of_pass if episode.reward is not None]
+    rewards = [reward for reward in of_pass if reward is not None]
     if not rewards:
         return HeldOut(num_tasks=len(of_pass), num_scored=0, mean=None)
     mean = math.fsum(rewards) / len(rewards)

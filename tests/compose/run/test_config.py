@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracegrad.compose.run.arrivals import variables
+from tracegrad.compose.cli.run import variables
 from tracegrad.compose.run.load import load, read_resolved, write_resolved
 from tracegrad.compose.run.settings import AgentSettings
 from tracegrad.compose.run.wiring import Wiring

@@ -1,4 +1,4 @@
-"""Status 0 only for a run that is shown to have served what it trained, and that lost nothing."""
+"""Status 0 only for a run that lost nothing, and of the demo only if it is shown to have served what it trained."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from tests.consumers.audit.small_run import copy_without, memory_log, records, small_run
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams
-from tracegrad.compose.run import report, session
+from tracegrad.compose.run import demo, report, session
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import PolicySettings, RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.compose.verify import check_served
 from tracegrad.compose.verify.recheck_served import EXACT, Tolerance, compare
 from tracegrad.compose.verify.served_proof import Proof, find_proof
 from tracegrad.schemas.errors import RecordError
@@ -63,8 +64,8 @@ def status(wiring: Wiring, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, *, i
         )
 
     monkeypatch.setattr(wiring, "log", lambda: log)
-    monkeypatch.setattr(report, "verify_apart", verify)
-    return session._end(DONE, wiring, JsonShow(io.StringIO()), report.make_report)
+    monkeypatch.setattr(check_served, "verify_apart", verify)
+    return session._end(DONE, wiring, JsonShow(io.StringIO()), demo.demo_report)
 
 
 def changed(streams: Streams, topic: Topic, change: Any) -> Streams:
@@ -126,6 +127,14 @@ def test_calls_before_the_acknowledgement_prove_nothing(wiring: Wiring, monkeypa
     assert status(wiring, memory_log(early), monkeypatch) == 1
     later = changed(streams, Topic.LLM_CALLS, calls_at(1_000_000_000))
     assert isinstance(find_proof(memory_log(later), TOPICS, RunHash(RUN_HASH), "policy"), Proof)
+
+
+def test_only_the_demo_recomputes_what_was_served(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other runs end without the minutes that it takes."""
+    monkeypatch.setattr(wiring, "log", lambda: memory_log(small_run()))
+    monkeypatch.setattr(check_served, "verify_apart", None)
+    assert session._end(DONE, wiring, JsonShow(io.StringIO()), report.make_report) == 0
+    assert not (wiring.run_dir.results / "verdict.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,194 @@
+"""What a run looks like: the one state that every view reads, folded from the run's topics alone.
+
+In: records of the run's topics, in any order between topics, each with the reader's clock. Out: `RunState`, whose
+fields views turn into lines, numbers and charts. Invariants: pure (no log, clock or thread of its own); idempotent,
+so that a record read twice counts once; bounded: the last 20,000 steps and, of attempts, groups, held-out rollouts
+and engines, the last 100,000 are kept, which is 100 MB at most. Failure: a record that cannot be decoded is somebody
+else's dead letter and is passed over. Admission and the audit fold for themselves, and share only rules with this.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+import msgspec
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import RunHash, run_hash_of
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
+from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
+from tracegrad.schemas.topics import Topic, Topics
+
+from .otlp_request import spans_by_service
+
+__all__ = ["FirstSpan", "Recent", "RunState"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+_STEPS = 20_000
+"""A step without its ids is about 2 kB; a curve of more points says no more."""
+_IDS = 100_000
+"""Of 200 bytes. A topic may be read so far ahead of the next, and each attempt's start still finds its end."""
+
+
+class Recent(OrderedDict[K, V], Generic[K, V]):
+    """A mapping that forgets what was added first when it holds more than `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self._limit:
+            self.popitem(last=False)
+
+
+class FirstSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """The first span of an agent."""
+
+    name: str
+    service: str
+
+
+class RunState:
+    """The fold of one policy's run. One thread at a time."""
+
+    def __init__(
+        self, topics: Topics, run: RunHash, policy: str, *, num_held_out: int = 0, remembered: int = _IDS
+    ) -> None:
+        """
+        Args:
+            topics: the run's.
+            run: its hash; raw topics hold other runs' rollouts too.
+            policy: the policy whose steps are followed.
+            num_held_out: tasks of one held-out pass: the pass before training has the indexes 0 .. n-1, the one
+                after it n .. 2n-1.
+            remembered: how many ids of each kind are kept.
+        """
+        self._folds = {
+            topics.name(Topic.TRAINING_STEPS): self._step,
+            topics.name(Topic.WEIGHT_ACKS): self._ack,
+            topics.name(Topic.ROLLOUT_EVENTS): self._event,
+            topics.name(Topic.EPISODES): self._episode,
+            topics.name(Topic.OTLP_SPANS): self._spans,
+            topics.name(Topic.LLM_CALLS): self._call,
+        }
+        self._run = run
+        self._policy = policy
+        self._num_held_out = num_held_out
+        self._steps: Recent[int, TrainingStep] = Recent(_STEPS)
+        self._ended: Recent[str, None] = Recent(remembered)
+        self._held_out: Recent[tuple[int, int], float | None] = Recent(remembered)
+        self._num_members: Recent[str, int] = Recent(remembered)
+        self._num_closed_groups = 0
+        self.open_attempts: Recent[str, None] = Recent(remembered)
+        """Ids of attempts that started and have no episode yet."""
+        self.newest_step: TrainingStep | None = None
+        """The step of the greatest number, without its ids."""
+        self.served: Recent[str, WeightAck] = Recent(remembered)
+        """Engine -> its last acknowledgement."""
+        self.first_ack: WeightAck | None = None
+        self.first_span: FirstSpan | None = None
+        self.first_call: CallRecord | None = None
+        self.last_episode: Episode | None = None
+        self.num_spans = 0
+        self.num_calls = 0
+        self.num_episodes = 0
+        self.first_sign_s: float | None = None
+        """The reader's clock when the first span or call came."""
+
+    @property
+    def steps(self) -> list[TrainingStep]:
+        """The surviving steps in order, without their ids."""
+        return surviving_steps(self._steps.values())
+
+    @property
+    def num_waiting_groups(self) -> int:
+        """Training groups whose members all ended and which no batch has consumed yet."""
+        consumed = self.newest_step.accounting.consumed if self.newest_step else 0
+        return max(0, self._num_closed_groups - consumed)
+
+    def held_out(self, *, is_after: bool) -> list[float | None]:
+        """The rewards of one held-out pass so far; None for an unscored rollout."""
+        first = self._num_held_out if is_after else 0
+        return [reward for (index, _), reward in self._held_out.items() if first <= index < first + self._num_held_out]
+
+    def fold(self, record: Record, now_s: float) -> None:
+        """Takes one record, read at `now_s`; a topic that says nothing about the run's looks is passed over."""
+        fold = self._folds.get(record.topic)
+        if fold is not None:
+            try:
+                fold(record, now_s)
+            except (RecordError, DecodeError):
+                return
+
+    def _step(self, record: Record, now_s: float) -> None:
+        step = TRAINING_STEPS.decode(record.value)
+        if step.policy != self._policy:
+            return
+        step = msgspec.structs.replace(step, group_ids=(), excluded_ids={})
+        known = self._steps.get(step.step)
+        if known is None or step.epoch > known.epoch:
+            self._steps[step.step] = step
+        if self.newest_step is None or step.step > self.newest_step.step:
+            self.newest_step = step
+
+    def _ack(self, record: Record, now_s: float) -> None:
+        ack = WEIGHT_ACKS.decode(record.value)
+        self.first_ack = self.first_ack or ack
+        self.served[ack.engine_id] = ack
+
+    def _event(self, record: Record, now_s: float) -> None:
+        event = ROLLOUT_EVENTS.decode(record.value)
+        id_ = event.rollout_id + event.attempt_id
+        # Topics are read side by side, so an episode may come before its attempt's start.
+        if run_hash_of(event.rollout_id) == self._run and not event.state.is_end and id_ not in self._ended:
+            self.open_attempts[id_] = None
+
+    def _episode(self, record: Record, now_s: float) -> None:
+        episode = EPISODES.decode(record.value)
+        id_ = episode.episode_id
+        if id_ in self._ended:
+            return
+        self.open_attempts.pop(id_, None)
+        self._ended[id_] = None
+        self.num_episodes += 1
+        self.last_episode = episode
+        group = episode.group
+        if group is None or not episode.is_final:
+            return
+        if episode.purpose is Purpose.VALIDATION:
+            self._held_out[group.index, group.member] = episode.reward
+            return
+        self._num_members[group.id] = self._num_members.get(group.id, 0) + 1
+        if self._num_members[group.id] == group.size:
+            del self._num_members[group.id]
+            self._num_closed_groups += 1
+
+    def _spans(self, record: Record, now_s: float) -> None:
+        request = ExportTraceServiceRequest.FromString(record.value or b"")
+        for service, spans in spans_by_service(request):
+            if not spans:
+                continue
+            self._sign(now_s)
+            self.first_span = self.first_span or FirstSpan(name=spans[0].name, service=service)
+            self.num_spans += len(spans)
+
+    def _call(self, record: Record, now_s: float) -> None:
+        call = CALLS.decode(record.value)
+        if isinstance(call, CallRecord):
+            self._sign(now_s)
+            self.first_call = self.first_call or call
+            self.num_calls += 1
+
+    def _sign(self, now_s: float) -> None:
+        if self.first_sign_s is None:
+            self.first_sign_s = now_s

@@ -1,0 +1,173 @@
+"""The lines that a terminal shows of a run: a step each, what arrives from an agent, what is missing.
+
+In: `RunState`, after each record and a few times a second. Out: `Event`s, each thing once; a printer shows them.
+Invariant: a view keeps only what it has said already; all else is the state's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.tokens import ids_from_bytes
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.topics import Topic
+
+from .run_state import RunState
+
+__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines"]
+
+_PATIENCE_S = 20.0
+"""After a first sign of the agent, how long the other signs may take before their absence is said."""
+_EPISODES_A_LINE = 100
+_HELD_OUT_A_LINE = 32
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One step as the terminal shows it."""
+
+    step: int
+    version: int
+    reward: float | None
+    """Mean final reward of the batch."""
+    tool_success: float | None
+    """Succeeded / executed tool calls."""
+    staleness: float
+    """Mean over trained tokens, in versions."""
+    lag: int | None
+    """Records that the stages have not committed; None: Kafka did not say in time."""
+    open_episodes: int
+    waiting_groups: int
+    """Complete training groups that no batch has consumed yet."""
+    seconds: float
+    """Since the step before."""
+    skipped: str = ""
+    """Why the optimiser did not step."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something worth a line."""
+
+    kind: str
+    """`step`, `version`, `validation`, `first_span`, `first_call`, `episode`, `missing`."""
+    text: str
+    step: StepLine | None = None
+
+
+class Lines(Protocol):
+    """A view on the terminal."""
+
+    topics: tuple[Topic, ...]
+    """What it needs folded."""
+
+    def news(self, state: RunState, now_s: float) -> Iterator[Event]:
+        """What the state holds and was not said yet."""
+
+
+class StepLines:
+    """Of a training run: steps, the first version served, how the held-out passes go."""
+
+    topics: tuple[Topic, ...] = (Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS, Topic.ROLLOUT_EVENTS, Topic.EPISODES)
+
+    def __init__(self, lag: Callable[[], int | None] = lambda: None) -> None:
+        """`lag` asks Kafka; called once a step."""
+        self._lag = lag
+        self._last: TrainingStep | None = None
+        self._is_served = False
+        self._num_held_out = {"before": 0, "after": 0}
+        self._num_episodes = 0
+
+    def news(self, state: RunState, now_s: float) -> Iterator[Event]:
+        """As Lines.news."""
+        step, ack = state.newest_step, state.first_ack
+        if step is not None and (self._last is None or step.step > self._last.step):
+            began_ms = self._last.ended_at_ms if self._last else step.started_at_ms
+            self._last = step
+            yield Event(kind="step", text=f"step {step.step}", step=self._line(state, step, began_ms))
+        if ack is not None and not self._is_served:
+            self._is_served = True
+            yield Event(kind="version", text=f"{ack.engine_id} serves version {ack.version} of {ack.policy}")
+        if state.num_episodes > self._num_episodes:
+            self._num_episodes = state.num_episodes
+            yield from self._held_out(state)
+
+    def _line(self, state: RunState, step: TrainingStep, began_ms: int) -> StepLine:
+        return StepLine(
+            step=step.step,
+            version=step.version,
+            reward=step.reward,
+            tool_success=step.tool_success,
+            staleness=step.staleness_mean,
+            lag=self._lag(),
+            open_episodes=len(state.open_attempts),
+            waiting_groups=state.num_waiting_groups,
+            seconds=max(0.0, (step.ended_at_ms - began_ms) / 1000),
+            skipped="" if step.is_updated else step.skipped or "no step",
+        )
+
+    def _held_out(self, state: RunState) -> Iterator[Event]:
+        for which, num_said in self._num_held_out.items():
+            rewards = [reward for reward in state.held_out(is_after=which == "after") if reward is not None]
+            if len(rewards) >= num_said + _HELD_OUT_A_LINE:
+                self._num_held_out[which] = len(rewards)
+                mean = sum(rewards) / len(rewards)
+                text = f"held-out {which}: {len(rewards)} episodes, mean {mean:.3f}"
+                yield Event(kind="validation", text=text)
+
+
+class ArrivalLines:
+    """Of `up`: what arrives from an agent, in the order in which a person wonders, and what does not."""
+
+    topics: tuple[Topic, ...] = (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.EPISODES)
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._num_episodes = 0
+
+    def news(self, state: RunState, now_s: float) -> Iterator[Event]:
+        """As Lines.news."""
+        span, call, episode = state.first_span, state.first_call, state.last_episode
+        if span is not None and self._is_new("first_span"):
+            yield Event(kind="first_span", text=f"first span: {span.name!r} of service {span.service or '?'}")
+        if call is not None and self._is_new("first_call"):
+            num_tokens = len(ids_from_bytes(call.sampled_ids))
+            text = f"first call: {num_tokens} tokens of {call.policy}, {call.finish_reason}"
+            yield Event(kind="first_call", text=text)
+        if episode is not None and state.num_episodes > self._num_episodes:
+            self._num_episodes = state.num_episodes
+            if self._num_episodes == 1 or self._num_episodes % _EPISODES_A_LINE == 0:
+                which = "first episode" if self._num_episodes == 1 else f"episode {self._num_episodes}"
+                yield Event(kind="episode", text=f"{which}: {_summary(episode)}")
+        if state.first_sign_s is not None and now_s - state.first_sign_s >= _PATIENCE_S:
+            missing = _missing(state)
+            if missing and self._is_new(missing):
+                yield Event(kind="missing", text=missing)
+
+    def _is_new(self, what: str) -> bool:
+        is_new = what not in self._said
+        self._said.add(what)
+        return is_new
+
+
+def _missing(state: RunState) -> str:
+    if not state.num_calls:
+        return "spans arrive but no model calls: does the agent's client use OPENAI_BASE_URL?"
+    if not state.num_spans:
+        return (
+            "calls arrive but no spans: is the agent run under `opentelemetry-instrument`, with an OTLP exporter "
+            "for http/protobuf? Episodes are recorded all the same, without agent names and tools"
+        )
+    if not state.num_episodes:
+        return (
+            "spans and calls arrive but no episode closed yet: a captured episode closes when it falls silent "
+            "([streams] idle_s)"
+        )
+    return ""
+
+
+def _summary(episode: Episode) -> str:
+    reward = f"reward {episode.reward:g}" if episode.reward is not None else f"no reward ({episode.unscored or 'none'})"
+    return f"{len(episode.calls)} calls, {episode.num_tools} tools, {reward}"

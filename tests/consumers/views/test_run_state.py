@@ -1,0 +1,91 @@
+"""One state for every view: whatever the order between topics, once each, and bounded."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from tests.consumers.audit.small_run import records, small_run, step
+from tests.consumers.views.folding import fold_all, new_state
+from tests.streams.make import TOPICS, event, rollout
+from tracegrad.consumers.views.run_state import RunState
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutState
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.topics import Topic
+
+
+def looks(state: RunState) -> dict[str, object]:
+    """What views read."""
+    return {
+        "steps": state.steps,
+        "open": sorted(state.open_attempts),
+        "waiting": state.num_waiting_groups,
+        "served": dict(state.served),
+        "episodes": state.num_episodes,
+        "before": state.held_out(is_after=False),
+        "after": state.held_out(is_after=True),
+        "newest": state.newest_step,
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_between_topics_does_not_matter(seed: int) -> None:
+    """Each topic in order, interleaved at random; an episode that is read before its start leaves nothing open."""
+    streams = small_run()
+    left = {topic: list(kept) for topic, kept in streams.log.items() if kept}
+    chance, state = random.Random(seed), new_state()
+    while left:
+        topic = chance.choice(sorted(left))
+        state.fold(left[topic].pop(0), 0.0)
+        left = {topic: kept for topic, kept in left.items() if kept}
+    assert looks(state) == looks(fold_all(new_state(), streams, Topic))
+    assert looks(state) | {"steps": 0, "served": 0, "newest": 0} == {
+        **{"steps": 0, "served": 0, "newest": 0, "open": [], "waiting": 1, "episodes": 9},
+        **{"before": [0.0], "after": [1.0]},
+    }
+
+
+def test_records_that_come_again_count_once() -> None:
+    """A topic that is read from its beginning a second time, as after a broker was away."""
+    streams = small_run()
+    once = fold_all(new_state(), streams, Topic)
+    assert looks(fold_all(fold_all(new_state(), streams, Topic), streams, Topic)) == looks(once)
+
+
+def test_steps_of_a_void_epoch_and_of_other_policies_are_left_out() -> None:
+    """As the audit counts them."""
+    state = new_state()
+    made = [step(1, ()), step(2, ()), step(3, ()), step(2, (), epoch=2)]
+    for each in (*made, msgspec.structs.replace(step(4, (), epoch=2), policy="other")):
+        value = TRAINING_STEPS.encode(each)
+        state.fold(_record(Topic.TRAINING_STEPS, value), 0.0)
+    assert [(kept.step, kept.epoch) for kept in state.steps] == [(1, 1), (2, 2)]
+
+
+def test_what_is_malformed_or_of_no_interest_is_passed_over() -> None:
+    """Whatever lies on a topic."""
+    state = new_state()
+    for topic in Topic:
+        for value in (None, b"", b"\xc1", b"{}"):
+            state.fold(_record(topic, value), 0.0)
+    assert looks(state) == looks(new_state())
+
+
+def test_memory_is_bounded_by_what_is_remembered() -> None:
+    """Attempts that start and never end."""
+    state = new_state(remembered=10)
+    for number in range(50):
+        started = event(rollout(number), RolloutState.STARTED)
+        state.fold(_record(Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.encode(started)), 0.0)
+    assert len(state.open_attempts) == 10
+    assert list(state.open_attempts)[-1].startswith(rollout(49))
+    for _, record in records(small_run()):
+        state.fold(record, 0.0)
+    assert len(state.open_attempts) <= 10
+
+
+def _record(topic: Topic, value: bytes | None) -> Record:
+    return Record(topic=TOPICS.name(topic), partition=0, offset=0, key=None, value=value)

@@ -1,0 +1,52 @@
+"""What the terminal says of a run: each thing once."""
+
+from __future__ import annotations
+
+from tests.consumers.audit.small_run import small_run
+from tests.consumers.views.folding import new_state, read
+from tests.streams.make import TOPICS, agent_span, call, otlp
+from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.calls import CALLS
+from tracegrad.schemas.topics import Topic
+
+
+def test_each_step_and_the_first_version_are_said_once() -> None:
+    """A topic that is read again says nothing new."""
+    lines, state, streams = StepLines(lambda: 7), new_state(), small_run()
+    events = read(lines, state, streams, (*StepLines.topics, *StepLines.topics))
+    assert [event.kind for event in events] == ["step", "step", "version"]
+    first, second = (event.step for event in events[:2])
+    assert first is not None and second is not None
+    assert (first.step, second.step, second.seconds, second.lag) == (1, 2, 1.0, 7)
+
+
+def test_the_last_step_shows_open_episodes_and_waiting_groups() -> None:
+    """Two of three complete groups are consumed, and no attempt is open."""
+    topics = (Topic.EPISODES, Topic.ROLLOUT_EVENTS, Topic.TRAINING_STEPS)
+    line = read(StepLines(), new_state(), small_run(), topics)[-1].step
+    assert line is not None and (line.open_episodes, line.waiting_groups) == (0, 1)
+
+
+def test_arrivals_say_each_first_thing_once_and_what_is_missing() -> None:
+    """Spans, then nothing else for a while."""
+    lines, state = ArrivalLines(), new_state()
+
+    def record(topic: Topic, value: bytes) -> Record:
+        return Record(topic=TOPICS.name(topic), partition=0, offset=0, key=None, value=value)
+
+    def said(made: Record | None, now_s: float) -> list[tuple[str, str]]:
+        if made is not None:
+            state.fold(made, now_s)
+        return [(event.kind, event.text) for event in lines.news(state, now_s)]
+
+    spans = record(Topic.OTLP_SPANS, otlp(agent_span("ab" * 16, 1, "helper"), service="shop"))
+    assert said(None, 30.0) == []
+    assert said(spans, 0.0) == [("first_span", "first span: 'invoke_agent helper' of service shop")]
+    assert said(spans, 0.0) == []
+    assert ["OPENAI_BASE_URL" in text for _, text in said(None, 30.0)] == [True]
+    assert said(None, 30.0) == []
+    made = record(Topic.LLM_CALLS, CALLS.encode(call("a", None, trace_id="ab" * 16)))
+    (first, _), (missing, text) = said(made, 30.0)
+    assert (first, missing) == ("first_call", "missing") and "no episode closed yet" in text
+    assert said(record(Topic.LLM_CALLS, b"\xc1"), 30.0) == []
