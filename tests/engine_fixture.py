@@ -25,12 +25,12 @@ import httpx
 import pytest
 
 from tests.tiny_models import Kind, make_model, save_version
+from tests.versions import label, manifest
 from tracegrad.compose.engine.health import explain
 from tracegrad.compose.engine.server import EngineConfig, engine_argv, engine_environment, probe
 from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.compose.run.supervisor import answers
 from tracegrad.consumers.engine.engine_control import EngineControl
-from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
 __all__ = ["RunningEngine", "engine", "manifest_of", "start_engine"]
@@ -42,18 +42,7 @@ def manifest_of(folder: Path, *, version: int, epoch: int = 1, policy: str = "po
         WeightFile(name=file.name, bytes=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
         for file in sorted(folder.iterdir())
     )
-    return VersionManifest(
-        policy=policy,
-        run=RunName("test"),
-        version=version,
-        epoch=epoch,
-        base_version=max(0, version - 1),
-        kind="full",
-        uri=str(folder),
-        files=files,
-        step=version,
-        next_offset=0,
-    )
+    return manifest(version, epoch, policy=policy, uri=str(folder), files=files)
 
 
 class RunningEngine:
@@ -137,7 +126,7 @@ class RunningEngine:
 
     def publish_version(self, state_dict: dict[str, Any], version: int, epoch: int = 1) -> VersionManifest:
         """Writes a version folder with exactly these tensors; the caller puts the manifest on `weights`."""
-        folder = self.weight_root / f"v{version}-e{epoch}"
+        folder = self.weight_root / label(version, epoch)
         save_version(self.model, folder, state_dict)
         return manifest_of(folder, version=version, epoch=epoch)
 

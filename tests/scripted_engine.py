@@ -6,7 +6,7 @@ by one, so that rendering a sampled answer again gives other ids, as with a real
 Failures are asked for: `delay_s`, `fail_next`, `label`, `pause`. Not for: anything about probabilities.
 
 In a test: `engine = ScriptedEngine(); async with serve(engine.app) as url: ...`.
-As a process: `python -m tests.scripted_engine --port P [--label 0-e1] [--delay-s 0.01]`; `POST /script` then sets
+As a process: `python -m tests.scripted_engine --port P [--label L] [--delay-s 0.01]`; `POST /script` then sets
 `{"replies", "delay_s", "fail_next", "label"}` at run time.
 """
 

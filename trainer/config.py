@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.ids import RunHash
 
 __all__ = ["Aggregation", "LoraConfig", "LossConfig", "OptimiserConfig", "TrainerConfig"]
 
@@ -58,9 +58,9 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy's trainer. Example: TrainerConfig(run="mine", model="models/tiny", work_dir="runs/mine/trainer")."""
+    """One policy's trainer. Example: TrainerConfig(run="7c1f3e9a", model="models/tiny", work_dir="runs/a/trainer")."""
 
-    run: RunName
+    run: RunHash
     policy: str = "policy"
     partition: int = 0
     """The policy's index in the run's policy list: its partition of `transitions`."""

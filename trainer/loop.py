@@ -30,6 +30,7 @@ import torch
 
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.versions import Version
 from tracegrad.schemas.records.weights import RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -104,7 +105,6 @@ class Trainer:
         self._checkpoints = Checkpoints(work_dir / "checkpoints", keep=config.keep_checkpoints)
         self._publisher = Publisher(
             policy=config.policy,
-            run=config.run,
             base=Path(config.model),
             root=work_dir / "weights",
             adapters=work_dir / "adapters",
@@ -174,8 +174,8 @@ class Trainer:
                     config.groups_per_step,
                     self._source.lag,
                 )
-        version = self._progress.state.version
-        return batch.close(version=version, max_staleness=config.loss.max_staleness), busy_s
+        max_staleness = config.loss.max_staleness
+        return batch.close(run=config.run, version=state.version, max_staleness=max_staleness), busy_s
 
     # advantage, loss, optimise
 
@@ -184,7 +184,8 @@ class Trainer:
         before = self._progress.state
         rows, result = self._learn(batch)
         record = describe_step(
-            policy=self._config.policy,
+            run=before.run,
+            policy=before.policy,
             step=before.step + 1,
             epoch=self._ownership.epoch,
             version_before=before.version,
@@ -249,8 +250,7 @@ class Trainer:
         state = self._progress.state
         manifest = self._publisher.write(
             self._learner.policy,
-            version=state.version,
-            epoch=self._ownership.epoch,
+            Version(run=state.run, version=state.version, epoch=self._ownership.epoch),
             base_version=state.base_version,
             step=state.step,
             next_offset=state.next_offset,

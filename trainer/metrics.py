@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import Accounting, TrainingStep
 
 from .batch.batches import Batch
@@ -46,6 +47,7 @@ def _staleness(rows: Sequence[TrainingRow], version: int) -> tuple[float, int]:
 
 def describe_step(
     *,
+    run: RunHash,
     policy: str,
     step: int,
     epoch: int,
@@ -65,6 +67,7 @@ def describe_step(
     num_tools = sum(member.num_tools for member in members)
     staleness_mean, staleness_max = _staleness(rows, version_before)
     return TrainingStep(
+        run=run,
         policy=policy,
         step=step,
         epoch=epoch,

@@ -190,7 +190,7 @@ class Wiring:
 
         trainer = self.settings.trainer
         return TrainerConfig(
-            run=self.record.name,
+            run=self.record.hash,
             policy=self.settings.policy.name,
             model=self.settings.policy.model,
             work_dir=str(self.run_dir.trainer),

@@ -22,6 +22,7 @@ from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.records.calls import CALLS, CallRecord
 from tracegrad.schemas.records.prompts import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.versions import are_complete
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -31,8 +32,6 @@ _CALLS = 48
 """Calls that are recomputed, at most."""
 _TOKENS = 4_096
 """And their tokens, prompts included: two minutes for half a billion weights on one CPU core."""
-_Label = tuple[int, int]
-"""Version and epoch: `<version>-e<epoch>` on the engine."""
 
 
 class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +57,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | str:
     """The proof, or why there is none."""
     versions = _versions(log, topics, policy)
-    trained = {(version, manifest.epoch) for version, manifest in versions.items() if version > 0}
+    trained = {manifest.label: manifest for manifest in versions.values() if manifest.version > 0}
     if not trained:
         return "no version was trained in this run"
     acknowledged = {label: at for label, at in _acknowledged(log, topics, policy).items() if label in trained}
@@ -67,8 +66,7 @@ def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | s
     chosen = _rollouts_by_label(log, topics, run, policy, acknowledged)
     if not chosen:
         return "no call made after its acknowledgement bears the label of a version trained in this run"
-    for label in sorted(chosen, reverse=True):
-        version = label[0]
+    for version, label in sorted(((trained[label].version, label) for label in chosen), reverse=True):
         previous = max((other for other in versions if other < version), default=None)
         if previous is None or not all(Path(versions[v].uri).is_dir() for v in (version, previous)):
             continue
@@ -94,17 +92,16 @@ def _versions(log: Log, topics: Topics, policy: str) -> dict[int, VersionManifes
     return lineage.versions
 
 
-def _acknowledged(log: Log, topics: Topics, policy: str) -> dict[_Label, int]:
+def _acknowledged(log: Log, topics: Topics, policy: str) -> dict[str, int]:
     """When each label was first acknowledged, in unix ms."""
-    found: dict[_Label, int] = {}
+    found: dict[str, int] = {}
     for record in read_topic(log, topics.name(Topic.WEIGHT_ACKS)):
         try:
             ack = WEIGHT_ACKS.decode(record.value)
         except RecordError:
             continue
         if ack.policy == policy:
-            label = (ack.version, ack.epoch)
-            found[label] = min(ack.at_ms, found.get(label, ack.at_ms))
+            found[ack.label] = min(ack.at_ms, found.get(ack.label, ack.at_ms))
     return found
 
 
@@ -116,11 +113,12 @@ def _call(value: bytes | None) -> CallRecord | None:
     return decoded if isinstance(decoded, CallRecord) else None
 
 
-def _label(call: CallRecord) -> _Label | None:
+def _label(call: CallRecord) -> str | None:
     """Of the version that sampled the whole call; None when there are several, or a grammar took part."""
-    if len(call.versions) != 1 or call.versions[0].start != 0 or call.is_constrained:
+    num_tokens = len(ids_from_bytes(call.sampled_ids))
+    if len(call.versions) != 1 or not are_complete(call.versions, num_tokens) or call.is_constrained:
         return None
-    return call.versions[0].version, call.versions[0].epoch
+    return call.versions[0].label
 
 
 def _is_after(call: CallRecord, at_ms: int) -> bool:
@@ -128,10 +126,10 @@ def _is_after(call: CallRecord, at_ms: int) -> bool:
 
 
 def _rollouts_by_label(
-    log: Log, topics: Topics, run: RunHash, policy: str, acknowledged: Mapping[_Label, int]
-) -> dict[_Label, deque[str]]:
+    log: Log, topics: Topics, run: RunHash, policy: str, acknowledged: Mapping[str, int]
+) -> dict[str, deque[str]]:
     """Per acknowledged label the last rollouts with a call that it sampled whole, later; bounded."""
-    found: dict[_Label, deque[str]] = {}
+    found: dict[str, deque[str]] = {}
     for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
         call = _call(record.value)
         if call is None or call.policy != policy or call.rollout_id is None or run_hash_of(call.rollout_id) != run:
@@ -145,7 +143,7 @@ def _rollouts_by_label(
     return found
 
 
-def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: _Label, *, after_ms: int) -> list[ServedCall]:
+def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: str, *, after_ms: int) -> list[ServedCall]:
     """The label's calls of those rollouts that began after its acknowledgement, prompts put together from parents."""
     full: dict[str, bytes] = {}
     found = []

@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself. Example: EngineStatus(label="18-e4", is_paused=False)."""
+    """What an engine says of itself. Example: EngineStatus(label="7c1f3e9a-v18-e4", is_paused=False)."""
 
     label: str
     """`default` after its start."""

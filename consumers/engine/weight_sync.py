@@ -175,6 +175,7 @@ class WeightSync:
         ack = WeightAck(
             engine_id=self.config.engine_id,
             policy=manifest.policy,
+            run=manifest.run,
             version=manifest.version,
             epoch=manifest.epoch,
             load_s=self._load_s,

@@ -130,7 +130,7 @@ def _describe(value: Any) -> str:
     match value:
         case CallRecord():
             tools = ", ".join(f"{call.name}({_cut(call.arguments)})" for call in value.tool_calls)
-            versions = ",".join(f"{span.version}-e{span.epoch}" for span in value.versions)
+            versions = ",".join(span.label for span in value.versions)
             said = tools or repr(_cut(value.content))
             return f"call {len(value.sampled_ids) // 4} tokens by {versions}, {value.finish_reason}: {said}"
         case CallsClosed():
@@ -164,7 +164,7 @@ def _describe(value: Any) -> str:
         case VersionManifest():
             return f"version {value.label} ({value.kind}) at {value.uri}"
         case WeightAck():
-            return f"{value.engine_id} serves {value.version}-e{value.epoch}, loaded in {value.load_s:.3f} s"
+            return f"{value.engine_id} serves {value.label}, loaded in {value.load_s:.3f} s"
         case _:
             return type(value).__name__
 

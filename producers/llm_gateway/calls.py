@@ -23,7 +23,8 @@ import numpy as np
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.log.protocol import LogWriter
-from tracegrad.schemas.records.calls import CallOutcome, Purpose, VersionSpan
+from tracegrad.schemas.records.calls import CallOutcome, Purpose
+from tracegrad.schemas.records.versions import VersionSpan
 
 from .api.answer import Answer, ParsedMessage, finish, message_of, mint_call_id
 from .config import EngineRef, LlmGatewayConfig, PolicyRef
@@ -236,9 +237,7 @@ class CallServer:
         if not all(known.values()):
             return ()
         found = [(span.start, known[span.version]) for span in spans]
-        return tuple(
-            VersionSpan(start=start, version=place[0], epoch=place[1]) for start, place in found if place is not None
-        )
+        return tuple(VersionSpan(start=start, **msgspec.structs.asdict(version)) for start, version in found if version)
 
     async def _until_labelled(self, session: Session, engine: EngineRef, waits: Waits, error: Exception) -> None:
         """Waits until generating again has a chance: the engine bears a known label, or does not tell its label."""

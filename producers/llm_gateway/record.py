@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tracegrad.schemas.records.calls import CALLS, CallOutcome, CallRecord, CallsClosed, Purpose, VersionSpan
+from tracegrad.schemas.records.calls import CALLS, CallOutcome, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records.versions import VersionSpan
 
 from .api.answer import Answer
 from .identity import Caller

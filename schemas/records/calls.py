@@ -13,6 +13,7 @@ import msgspec
 
 from ..ids import CallId
 from .codec import Codec
+from .versions import VersionSpan
 
 __all__ = [
     "CALLS",
@@ -24,7 +25,6 @@ __all__ = [
     "SamplingParameters",
     "SpliceOutcome",
     "ToolCall",
-    "VersionSpan",
 ]
 
 
@@ -56,14 +56,6 @@ class CallOutcome(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> CallOutcome:
         return cls.UNKNOWN
-
-
-class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """From sampled token `start` on (counted within the call), `version` of `epoch` was sampling."""
-
-    start: int
-    version: int
-    epoch: int
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +130,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     logprobs: bytes
     """float32 LE [T], of the sampling distribution at the temperature used."""
     versions: tuple[VersionSpan, ...]
-    """Not empty for a trained policy; the first starts at 0, starts ascend."""
+    """Of a trained policy they are complete (`versions.are_complete`); empty when an engine bore another label."""
     finish_reason: str
     """`stop`, `length` or `tool_calls`, as the agent saw it."""
     content: str | None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from .calls import CallOutcome, Purpose, SpliceOutcome, ToolCall, VersionSpan
+from .calls import CallOutcome, Purpose, SpliceOutcome, ToolCall
 from .codec import Codec
 from .facts import ToolStatus
 from .rollouts import GroupRef, Reward, RolloutState, is_usable
+from .versions import VersionSpan
 
 __all__ = [
     "CLOSED",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ..ids import RunHash
 from .codec import Codec
 
 __all__ = ["TRAINING_STEPS", "Accounting", "TrainingStep", "surviving_steps"]
@@ -26,6 +27,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """One batch. Example: TrainingStep(policy="policy", step=3, version=3, batch_hash="9f...", ...)."""
 
     schema: str = "training_step/1"
+    run: RunHash
     policy: str
     step: int
     """Number of the batch, from 1."""

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import RecordError
+from .versions import VersionSpan, are_complete
 
 __all__ = [
     "TRANSITIONS_SCHEMA",
@@ -77,8 +78,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     peers: str
     """Turns of the group with equal `peers` are compared with each other."""
     weight: float
-    versions: tuple[tuple[int, int], ...]
-    """(start within the turn, version)."""
+    versions: tuple[VersionSpan, ...]
+    """Which version sampled what, counted within the turn; complete where a token trains."""
     masked: str = ""
     """Why its tokens carry loss_mask 0; else empty."""
 
@@ -118,7 +119,16 @@ _TURN = pa.struct(
         pa.field("weight", pa.float64(), nullable=False),
         pa.field(
             "versions",
-            pa.list_(pa.struct([pa.field("start", pa.int32()), pa.field("version", pa.int64())])),
+            pa.list_(
+                pa.struct(
+                    [
+                        pa.field("start", pa.int32()),
+                        pa.field("version", pa.int64()),
+                        pa.field("epoch", pa.int64()),
+                        pa.field("run", pa.utf8()),
+                    ]
+                )
+            ),
             nullable=False,
         ),
         pa.field("masked", pa.utf8(), nullable=False),
@@ -179,7 +189,7 @@ def _turn_to_arrow(turn: Turn) -> dict[str, Any]:
         "return": turn.return_,
         "peers": turn.peers,
         "weight": turn.weight,
-        "versions": [{"start": start, "version": version} for start, version in turn.versions],
+        "versions": [msgspec.structs.asdict(span) for span in turn.versions],
         "masked": turn.masked,
     }
 
@@ -255,7 +265,7 @@ def _row_from_arrow(row: dict[str, Any]) -> SegmentRow:
             return_=turn["return"],
             peers=turn["peers"],
             weight=turn["weight"],
-            versions=tuple((span["start"], span["version"]) for span in turn["versions"]),
+            versions=tuple(VersionSpan(**span) for span in turn["versions"]),
             masked=turn["masked"],
         )
         for turn in row["turns"]
@@ -291,5 +301,5 @@ def _check_row(row: SegmentRow) -> None:
             raise RecordError(f"expected 0 <= start <= end <= {num_tokens}, got {turn.start}, {turn.end}, {where}")
         if not math.isfinite(turn.return_) or not math.isfinite(turn.weight) or turn.temperature < 0:
             raise RecordError(f"expected a finite return and weight, temperature >= 0, got others, {where}")
-        if not turn.versions and any(row.loss_mask[turn.start : turn.end]):
-            raise RecordError(f"expected versions on a trained turn, got none, call={turn.call_id}, {where}")
+        if any(row.loss_mask[turn.start : turn.end]) and not are_complete(turn.versions, turn.end - turn.start):
+            raise RecordError(f"expected complete versions on a trained turn, got others, call={turn.call_id}, {where}")

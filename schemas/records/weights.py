@@ -6,12 +6,11 @@ when a higher claim precedes it on the partition: `Lineage` folds that rule, for
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
-from ..ids import RunName
+from ..ids import RunHash
 from .codec import Codec
+from .versions import Version
 
 __all__ = [
     "WEIGHTS",
@@ -22,22 +21,7 @@ __all__ = [
     "VersionManifest",
     "WeightAck",
     "WeightFile",
-    "parse_version_label",
-    "version_label",
 ]
-
-_LABEL = re.compile(r"(\d{1,12})-e(\d{1,9})")
-
-
-def version_label(version: int, epoch: int) -> str:
-    """What an engine that serves this version calls it."""
-    return f"{version}-e{epoch}"
-
-
-def parse_version_label(label: str) -> tuple[int, int] | None:
-    """(version, epoch), or None for any other label (a restarted engine says `default`)."""
-    match = _LABEL.fullmatch(label)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 class EpochClaim(msgspec.Struct, frozen=True, kw_only=True, tag="epoch_claim"):
@@ -45,7 +29,7 @@ class EpochClaim(msgspec.Struct, frozen=True, kw_only=True, tag="epoch_claim"):
 
     schema: str = "epoch_claim/1"
     policy: str
-    run: RunName
+    run: RunHash
     epoch: int
     trainer_id: str
     """Unique per process start; how a trainer recognises its own claim."""
@@ -60,15 +44,11 @@ class WeightFile(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, tag="version"):
-    """A complete version that engines may load. Example: version 18 of epoch 4 under `.../v18-e4`."""
+class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
+    """A complete version that engines may load. Example: version 18 of epoch 4 under `.../7c1f3e9a-v18-e4`."""
 
     schema: str = "version/1"
     policy: str
-    run: RunName
-    version: int
-    """0 is the model the run started from; versions only grow."""
-    epoch: int
     base_version: int
     kind: str
     """`full` (a folder that transformers and vLLM open) or `lora`."""
@@ -79,13 +59,8 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, tag="version"):
     """The number of the last batch before it, 0 without one; a batch that made no version has a number too."""
     next_offset: int
     """The first offset of `transitions` that it has not consumed."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
     at_ms: int = 0
-
-    @property
-    def label(self) -> str:
-        """What an engine that serves it calls it."""
-        return version_label(self.version, self.epoch)
 
 
 class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback"):
@@ -93,20 +68,18 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback")
 
     schema: str = "rollback/1"
     policy: str
-    run: RunName
+    run: RunHash
     to_version: int
     requested_by: str
     at_ms: int = 0
 
 
-class WeightAck(msgspec.Struct, frozen=True, kw_only=True):
+class WeightAck(Version, frozen=True, kw_only=True):
     """An engine has loaded and labelled a version: from here on it counts as served."""
 
     schema: str = "weight_ack/1"
     engine_id: str
     policy: str
-    version: int
-    epoch: int
     load_s: float
     """Seconds from pause to resume."""
     at_ms: int = 0

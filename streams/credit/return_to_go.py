@@ -88,7 +88,7 @@ def _turn(piece: CallSlice, return_: float) -> Turn:
         return_=return_,
         peers=str(call.turn),
         weight=1.0,
-        versions=tuple((span.start, span.version) for span in call.versions),
+        versions=call.versions,
         masked=piece.masked,
     )
 

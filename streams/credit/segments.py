@@ -19,6 +19,7 @@ from tracegrad.schemas.records.episodes import EpisodeCall
 from tracegrad.schemas.records.prompts import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import MAX_LOGPROB
+from tracegrad.schemas.records.versions import are_complete
 
 __all__ = ["CallSlice", "Segment", "build_segments", "rebuild_prompts", "why_masked"]
 
@@ -73,7 +74,6 @@ def why_masked(call: EpisodeCall) -> str:
     """Why the call's tokens leave the loss, be it the assembler's reason or numbers that cannot train."""
     if call.masked:
         return call.masked
-    num_tokens = len(call.sampled_ids) // _TOKEN_BYTES
     if len(call.logprobs) != len(call.sampled_ids):
         return "bad_logprobs"
     logprobs = logprobs_from_bytes(call.logprobs)
@@ -81,10 +81,7 @@ def why_masked(call: EpisodeCall) -> str:
         return "bad_logprobs"
     if not 0 < call.temperature <= MAX_TEMPERATURE:
         return "bad_temperature"
-    starts = [span.start for span in call.versions]
-    if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] > num_tokens:
-        return "bad_versions"
-    return ""
+    return "" if are_complete(call.versions, len(call.sampled_ids) // _TOKEN_BYTES) else "bad_versions"
 
 
 class _Chain:

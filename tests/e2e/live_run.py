@@ -234,8 +234,7 @@ class Observer:
             if isinstance(weights, VersionManifest):
                 self.manifest = weights.label
         elif topic is Topic.WEIGHT_ACKS:
-            ack = WEIGHT_ACKS.decode(record.value)
-            self.acked = f"{ack.version}-e{ack.epoch}"
+            self.acked = WEIGHT_ACKS.decode(record.value).label
 
     def uncommitted(self, stage: Stage, topics: Sequence[Topic], partitions: dict[str, list[int]]) -> int:
         """Records of the partitions at or above the stage's committed offset; 0 also while the broker is away."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.ids import CallId, RunName
+from tests.versions import sampled_by
+from tracegrad.schemas.ids import CallId, RunHash
 from tracegrad.schemas.records import calls, episodes, facts, rollouts, training, transitions, weights
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 
@@ -21,8 +22,10 @@ __all__ = ["GOLDEN", "RELEASED", "Released"]
 
 GOLDEN = Path(__file__).with_name("golden")
 
-ROLLOUT = "1f2e3d4c" + "0123456789abcdef0123"
+RUN = RunHash("1f2e3d4c")
+ROLLOUT = RUN + "0123456789abcdef0123"
 EPISODE = ROLLOUT + "9a3c"
+SPAN_3 = sampled_by(3, run=RUN)
 GROUP = rollouts.GroupRef(id="1f2e3d4c" + "fedcba9876543210", size=8, member=3, index=12)
 
 CALL = calls.CallRecord(
@@ -38,7 +41,7 @@ CALL = calls.CallRecord(
     suffix_ids=ids_to_bytes([7, 8]),
     sampled_ids=ids_to_bytes([9, 10, 2]),
     logprobs=logprobs_to_bytes([-0.25, -1.5, 0.0]),
-    versions=(calls.VersionSpan(start=0, version=3, epoch=1), calls.VersionSpan(start=2, version=4, epoch=1)),
+    versions=(SPAN_3, sampled_by(4, start=2, run=RUN)),
     finish_reason="tool_calls",
     content=None,
     tool_calls=(calls.ToolCall(id="call_1", name="calculate", arguments='{"a": 26}'),),
@@ -137,7 +140,7 @@ EPISODE_CALL = episodes.EpisodeCall(
     suffix_ids=ids_to_bytes([5, 6]),
     sampled_ids=ids_to_bytes([9]),
     logprobs=logprobs_to_bytes([-0.5]),
-    versions=(calls.VersionSpan(start=0, version=3, epoch=1),),
+    versions=(SPAN_3,),
     temperature=1.0,
     finish_reason="stop",
     content="72",
@@ -181,12 +184,12 @@ EPISODE_RECORD = episodes.Episode(
 )
 VERSION = weights.VersionManifest(
     policy="policy",
-    run=RunName("mine"),
+    run=RUN,
     version=18,
     epoch=4,
     base_version=17,
     kind="full",
-    uri="/runs/mine/weights/v18-e4",
+    uri="/runs/mine/weights/1f2e3d4c-v18-e4",
     files=(weights.WeightFile(name="model.safetensors", bytes=1_600_000, sha256="ab" * 32),),
     step=18,
     next_offset=144,
@@ -194,6 +197,7 @@ VERSION = weights.VersionManifest(
     at_ms=1_700_000_000_000,
 )
 STEP = training.TrainingStep(
+    run=RUN,
     policy="policy",
     step=3,
     epoch=1,
@@ -264,7 +268,7 @@ ROW = transitions.SegmentRow(
             return_=1.1,
             peers="0",
             weight=1.0,
-            versions=((0, 3), (1, 4)),
+            versions=(SPAN_3, sampled_by(4, start=1, run=RUN)),
         ),
     ),
     rollout_tokens=2,
@@ -307,18 +311,18 @@ RELEASED = (
     _of("closed-1.json", episodes.ClosedMarker(id=EPISODE, disposition="emitted", num_calls=3), episodes.CLOSED),
     _of(
         "epoch_claim-1.json",
-        weights.EpochClaim(policy="policy", run=RunName("mine"), epoch=4, trainer_id="t-1", at_ms=1),
+        weights.EpochClaim(policy="policy", run=RUN, epoch=4, trainer_id="t-1", at_ms=1),
         weights.WEIGHTS,
     ),
     _of("version-1.json", VERSION, weights.WEIGHTS),
     _of(
         "rollback-1.json",
-        weights.RollbackRequest(policy="policy", run=RunName("mine"), to_version=12, requested_by="me", at_ms=1),
+        weights.RollbackRequest(policy="policy", run=RUN, to_version=12, requested_by="me", at_ms=1),
         weights.WEIGHTS,
     ),
     _of(
         "weight_ack-1.json",
-        weights.WeightAck(engine_id="engine-0", policy="policy", version=18, epoch=4, load_s=0.06, at_ms=1),
+        weights.WeightAck(engine_id="engine-0", policy="policy", run=RUN, version=18, epoch=4, load_s=0.06, at_ms=1),
         weights.WEIGHT_ACKS,
     ),
     _of("training_step-1.json", STEP, training.TRAINING_STEPS),

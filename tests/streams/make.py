@@ -11,6 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
+from tests.versions import sampled_by
 from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.fold import Emission, Fold, Output
 from tracegrad.schemas.ids import CallId, RunName
@@ -24,7 +25,6 @@ from tracegrad.schemas.records.calls import (
     SamplingParameters,
     SpliceOutcome,
     ToolCall,
-    VersionSpan,
 )
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef, Reward, RolloutEvent, RolloutState
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
@@ -63,7 +63,7 @@ def call(
         "suffix_ids": ids_to_bytes(prompt),
         "sampled_ids": ids_to_bytes(sampled),
         "logprobs": logprobs_to_bytes([-0.5] * len(sampled)),
-        "versions": (VersionSpan(start=0, version=3, epoch=1),),
+        "versions": (sampled_by(3),),
         "finish_reason": "stop",
         "content": "ok",
         "sampling_used": SamplingParameters(temperature=1.0),

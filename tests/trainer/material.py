@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from tests.versions import sampled_by
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
+from tracegrad.schemas.records.versions import VersionSpan
 
 __all__ = ["append_groups", "group_bytes", "record", "segment", "summary", "turn"]
 
@@ -21,7 +23,7 @@ def turn(
     call: str = "call-0",
     returned: float = 0.0,
     peers: str = "0",
-    version: int = 0,
+    version: int | VersionSpan = 0,
     temperature: float = 1.0,
     weight: float = 1.0,
     parts: tuple[tuple[str, float], ...] = (),
@@ -38,7 +40,7 @@ def turn(
         return_=returned,
         peers=peers,
         weight=weight,
-        versions=((0, version),),
+        versions=(version if isinstance(version, VersionSpan) else sampled_by(version),),
     )
 
 
@@ -90,7 +92,9 @@ def summary(
     )
 
 
-def group_bytes(index: int, *, size: int = 4, version: int = 0, spread: float = 1.0, seed: int = 0) -> bytes:
+def group_bytes(
+    index: int, *, size: int = 4, version: int | VersionSpan = 0, spread: float = 1.0, seed: int = 0
+) -> bytes:
     """A group of rollouts of one or two turns and unlike lengths; `spread` 0 makes all returns equal."""
     rng = random.Random(f"group/{index}/{seed}")
     group = f"{index:024x}"

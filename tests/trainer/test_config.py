@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.versions import RUN
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.ids import RunName
 from tracegrad.trainer.config import LossConfig, OptimiserConfig, TrainerConfig
 
 REQUIRED = {"run": "mine", "model": "m", "work_dir": "w"}
@@ -23,7 +23,7 @@ def test_defaults_are_the_measured_recipe() -> None:
 
 def test_config_survives_json() -> None:
     """Compose writes the resolved configuration beside each run."""
-    config = TrainerConfig(run=RunName("mine"), model="m", work_dir="w", loss=LossConfig(aggregation="constant"))
+    config = TrainerConfig(run=RUN, model="m", work_dir="w", loss=LossConfig(aggregation="constant"))
     assert msgspec.json.decode(msgspec.json.encode(config), type=TrainerConfig) == config
 
 

@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 
 from tests.memory_log import MemoryLog
 from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
+from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.schemas.errors import ConfigurationError, FencedError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import encode_group
-from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import LoraConfig, LossConfig, TrainerConfig
@@ -58,7 +59,7 @@ def fill(log: Log) -> None:
 def config_of(model: Path, work_dir: Path, **changes: Any) -> TrainerConfig:
     """Four batches of two groups."""
     settings: dict[str, Any] = {
-        "run": RunName("mine"),
+        "run": RUN,
         "model": str(model),
         "work_dir": str(work_dir),
         "steps": 4,
@@ -208,7 +209,7 @@ def test_killed_trainer_goes_on_bit_for_bit(
     ]
     assert is_same(content(log), content(undisturbed))
     lost_manifest = seam == "between checkpoint and publish"
-    assert lineage_of(log).versions[2].label == ("2-e2" if lost_manifest or name == "_learn" else "2-e1")
+    assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
 
 
 def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
@@ -234,9 +235,8 @@ def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, un
 
     def overtaken(self: Any, *args: Any, **named: Any) -> Any:
         manifest = original(self, *args, **named)
-        if named["version"] == 2:
-            claim = EpochClaim(policy="policy", run=RunName("mine"), epoch=7, trainer_id="rival")
-            log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(claim), partition=0)
+        if manifest.version == 2:
+            log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(claim(7)), partition=0)
         return manifest
 
     with pytest.MonkeyPatch.context() as patch:
@@ -245,7 +245,8 @@ def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, un
             train(log, config)
     assert sorted(lineage_of(log).versions) == [0, 1]
     train(log, config)
-    assert [m.label for _, m in sorted(lineage_of(log).versions.items())] == ["0-e1", "1-e1", "2-e8", "3-e8", "4-e8"]
+    labels = [m.label for _, m in sorted(lineage_of(log).versions.items())]
+    assert labels == [label(0), label(1), label(2, 8), label(3, 8), label(4, 8)]
     assert [step.step for step in steps_of(log)] == [1, 2, 3, 4]
 
 
@@ -306,7 +307,7 @@ def test_waiting_is_visible(
 
 def request_rollback(log: MemoryLog, version: int) -> None:
     """As `weights rollback` does."""
-    request = RollbackRequest(policy="policy", run=RunName("mine"), to_version=version, requested_by="test")
+    request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="test")
     log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
 
 
@@ -341,7 +342,7 @@ def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tm
     other = MemoryLog()
     other.create_topics(TOPICS, policies=["policy"])
     with pytest.raises(ConfigurationError, match="folder of its own"):
-        train(other, config_of(untied, tmp_path, run=RunName("other")))
+        train(other, config_of(untied, tmp_path, run=OTHER_RUN))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from tests.memory_log import MemoryLog
 from tests.trainer.doomed_trainer import SEAMS
 from tests.trainer.material import append_groups, group_bytes
+from tests.versions import RUN
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
@@ -39,7 +40,7 @@ GROUPS = [group_bytes(i) for i in range(8)]
 def config_of(model: Path, work_dir: Path, topics: Topics, **changes: Any) -> TrainerConfig:
     """Four batches of two groups."""
     settings: dict[str, Any] = {
-        "run": topics.run,
+        "run": RUN,
         "model": str(model),
         "work_dir": str(work_dir),
         "steps": 4,

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from tracegrad.schemas.ids import RunName
+from tests.versions import RUN
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import OptimiserConfig, TrainerConfig
 from tracegrad.trainer.model.policy import configure_torch, load_policy
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 def learner_of(model: Path, **changes: Any) -> Learner:
     """A fresh one."""
-    config = TrainerConfig(run=RunName("r"), model=str(model), work_dir="w", **changes)
+    config = TrainerConfig(run=RUN, model=str(model), work_dir="w", **changes)
     return Learner(load_policy(config, configure_torch(config)), config)
 
 

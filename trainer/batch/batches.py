@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import msgspec
 
 from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.training import Accounting
 
-from .groups import Group, GroupLimits, Verdict, judge, oldest_version
+from .groups import Group, GroupLimits, Verdict, judge, trained_versions
 
 __all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
 
@@ -99,8 +100,8 @@ class OpenBatch:
         if verdict.group_id is not None and verdict.group_id not in self._consumed:
             self._seen.add(verdict.group_id)
 
-    def close(self, *, version: int, max_staleness: int) -> Batch:
-        """The batch of these records for a step that starts from `version`."""
+    def close(self, *, run: RunHash, version: int, max_staleness: int) -> Batch:
+        """The batch of these records for a step that starts from the run's `version`."""
         digest = hashlib.sha256()
         groups: list[Group] = []
         untrained: list[Group] = []
@@ -109,7 +110,7 @@ class OpenBatch:
         num_duplicates = 0
         for verdict in self._verdicts:
             known = verdict.group_id in self._consumed or verdict.group_id in counted
-            reason = "duplicate" if known else _reason(verdict, version=version, max_staleness=max_staleness)
+            reason = "duplicate" if known else _reason(verdict, run, version - max_staleness)
             _update(digest, verdict.record, reason)
             if known:
                 num_duplicates += 1
@@ -136,14 +137,16 @@ class OpenBatch:
         )
 
 
-def _reason(verdict: Verdict, *, version: int, max_staleness: int) -> str:
-    """Why the record's group trains nothing; "" when it does."""
+def _reason(verdict: Verdict, run: RunHash, oldest: int) -> str:
+    """Why the record's group trains nothing; "" when it does. Versions compare with those of their own run only."""
     if verdict.group is None:
         return verdict.reason
     if verdict.group.empty:
         return verdict.group.empty
-    oldest = oldest_version(verdict.group)
-    return "stale" if oldest is not None and version - oldest > max_staleness else ""
+    versions = trained_versions(verdict.group)
+    if any(span.run != run for span in versions):
+        return "other_run"
+    return "stale" if any(span.version < oldest for span in versions) else ""
 
 
 def _update(digest: hashlib._Hash, record: Record, reason: str) -> None:

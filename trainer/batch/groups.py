@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, Turn, decode_group, group_id_of
+from tracegrad.schemas.records.versions import VersionSpan
 
-__all__ = ["Group", "GroupLimits", "Verdict", "judge", "oldest_version", "token_versions"]
+__all__ = ["Group", "GroupLimits", "Verdict", "judge", "token_versions", "trained_versions"]
 
 _GROUP_ID = re.compile(r"[0-9A-Za-z._:-]{1,128}")
 _REASON_CHARACTERS = 60
@@ -116,9 +117,6 @@ def _check_trained_turn(turn: Turn, where: str) -> None:
             f"expected temperature > 0 on a trained turn, got {turn.temperature}, call={turn.call_id}, {where}",
             reason="zero_temperature",
         )
-    starts = [start for start, _ in turn.versions]
-    if starts[0] != 0 or starts != sorted(set(starts)):
-        raise RecordError(f"expected versions from 0 in ascending order, got others, call={turn.call_id}, {where}")
 
 
 def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
@@ -149,23 +147,22 @@ def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
             )
 
 
-def token_versions(turn: Turn) -> list[tuple[int, int, int]]:
+def token_versions(turn: Turn) -> list[tuple[int, int, VersionSpan]]:
     """(start, end, version) of the turn's stretches, positions counted within the row."""
-    starts = [turn.start + start for start, _ in turn.versions]
+    starts = [turn.start + span.start for span in turn.versions]
     ends = [*starts[1:], turn.end]
     return [
-        (min(start, turn.end), min(end, turn.end), version)
-        for start, end, (_, version) in zip(starts, ends, turn.versions, strict=True)
+        (min(start, turn.end), min(end, turn.end), span)
+        for start, end, span in zip(starts, ends, turn.versions, strict=True)
     ]
 
 
-def oldest_version(group: Group) -> int | None:
-    """The oldest version that sampled a trained token of the group; None without one."""
-    versions = [
-        version
+def trained_versions(group: Group) -> list[VersionSpan]:
+    """The versions that sampled the group's trained tokens, one for each stretch."""
+    return [
+        span
         for row in group.rows
         for turn in row.turns
-        for start, end, version in token_versions(turn)
+        for start, end, span in token_versions(turn)
         if any(row.loss_mask[start:end])
     ]
-    return min(versions, default=None)

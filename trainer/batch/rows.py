@@ -107,8 +107,8 @@ def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_we
         advantages_T[turn.start : turn.end] = advantages[row.rollout_id, turn.call_id]
         if turn.temperature > 0.0:
             temperatures_T[turn.start : turn.end] = turn.temperature
-        for start, end, version in token_versions(turn):
-            versions_T[start:end] = version
+        for start, end, span in token_versions(turn):
+            versions_T[start:end] = span.version
     return TrainingRow(
         rollout_id=row.rollout_id,
         token_ids_T=np.asarray(row.token_ids, dtype=np.int64),

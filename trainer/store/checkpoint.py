@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.records.weights import WeightFile
 
@@ -39,11 +40,11 @@ _STATE, _TENSORS, _CONSUMED, _STEP = "state.json", "tensors.safetensors", "consu
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """The small facts. Example: CheckpointState(policy="policy", run="mine", step=3, version=3, epoch=1, ...)."""
+    """The small facts. Example: CheckpointState(policy="policy", run="7c1f3e9a", step=3, version=3, epoch=1, ...)."""
 
     schema: str = "checkpoint/1"
     policy: str
-    run: str
+    run: RunHash
     step: int
     """Batches done."""
     version: int

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 
@@ -32,7 +32,7 @@ class Ownership:
     """This process's claim on a policy. One thread at a time."""
 
     def __init__(
-        self, *, policy: str, run: RunName, topic: str, log: Log, writer: LogWriter, timeout_s: float = 60.0
+        self, *, policy: str, run: RunHash, topic: str, log: Log, writer: LogWriter, timeout_s: float = 60.0
     ) -> None:
         self._policy = policy
         self._run = run

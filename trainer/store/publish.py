@@ -1,14 +1,13 @@
 """A weight version becomes a folder that transformers and vLLM open as it is, and a manifest that describes it.
 
-In: the policy's exported tensors and the base model's folder (config, tokenizer). Out: `weights/v18-e4/`, whole or
-not there, and its VersionManifest. Invariant: the manifest's files are all there when it is made; the caller appends
-it after the checkpoint that holds the same weights. On failure: OSError (disk full, say) leaves no half folder.
+In: the policy's exported tensors and the base model's folder (config, tokenizer). Out: `weights/7c1f3e9a-v18-e4/`,
+whole or not there, and its VersionManifest. Invariant: the manifest's files are all there when it is made; the caller
+appends it after the checkpoint that holds the same weights. On failure: OSError (disk full, say) leaves no half folder.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 
 from ..model.policy import Policy
@@ -31,15 +30,13 @@ _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Config, tokenizer, templates. Weights are ours to write; code is never copied."""
 _WEIGHTS = "model.safetensors"
 _ADAPTERS = "adapters.safetensors"
-_FOLDER = re.compile(r"v(\d+)-e(\d+)")
 
 
 class Publisher:
     """Writes the version folders of one policy."""
 
-    def __init__(self, *, policy: str, run: RunName, base: Path, root: Path, adapters: Path, keep: int) -> None:
+    def __init__(self, *, policy: str, base: Path, root: Path, adapters: Path, keep: int) -> None:
         self._policy = policy
-        self._run = run
         self._base = base
         self._root = root.absolute()
         self._adapters = adapters
@@ -47,23 +44,18 @@ class Publisher:
         remove_half_written(self._root)
         remove_half_written(adapters)
 
-    def folder(self, version: int, epoch: int) -> Path:
-        """Where a version lies; its name is the engine's label with a `v`."""
-        return self._root / f"v{version}-e{epoch}"
-
     def write(
         self,
         model: Policy,
+        version: Version,
         *,
-        version: int,
-        epoch: int,
         base_version: int,
         step: int,
         next_offset: int,
         metrics: Mapping[str, float],
     ) -> VersionManifest:
         """Writes the folder, durable on return, removes the oldest ones; the manifest to append."""
-        target = self.folder(version, epoch)
+        target = self._root / version.label
         if model.has_adapters:
             # The folder holds the merged model, from which adapters cannot be taken back; kept for rollbacks.
             with whole_folder(self._adapters / target.name) as temporary:
@@ -75,9 +67,9 @@ class Publisher:
         self._retire()
         return VersionManifest(
             policy=self._policy,
-            run=self._run,
-            version=version,
-            epoch=epoch,
+            run=version.run,
+            version=version.version,
+            epoch=version.epoch,
             base_version=base_version,
             kind="full",
             uri=str(target),
@@ -94,11 +86,10 @@ class Publisher:
         Raises:
             OSError: its folder is gone. ConfigurationError: it holds another model's tensors.
         """
-        name = self.folder(manifest.version, manifest.epoch).name
         if model.has_adapters:
-            model.restore(_read(self._adapters / name / _ADAPTERS, set(model.masters)))
+            model.restore(_read(self._adapters / manifest.label / _ADAPTERS, set(model.masters)))
         else:
-            model.restore(_read(self._root / name / _WEIGHTS, set(model.masters)))
+            model.restore(_read(self._root / manifest.label / _WEIGHTS, set(model.masters)))
 
     def _copy_base(self, folder: Path, dtype: torch.dtype) -> None:
         for path in sorted(self._base.iterdir()):
@@ -112,10 +103,10 @@ class Publisher:
     def _retire(self) -> None:
         """Removes versions beyond the newest `keep`; version 0 stays, a run can always be compared with its start."""
         versions: dict[int, list[Path]] = {}
-        for path in (*self._root.glob("v*-e*"), *self._adapters.glob("v*-e*")):
-            match = _FOLDER.fullmatch(path.name)
-            if match:
-                versions.setdefault(int(match[1]), []).append(path)
+        for path in (*self._root.glob("*-v*-e*"), *self._adapters.glob("*-v*-e*")):
+            found = parse_label(path.name)
+            if found is not None:
+                versions.setdefault(found.version, []).append(path)
         retired = sorted(versions)[: -self._keep] if self._keep else []
         for version in retired:
             if version != 0:

@@ -14,7 +14,8 @@ from collections import Counter
 
 from tracegrad.schemas.errors import FatalError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Log, LogReader, Record
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage, parse_version_label
+from tracegrad.schemas.records.versions import Version, parse_label
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 
 __all__ = ["LineageTail", "Lineages"]
@@ -41,14 +42,14 @@ class Lineages:
         lineage = self._of.get(weight.policy)
         return lineage is not None and lineage.fold(weight)
 
-    def known(self, policy: str, label: str) -> tuple[int, int] | None:
-        """(version, epoch) of a label that survives in the policy's lineage, else None."""
-        parsed = parse_version_label(label)
+    def known(self, policy: str, label: str) -> Version | None:
+        """The version of a label that survives in the policy's lineage; None for any other, as of another run."""
+        version = parse_label(label)
         lineage = self._of.get(policy)
-        if parsed is None or lineage is None:
+        if version is None or lineage is None:
             return None
-        manifest = lineage.versions.get(parsed[0])
-        return parsed if manifest is not None and manifest.epoch == parsed[1] else None
+        manifest = lineage.versions.get(version.version)
+        return version if manifest is not None and manifest.label == label else None
 
     def folder(self, policy: str) -> str | None:
         """Where the newest version of a policy lies; its tokenizer and template are every version's."""

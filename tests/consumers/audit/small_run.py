@@ -19,13 +19,13 @@ from tests.streams.make import (
     rollout,
     tool_span,
 )
-from tracegrad.schemas.ids import RunName
+from tests.versions import RUN, ack, claim, manifest, sampled_by
 from tracegrad.schemas.log.protocol import Record, TopicPartition
-from tracegrad.schemas.records.calls import CallsClosed, Purpose, VersionSpan
+from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
 from tracegrad.schemas.records.transitions import decode_group
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
 from tracegrad.schemas.topics import REGISTRY, Stage, Topic
 
 __all__ = ["copy_without", "memory_log", "records", "small_run", "step"]
@@ -35,7 +35,7 @@ def attempt(number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, vers
     """One good attempt of rollout `number`: two calls, an agent span, a tool span, a reward."""
     own = rollout(number)
     trace = own + "a001"
-    settings = {"purpose": purpose, "versions": (VersionSpan(start=0, version=version, epoch=1),)}
+    settings = {"purpose": purpose, "versions": (sampled_by(version),)}
     first = call(f"{number}a", own, [1, 2], [3, 4], **settings)
     second = call(f"{number}b", own, [5], [6], parent_call_id=call_id(f"{number}a"), shared_tokens=4, **settings)
     return [
@@ -52,7 +52,7 @@ def attempt(number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, vers
 def aborted_once(number: int, group: GroupRef) -> list[Item]:
     """An attempt that the gateway lost, before the good one."""
     own = rollout(number)
-    lost = call(f"{number}x", own, [1, 2], [9], attempt_id="b002", versions=(VersionSpan(start=0, version=0, epoch=1),))
+    lost = call(f"{number}x", own, [1, 2], [9], attempt_id="b002", versions=(sampled_by(0),))
     return [
         event(own, RolloutState.STARTED, group=group, attempt_id="b002"),
         lost,
@@ -101,25 +101,11 @@ def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> No
 
 
 def _train(streams: Streams) -> None:
-    claim = EpochClaim(policy="policy", run=RunName("test"), epoch=1, trainer_id="t")
-    streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim))
+    streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim()))
     order = [decode_group(value)[0].group_id for value in streams.values(Topic.TRANSITIONS)]
     for number in range(3):
-        manifest = VersionManifest(
-            policy="policy",
-            run=RunName("test"),
-            version=number,
-            epoch=1,
-            base_version=max(0, number - 1),
-            kind="full",
-            uri=f"/nowhere/v{number}-e1",
-            files=(),
-            step=number,
-            next_offset=number,
-        )
-        streams.append(Topic.WEIGHTS, WEIGHTS.encode(manifest))
-        ack = WeightAck(engine_id="engine-0", policy="policy", version=number, epoch=1, load_s=0.1)
-        streams.append(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack))
+        streams.append(Topic.WEIGHTS, WEIGHTS.encode(manifest(number, next_offset=number)))
+        streams.append(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack(number)))
     for number in (1, 2):
         streams.append(Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number, (order[number - 1],))))
 
@@ -127,6 +113,7 @@ def _train(streams: Streams) -> None:
 def step(number: int, groups: tuple[str, ...], *, epoch: int = 1) -> TrainingStep:
     """A step of one group."""
     return TrainingStep(
+        run=RUN,
         policy="policy",
         step=number,
         epoch=epoch,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import httpx
 
+from tests.versions import label, manifest
 from tracegrad.consumers.engine.engine_control import EngineControl
-from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.records.weights import EpochClaim, VersionManifest, WeightFile
+from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
-__all__ = ["FakeEngine", "claim", "write_version"]
+__all__ = ["FakeEngine", "write_version"]
 
 BASE = "base"
 
@@ -128,27 +128,11 @@ def _failure(message: str) -> httpx.Response:
 
 def write_version(root: Path, version: int, *, epoch: int = 1, policy: str = "policy") -> VersionManifest:
     """A version folder whose weights are its label, and its manifest."""
-    folder = root / f"v{version}-e{epoch}"
+    folder = root / label(version, epoch)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, text in (("config.json", "{}"), ("model.safetensors", f"{version}-e{epoch}")):
+    for name, text in (("config.json", "{}"), ("model.safetensors", label(version, epoch))):
         (folder / name).write_text(text)
         data = text.encode()
         files.append(WeightFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
-    return VersionManifest(
-        policy=policy,
-        run=RunName("run"),
-        version=version,
-        epoch=epoch,
-        base_version=max(0, version - 1),
-        kind="full",
-        uri=str(folder),
-        files=tuple(files),
-        step=version,
-        next_offset=0,
-    )
-
-
-def claim(epoch: int, policy: str = "policy") -> EpochClaim:
-    """A trainer's claim."""
-    return EpochClaim(policy=policy, run=RunName("run"), epoch=epoch, trainer_id=f"t{epoch}")
+    return manifest(version, epoch, policy=policy, uri=str(folder), files=tuple(files))

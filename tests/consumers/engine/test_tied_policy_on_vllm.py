@@ -18,8 +18,8 @@ import numpy as np
 from tests.consumers.engine.following import following
 from tests.engine_fixture import start_engine
 from tests.producers.llm_gateway.harness import TOPICS, Rig, full_prompt, rig, until
-from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.records.calls import CallRecord, VersionSpan
+from tests.versions import RUN, sampled_by
+from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
@@ -95,7 +95,7 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
 
     with start_engine(tmp_path, "qwen2") as engine:
         config = TrainerConfig(
-            run=RunName("test"),
+            run=RUN,
             model=str(engine.model),
             work_dir=str(tmp_path / "trainer"),
             optimiser=OptimiserConfig(lr=5e-3, warmup_steps=1),
@@ -103,7 +103,6 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
         learner = Learner(load_policy(config, torch.device("cpu")), config)
         publisher = Publisher(
             policy="policy",
-            run=config.run,
             base=engine.model,
             root=engine.weight_root,
             adapters=tmp_path / "adapters",
@@ -129,8 +128,7 @@ async def _train(r: Rig, learner: Learner, publisher: Publisher) -> tuple[list[C
     for version in range(1, UPDATES + 2):
         manifest = publisher.write(
             learner.policy,
-            version=version,
-            epoch=1,
+            sampled_by(version),
             base_version=version - 1,
             step=version,
             next_offset=version,
@@ -142,7 +140,7 @@ async def _train(r: Rig, learner: Learner, publisher: Publisher) -> tuple[list[C
             await r.chat([{"role": "user", "content": f"question {version} {number}"}], max_tokens=24)
         calls = r.calls()
         fresh = calls[-CALLS_EACH:]
-        assert [call.versions for call in fresh] == [(VersionSpan(start=0, version=version, epoch=1),)] * CALLS_EACH
+        assert [call.versions for call in fresh] == [(sampled_by(version),)] * CALLS_EACH
         if version <= UPDATES:
             rows = [row_of(call, calls, advantage) for call, advantage in zip(fresh, (1.0, -1.0, 0.5), strict=True)]
             result = learner.step(rows, version=version, step=version)

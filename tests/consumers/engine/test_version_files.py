@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.consumers.engine.fake_engine import write_version
+from tests.versions import label
 from tracegrad.consumers.engine.version_files import verify_version
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
@@ -27,7 +28,7 @@ def truncate(manifest: VersionManifest, outside: Path) -> VersionManifest:
 
 def flip(manifest: VersionManifest, outside: Path) -> VersionManifest:
     """A file of the right size with another byte."""
-    (Path(manifest.uri) / "model.safetensors").write_text("1-e2")
+    (Path(manifest.uri) / "model.safetensors").write_text(label(1, 2))
     return manifest
 
 
@@ -50,7 +51,7 @@ def elsewhere(manifest: VersionManifest, outside: Path) -> VersionManifest:
 def upwards(manifest: VersionManifest, outside: Path) -> VersionManifest:
     """A path that leaves the root by dots."""
     write_version(outside, 1)
-    return change(manifest, uri=f"{Path(manifest.uri).parent}/../outside/v1-e1")
+    return change(manifest, uri=f"{Path(manifest.uri).parent}/../outside/{label(1)}")
 
 
 def linked_folder(manifest: VersionManifest, outside: Path) -> VersionManifest:
@@ -73,13 +74,13 @@ def linked_file(manifest: VersionManifest, outside: Path) -> VersionManifest:
 def file_upwards(manifest: VersionManifest, outside: Path) -> VersionManifest:
     """A file name that leaves the folder."""
     other = write_version(Path(manifest.uri).parent, 2)
-    file = msgspec.structs.replace(other.files[1], name="../v2-e1/model.safetensors")
+    file = msgspec.structs.replace(other.files[1], name=f"../{label(2)}/model.safetensors")
     return change(manifest, files=(manifest.files[0], file))
 
 
 def relative(manifest: VersionManifest, outside: Path) -> VersionManifest:
     """A relative path, which would mean another folder in each process."""
-    return change(manifest, uri="v1-e1")
+    return change(manifest, uri=label(1))
 
 
 def root_itself(manifest: VersionManifest, outside: Path) -> VersionManifest:
@@ -139,5 +140,5 @@ def test_sound_version_is_given_by_its_real_folder(tmp_path: Path) -> None:
     root = tmp_path / "weights"
     (tmp_path / "link").symlink_to(root)
     manifest = write_version(root, 1)
-    through_link = change(manifest, uri=str(tmp_path / "link" / "v1-e1"))
+    through_link = change(manifest, uri=str(tmp_path / "link" / label(1)))
     assert verify_version(through_link, str(tmp_path / "link")) == Path(manifest.uri).resolve()

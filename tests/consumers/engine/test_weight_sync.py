@@ -12,8 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from tests.consumers.engine.fake_engine import FakeEngine, claim, write_version
+from tests.consumers.engine.fake_engine import FakeEngine, write_version
 from tests.memory_log import MemoryLog
+from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
 from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncConfig, follow
 from tracegrad.schemas.errors import LogGapError, UnavailableError
@@ -69,7 +70,7 @@ class Bench:
     def acks(self) -> list[str]:
         """Labels acknowledged so far."""
         acks = [WEIGHT_ACKS.decode(record.value) for record in self.log.records(ACKS_TOPIC)]
-        return [f"{ack.version}-e{ack.epoch}" for ack in acks]
+        return [ack.label for ack in acks]
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_new_version_is_loaded_labelled_resumed_and_acknowledged_in_order(bench:
         "/reset_prefix_cache",
         "/resume",
     ]
-    assert (bench.engine.label, bench.engine.is_paused, bench.acks()) == ("0-e1", False, ["0-e1"])
+    assert (bench.engine.label, bench.engine.is_paused, bench.acks()) == (label(0), False, [label(0)])
     record = bench.log.records(ACKS_TOPIC)[0]
     assert record.key == b"e0"
 
@@ -112,7 +113,7 @@ def test_intermediate_versions_are_skipped_when_behind(bench: Bench) -> None:
     bench.put(*(write_version(bench.root, version) for version in range(1, 8)))
     bench.look()
     assert bench.engine.num_loads == 2
-    assert bench.acks() == ["0-e1", "7-e1"]
+    assert bench.acks() == [label(0), label(7)]
     assert bench.sync.counters["skipped"] == 6
 
 
@@ -123,7 +124,16 @@ def test_restart_acknowledges_again_and_does_not_reload(bench: Bench) -> None:
     bench.start()
     bench.look()
     assert bench.engine.num_loads == 1
-    assert bench.acks() == ["3-e1", "3-e1"]
+    assert bench.acks() == [label(3), label(3)]
+
+
+def test_engine_that_served_another_run_gets_this_runs_version(bench: Bench) -> None:
+    """Equal number and epoch, other weights: their label names the run, so they are not taken for ours."""
+    bench.engine.label = bench.engine.weights = label(3, run=OTHER_RUN)
+    bench.put(write_version(bench.root, 3))
+    bench.look()
+    assert (bench.engine.label, bench.engine.weights) == (label(3), label(3))
+    assert bench.acks() == [label(3)]
 
 
 def test_restarted_engine_gets_the_newest_version_again(bench: Bench) -> None:
@@ -134,8 +144,8 @@ def test_restarted_engine_gets_the_newest_version_again(bench: Bench) -> None:
     with pytest.raises(UnavailableError):
         bench.look()
     bench.look()
-    assert (bench.engine.label, bench.engine.weights) == ("3-e1", "3-e1")
-    assert bench.acks() == ["3-e1", "3-e1"]
+    assert (bench.engine.label, bench.engine.weights) == (label(3), label(3))
+    assert bench.acks() == [label(3), label(3)]
 
 
 def test_engine_found_paused_is_reloaded_and_resumed(bench: Bench) -> None:
@@ -147,7 +157,7 @@ def test_engine_found_paused_is_reloaded_and_resumed(bench: Bench) -> None:
     bench.engine.weights = "mixed"
     bench.start()
     bench.look()
-    assert (bench.engine.weights, bench.engine.is_paused, bench.engine.is_updating) == ("3-e1", False, False)
+    assert (bench.engine.weights, bench.engine.is_paused, bench.engine.is_updating) == (label(3), False, False)
 
 
 def test_higher_epoch_voids_the_old_trainers_later_versions(bench: Bench) -> None:
@@ -155,23 +165,23 @@ def test_higher_epoch_voids_the_old_trainers_later_versions(bench: Bench) -> Non
     bench.put(write_version(bench.root, 1), claim(2))
     bench.put(write_version(bench.root, 2), write_version(bench.root, 9))
     bench.look()
-    assert bench.engine.label == "1-e1"
+    assert bench.engine.label == label(1)
     bench.put(write_version(bench.root, 2, epoch=2))
     bench.look()
-    assert bench.engine.label == "2-e2"
-    assert bench.acks() == ["1-e1", "2-e2"]
+    assert bench.engine.label == label(2, 2)
+    assert bench.acks() == [label(1), label(2, 2)]
 
 
 def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> None:
     """None of them stops the sync or changes what is served."""
-    bench.put(claim(1, "other"), write_version(bench.root, 5, policy="other"))
-    bench.put(RollbackRequest(policy="policy", run=RunName("run"), to_version=0, requested_by="me"))
+    bench.put(claim(1, policy="other"), write_version(bench.root, 5, policy="other"))
+    bench.put(RollbackRequest(policy="policy", run=RUN, to_version=0, requested_by="me"))
     writer = bench.log.writer()
     for value in (b"{", b"\xff", None, b'{"type":"version","schema":"version/9"}', b"[]"):
         writer.append(WEIGHTS_TOPIC, key=b"policy", value=value)
     bench.put(write_version(bench.root, 1))
     bench.look()
-    assert bench.engine.label == "1-e1"
+    assert bench.engine.label == label(1)
     assert bench.sync.counters["malformed"] == 5
 
 
@@ -186,13 +196,13 @@ def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplo
     num_requests = bench.engine.requests.count("/pause")
     bench.look()
     bench.look()
-    assert (bench.engine.label, bench.engine.requests.count("/pause")) == ("1-e1", num_requests)
+    assert (bench.engine.label, bench.engine.requests.count("/pause")) == (label(1), num_requests)
     assert bench.sync.counters["refused_size"] == 1
-    assert "version 2-e1 of policy policy is not served" in caplog.text
-    file.write_text("2-e1")
+    assert f"version {label(2)} of policy policy is not served" in caplog.text
+    file.write_text(label(2))
     bench.now += bench.config.retry_refused_s + 1
     bench.look()
-    assert bench.acks() == ["1-e1", "2-e1"]
+    assert bench.acks() == [label(1), label(2)]
 
 
 @pytest.mark.parametrize("failure", ["clean", "mixed"])
@@ -203,7 +213,7 @@ def test_failed_load_is_followed_by_a_good_one_before_resume(bench: Bench, failu
     bench.put(write_version(bench.root, 2))
     bench.engine.fail_update = failure
     bench.look()
-    assert (bench.engine.label, bench.engine.weights, bench.engine.is_paused) == ("1-e1", "1-e1", False)
+    assert (bench.engine.label, bench.engine.weights, bench.engine.is_paused) == (label(1), label(1), False)
     assert bench.engine.violations == []
     assert bench.sync.counters["refused_load_failed"] == 1
 
@@ -218,7 +228,7 @@ def test_engine_stays_paused_while_no_version_can_be_served(bench: Bench, caplog
     assert caplog.text.count("can be served") == 1
     bench.now += bench.config.retry_refused_s + 1
     bench.look()
-    assert (bench.engine.label, bench.engine.is_paused) == ("1-e1", False)
+    assert (bench.engine.label, bench.engine.is_paused) == (label(1), False)
 
 
 def test_version_is_not_acknowledged_until_the_log_has_it(bench: Bench) -> None:
@@ -229,7 +239,7 @@ def test_version_is_not_acknowledged_until_the_log_has_it(bench: Bench) -> None:
         bench.look()
     assert bench.acks() == []
     bench.look()
-    assert (bench.acks(), bench.engine.num_loads) == (["1-e1"], 1)
+    assert (bench.acks(), bench.engine.num_loads) == ([label(1)], 1)
 
 
 def test_dead_engine_is_away_not_a_reason_to_refuse_the_version(bench: Bench) -> None:
@@ -247,7 +257,7 @@ def test_dead_engine_is_away_not_a_reason_to_refuse_the_version(bench: Bench) ->
     bench.engine.before_request = lambda path: None
     bench.engine.down_for = 0
     bench.look()
-    assert bench.engine.label == "1-e1"
+    assert bench.engine.label == label(1)
     assert not any(name.startswith("refused") for name in bench.sync.counters)
 
 
@@ -263,7 +273,7 @@ def test_connection_closed_after_a_refusal_does_not_hide_that_the_engine_lives(b
 
     bench.engine.before_request = close
     bench.look()
-    assert bench.engine.label == "1-e1"
+    assert bench.engine.label == label(1)
     assert bench.sync.counters["refused_load_failed"] == 1
 
 
@@ -343,7 +353,7 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
         stop.set()
         thread.join(5)
     assert not thread.is_alive()
-    assert bench.acks() == ["1-e1", "2-e1"]
+    assert bench.acks() == [label(1), label(2)]
 
 
 def test_lost_records_are_fatal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

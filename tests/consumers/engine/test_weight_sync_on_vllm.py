@@ -16,10 +16,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.consumers.engine.fake_engine import claim
 from tests.consumers.engine.following import following
 from tests.engine_fixture import RunningEngine, start_engine
 from tests.memory_log import MemoryLog
+from tests.versions import claim, label
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
@@ -101,15 +101,15 @@ def test_killed_engine_gets_the_newest_version_again(doomed: RunningEngine) -> N
             versions.publish(doomed.publish_version(tensors_of(doomed, 1.0 + version), version))
             wait_until(lambda: version in versions.acks())  # noqa: B023 - used at once
         spans = doomed.generate(PROMPT)["weight_versions"]
-        assert [span["version"] for span in spans] == ["2-e1"]
+        assert [span["version"] for span in spans] == [label(2)]
         children = psutil.Process(doomed.pid).children(recursive=True)
         assert children
         doomed.kill()
         assert survivors(children) == []
         doomed.start()
-        wait_until(lambda: doomed.control.status().label == "2-e1")
+        wait_until(lambda: doomed.control.status().label == label(2))
         wait_until(lambda: versions.acks() == [1, 2, 2])
-        assert [span["version"] for span in doomed.generate(PROMPT)["weight_versions"]] == ["2-e1"]
+        assert [span["version"] for span in doomed.generate(PROMPT)["weight_versions"]] == [label(2)]
 
 
 def test_engine_left_paused_by_a_killed_weight_sync_is_freed(doomed: RunningEngine) -> None:
@@ -267,4 +267,4 @@ def test_engine_of_another_environment_gets_the_plugin_by_its_path(tmp_path: Pat
     with start_engine(tmp_path / "e", "qwen3", python=str(python)) as engine:
         manifest = engine.publish_version(tensors_of(engine, 2.0), 1)
         engine.load(manifest)
-        assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == ["1-e1"]
+        assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == [label(1)]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.engine_fixture import RunningEngine, start_engine
+from tests.versions import label
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -70,7 +71,7 @@ def test_ten_updates_leave_the_engine_on_exactly_the_published_weights(engine: R
     for version in range(1, 11):
         manifest = engine.publish_version(perturbed(engine.model, version, tied=False), version, epoch=901)
         engine.load(manifest)
-        assert engine.control.status().label == f"{version}-e901"
+        assert engine.control.status().label == label(version, 901)
         assert worst_error(engine, manifest.uri) < 1e-3
         assert worst_error(engine, before) > 0.05
         before = manifest.uri
@@ -122,7 +123,7 @@ def test_generation_in_flight_splits_exactly_at_the_update(engine: RunningEngine
     thread.join(60)
     choice = answers[0]
     spans = choice["weight_versions"]
-    assert [span["version"] for span in spans] == ["21-e902", "22-e902"]
+    assert [span["version"] for span in spans] == [label(21, 902), label(22, 902)]
     split = spans[1]["start"]
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, split, 400)
     assert 0 < split < 400

@@ -14,13 +14,14 @@ import numpy as np
 
 from tests.memory_log import MemoryLog
 from tests.scripted_engine import ScriptedEngine, serve
+from tests.versions import claim, label, manifest
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
 from tracegrad.producers.llm_gateway.engines import lineage
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
-from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
+from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic, Topics
 
 lineage._POLL_S = 0.005
@@ -92,13 +93,8 @@ def publish(log: MemoryLog, version: int, epoch: int = 1, *, claims: bool = Fals
     """Appends a manifest to `weights`, after a claim of its epoch if asked."""
     writer, topic = log.writer(), TOPICS.name(Topic.WEIGHTS)
     if claims:
-        claim = EpochClaim(policy="policy", run=RunName("test"), epoch=epoch, trainer_id=f"t{epoch}")
-        writer.append(topic, key=b"policy", value=WEIGHTS.encode(claim)).result(5)
-    manifest = VersionManifest(
-        policy="policy", run=RunName("test"), version=version, epoch=epoch, base_version=0, kind="full",
-        uri=uri, files=(), step=version, next_offset=0,
-    )  # fmt: skip
-    writer.append(topic, key=b"policy", value=WEIGHTS.encode(manifest)).result(5)
+        writer.append(topic, key=b"policy", value=WEIGHTS.encode(claim(epoch))).result(5)
+    writer.append(topic, key=b"policy", value=WEIGHTS.encode(manifest(version, epoch, uri=uri))).result(5)
 
 
 def config(*urls: str, **settings: Any) -> LlmGatewayConfig:
@@ -120,7 +116,7 @@ async def rig(
     engine: ScriptedEngine | None = None, *, engine_url: str = "", folder: str = "/nowhere", **settings: Any
 ) -> AsyncIterator[Rig]:
     """A gateway in front of a scripted engine that serves version 0 of epoch 1."""
-    engine = engine or ScriptedEngine(label="0-e1")
+    engine = engine or ScriptedEngine(label=label(0))
     log = MemoryLog()
     log.create_topics(TOPICS, policies=["policy"])
     publish(log, 0, claims=True, uri=folder)

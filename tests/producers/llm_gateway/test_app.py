@@ -10,8 +10,9 @@ import pytest
 
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, full_prompt, rig, until
 from tests.scripted_engine import EOT, Reply, ScriptedEngine, tool_call_text
+from tests.versions import label, sampled_by
 from tracegrad.producers.llm_gateway.config import PolicyRef
-from tracegrad.schemas.records.calls import CallOutcome, CallsClosed, Purpose, VersionSpan
+from tracegrad.schemas.records.calls import CallOutcome, CallsClosed, Purpose
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ async def test_a_call_is_recorded_with_ids_logprobs_and_version() -> None:
         assert call.call_id == answer["id"] and (call.rollout_id, call.attempt_id) == (ROLLOUT, ATTEMPT)
         assert ids_from_bytes(call.sampled_ids).tolist() == sampled
         assert logprobs_from_bytes(call.logprobs).tolist() == pytest.approx([-0.1 * (1 + t % 7) for t in sampled])
-        assert call.versions == (VersionSpan(start=0, version=0, epoch=1),)
+        assert call.versions == (sampled_by(0),)
         assert answer["usage"] == {
             "prompt_tokens": len(full_prompt(call, [call])),
             "completion_tokens": 3,
@@ -118,7 +119,7 @@ async def test_a_changed_history_starts_a_new_segment_with_its_reason(change: An
 
 async def test_a_template_that_drops_history_starts_a_new_segment() -> None:
     """What the model would no longer see is not put back."""
-    async with rig(ScriptedEngine(label="0-e1", forgetful=True)) as r:
+    async with rig(ScriptedEngine(label=label(0), forgetful=True)) as r:
         r.engine.replies.extend([Reply("one 12"), Reply("two 34"), Reply("three")])
         await r.begin()
         messages: list[Any] = list(ASK)

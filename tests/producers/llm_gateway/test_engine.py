@@ -24,6 +24,7 @@ import pytest
 from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
+from tests.versions import label
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
@@ -34,7 +35,7 @@ LIMIT: dict[str, Any] = {"max_tokens": 120}
 
 @contextlib.contextmanager
 def vllm(model: Path, log: Path) -> Iterator[str]:
-    """An engine with the flags of a run; its weight label is set to `0-e1`."""
+    """An engine with the flags of a run; its weight label is set to version 0's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -58,7 +59,7 @@ def vllm(model: Path, log: Path) -> Iterator[str]:
         )
         try:
             _wait_healthy(process, url, log)
-            body = b'{"new_version": "0-e1"}'
+            body = b'{"new_version": "%s"}' % label(0).encode()
             json_type = {"content-type": "application/json"}
             urllib.request.urlopen(
                 urllib.request.Request(url + "/update_weight_version", body, json_type), timeout=10

@@ -9,8 +9,8 @@ import pytest
 
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, rig, until
 from tests.scripted_engine import Reply, ScriptedEngine, serve
+from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
-from tracegrad.schemas.records.calls import VersionSpan
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ async def test_end_tells_whether_the_last_call_failed_by_our_fault() -> None:
         ):
             await r.begin(attempt=attempt)
             for how in asks:
-                r.engine.label = "default" if how == "away" else "0-e1"
+                r.engine.label = "default" if how == "away" else label(0)
                 r.engine.replies.append(Reply("42"))
                 fields = {"n": 2} if how == "bad" else {}
                 status, _ = await r.chat_raw(ASK, attempt=attempt, **fields)
@@ -130,31 +130,31 @@ async def test_end_cancels_what_still_samples_past_its_wait() -> None:
         assert not r.calls()
 
 
-@pytest.mark.parametrize("label", ["default", "7-e1", "0-e9", "zero"])
-async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(label: str) -> None:
-    """A restarted engine serves base weights as `default`: nothing of it is recorded."""
+@pytest.mark.parametrize("unknown", ["default", label(7), label(0, 9), label(0, run=OTHER_RUN), "zero"])
+async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(unknown: str) -> None:
+    """A restarted engine serves base weights as `default`, one of another run others: nothing of it is recorded."""
     async with rig() as r:
-        r.engine.label = label
+        r.engine.label = unknown
         r.engine.replies.extend([Reply("wrong weights"), Reply("right")])
         await r.begin()
         call = asyncio.create_task(r.chat(ASK))
         await until(lambda: r.asked(GENERATE))
         await asyncio.sleep(0.01)
-        r.engine.label = "0-e1"
+        r.engine.label = label(0)
         assert (await call)["choices"][0]["message"]["content"] == "right"
         assert len(r.calls()) == 1 and r.gateway.counters["generation_refused"] == 1
 
 
 async def test_a_version_published_a_moment_ago_is_awaited() -> None:
     """The engine may serve it before the gateway has read of it."""
-    async with rig(ScriptedEngine(label="1-e1"), lineage_lag_s=5.0) as r:
+    async with rig(ScriptedEngine(label=label(1)), lineage_lag_s=5.0) as r:
         r.engine.replies.append(Reply("new"))
         await r.begin()
         call = asyncio.create_task(r.chat(ASK))
         await until(lambda: r.asked(GENERATE))
         r.publish(1)
         await call
-        assert r.calls()[0].versions == (VersionSpan(start=0, version=1, epoch=1),)
+        assert r.calls()[0].versions == (sampled_by(1),)
         assert r.gateway.counters["generation_refused"] == 0
 
 
@@ -167,10 +167,10 @@ async def test_a_version_split_is_kept() -> None:
         await r.begin()
         call = asyncio.create_task(r.chat(ASK))
         await until(lambda: r.asked(GENERATE))
-        r.engine.label = "1-e1"
+        r.engine.label = label(1)
         await call
         assert r.calls()[0].versions == (
-            VersionSpan(start=0, version=0, epoch=1), VersionSpan(start=2, version=1, epoch=1),
+            sampled_by(0), sampled_by(1, start=2),
         )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ async def test_an_engine_that_stays_away_is_a_503_with_retry_after() -> None:
 
 async def test_a_second_engine_serves_when_the_first_is_away() -> None:
     """Engines are tried in turn."""
-    engine = ScriptedEngine(label="0-e1")
+    engine = ScriptedEngine(label=label(0))
     engine.replies.append(Reply("ok"))
     async with serve(engine.app) as url, rig(engine, engine_url="http://127.0.0.1:9") as r:
         from tracegrad.producers.llm_gateway.config import EngineRef

@@ -23,6 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.memory_log import MemoryLog
 from tests.scripted_engine import ScriptedEngine
+from tests.versions import claim, label, manifest
 from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
@@ -44,7 +45,7 @@ from tracegrad.schemas.records.rollouts import (
     RolloutRequest,
     RolloutState,
 )
-from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
+from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic, Topics
 
 RUN_HASH = RunHash("ab12cd34")
@@ -85,7 +86,7 @@ class Rig:
         if log is None:
             self.memory.create_topics(topics, policies=["policy"])
         self.log: Log = log or self.memory
-        self.engine = ScriptedEngine(label="0-e1")
+        self.engine = ScriptedEngine(label=label(0))
         self.llm_url = self.otlp_url = ""
         self.errors: list[BaseException] = []
         self._numbers = itertools.count()
@@ -159,13 +160,8 @@ class Rig:
     def publish(self, version: int) -> None:
         """A manifest on `weights`, so that the gateway accepts the engine's label."""
         if version == 0:
-            claim = EpochClaim(policy="policy", run=self.topics.run, epoch=1, trainer_id="t")
-            self.append(Topic.WEIGHTS, "policy", WEIGHTS.encode(claim))
-        manifest = VersionManifest(
-            policy="policy", run=self.topics.run, version=version, epoch=1, base_version=0, kind="full",
-            uri="/nowhere", files=(), step=version, next_offset=0,
-        )  # fmt: skip
-        self.append(Topic.WEIGHTS, "policy", WEIGHTS.encode(manifest))
+            self.append(Topic.WEIGHTS, "policy", WEIGHTS.encode(claim()))
+        self.append(Topic.WEIGHTS, "policy", WEIGHTS.encode(manifest(version)))
 
     def prepare(self, **fields: Any) -> RolloutRequest:
         """A request of a rollout that has not been asked for."""

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.producers.runner.rig import Rig, until
+from tests.versions import label
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.config import RunnerConfig, check
 from tracegrad.producers.runner.reaper import leftovers
@@ -88,7 +89,7 @@ def test_a_command_that_ends_by_an_engine_fault_is_tried_again(rig: Rig) -> None
         rollout = rig.request(input="curl")
         until(lambda: RolloutState.ABORTED in rig.states(rollout))
     finally:
-        rig.engine.label = "0-e1"
+        rig.engine.label = label(0)
     aborted = next(event for event in rig.events(rollout) if event.state is RolloutState.ABORTED)
     assert aborted.error == "its last call was answered 503 (exit status 22)" and aborted.calls_closed
     assert rig.final(rollout).state is RolloutState.SUCCEEDED

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.producers.runner.rig import TOPICS, Rig, until
+from tests.versions import label
 from tracegrad.producers.rollout_records import event_of
 from tracegrad.producers.runner import children
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
@@ -263,7 +264,7 @@ def test_an_engine_fault_is_aborted_and_retried(rig: Rig) -> None:
         rollout = rig.request(input="go")
         until(lambda: RolloutState.ABORTED in rig.states(rollout))
     finally:
-        rig.engine.label = "0-e1"
+        rig.engine.label = label(0)
     assert rig.final(rollout).state is RolloutState.SUCCEEDED
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
+from tests.versions import RUN, ack
 from tracegrad.producers.rollout_records import event_of
 from tracegrad.producers.tasks.admission import TaskAdmission, TasksConfig, run
 from tracegrad.producers.tasks.run_state import RunState
@@ -30,7 +31,7 @@ from tracegrad.schemas.records.rollouts import (
     RolloutState,
 )
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
+from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
@@ -76,8 +77,7 @@ class World:
 
     def ack(self, version: int) -> None:
         """An engine serves a version."""
-        ack = WeightAck(engine_id="e0", policy="policy", version=version, epoch=1, load_s=0.1)
-        self.append(Topic.WEIGHT_ACKS, "e0", WEIGHT_ACKS.encode(ack))
+        self.append(Topic.WEIGHT_ACKS, "engine-0", WEIGHT_ACKS.encode(ack(version)))
 
     def requests(self, purpose: Purpose) -> list[RolloutRequest]:
         """All requests of a purpose, by group and member."""
@@ -118,7 +118,7 @@ class World:
         self.step += 1
         self.num_consumed += self.config.groups_per_step
         step = TrainingStep(
-            policy="policy", step=self.step, epoch=1, version=self.step, is_updated=True, begin_offset=0,
+            run=RUN, policy="policy", step=self.step, epoch=1, version=self.step, is_updated=True, begin_offset=0,
             next_offset=0, batch_hash="", group_ids=(), accounting=Accounting(consumed=self.num_consumed), loss=0.0,
             grad_norm=0.0, learning_rate=0.0, reward=None, num_rollouts=0, num_tokens=0,
             excluded_ids={"g": "all_members_excluded"},

@@ -21,8 +21,10 @@ from tracegrad.schemas.records.transitions import (
     encode_group,
     group_id_of,
 )
+from tracegrad.schemas.records.versions import VersionSpan
 
 TEXT = st.text(max_size=12)
+BIG = st.integers(0, 2**40)
 FLOATS = st.floats(-1e6, 1e6)
 
 
@@ -30,9 +32,11 @@ FLOATS = st.floats(-1e6, 1e6)
 def turns(draw: st.DrawFn, num_tokens: int) -> Turn:
     """A turn that lies in a row of so many tokens."""
     start = draw(st.integers(0, num_tokens))
+    end = draw(st.integers(start, num_tokens))
+    starts = [0, *sorted(draw(st.sets(st.integers(1, end - start), max_size=2)))] if end > start else [0]
     return Turn(
         start=start,
-        end=draw(st.integers(start, num_tokens)),
+        end=end,
         turn=draw(st.integers(0, 100)),
         call_id=draw(TEXT),
         agent=draw(st.none() | TEXT),
@@ -41,7 +45,9 @@ def turns(draw: st.DrawFn, num_tokens: int) -> Turn:
         return_=draw(FLOATS),
         peers=draw(TEXT),
         weight=draw(FLOATS),
-        versions=tuple(draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2**40)), min_size=1, max_size=3))),
+        versions=tuple(
+            draw(st.builds(VersionSpan, start=st.just(at), version=BIG, epoch=BIG, run=TEXT)) for at in starts
+        ),
         masked=draw(TEXT),
     )
 

@@ -7,18 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schemas.released import VERSION
-from tracegrad.schemas.ids import RunName
+from tests.versions import RUN, claim
 from tracegrad.schemas.records.weights import (
     EpochClaim,
     Lineage,
     RollbackRequest,
     VersionManifest,
     WeightRecord,
-    parse_version_label,
-    version_label,
 )
 
-RUN = RunName("mine")
 CLAIMS = st.builds(
     EpochClaim, policy=st.just("policy"), run=st.just(RUN), epoch=st.integers(1, 4), trainer_id=st.text(max_size=3)
 )
@@ -72,8 +69,8 @@ def test_readers_that_join_late_agree(records: list[WeightRecord], cut: int) -> 
 
 def test_zombie_trainer_is_void() -> None:
     """A trainer that was paused past a higher claim changes nothing when it wakes."""
-    old = EpochClaim(policy="policy", run=RUN, epoch=1, trainer_id="old")
-    new = EpochClaim(policy="policy", run=RUN, epoch=2, trainer_id="new")
+    old = claim(1, trainer_id="old")
+    new = claim(2, trainer_id="new")
     late = msgspec.structs.replace(VERSION, epoch=1, version=9)
     good = msgspec.structs.replace(VERSION, epoch=2, version=3)
     lineage, counted = fold([old, new, good, late])
@@ -83,7 +80,7 @@ def test_zombie_trainer_is_void() -> None:
 
 def test_other_policies_are_left_alone() -> None:
     """One topic holds all policies; another's records are neither counted nor void."""
-    lineage, counted = fold([EpochClaim(policy="other", run=RUN, epoch=9, trainer_id="x")])
+    lineage, counted = fold([claim(9, policy="other")])
     assert counted == [False]
     assert lineage.claim is None
 
@@ -93,17 +90,3 @@ def test_rollback_request_passes() -> None:
     lineage, counted = fold([RollbackRequest(policy="policy", run=RUN, to_version=1, requested_by="me")])
     assert counted == [True]
     assert lineage.newest is None
-
-
-@given(st.integers(0, 10**12 - 1), st.integers(0, 10**9 - 1))
-def test_label_is_read_back(version: int, epoch: int) -> None:
-    """What an engine says is what was meant."""
-    assert parse_version_label(version_label(version, epoch)) == (version, epoch)
-
-
-@given(st.text())
-def test_other_labels_are_refused(text: str) -> None:
-    """A restarted engine says `default`."""
-    parsed = parse_version_label(text)
-    assert parsed is None or text.isascii()
-    assert parse_version_label("default") is None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.streams.credit.test_segments import call, child
 from tests.streams.make import RUN_HASH, config, rollout
+from tests.versions import sampled_by
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import Purpose
@@ -96,8 +97,8 @@ def test_a_group_becomes_one_record_with_a_row_a_segment() -> None:
     assert (first.token_ids, first.loss_mask, first.rollout_tokens) == ([1, 10, 2, 11], [0, 1, 0, 1], 2)
     got = [(t.start, t.end, t.turn, t.peers, t.return_, t.weight, t.reward_parts, t.versions) for t in first.turns]
     assert got == [
-        (1, 2, 0, "0", 1.5, 1.0, (("air:ok", 0.5),), ((0, 1),)),
-        (3, 4, 1, "1", 1.0, 1.0, (), ((0, 1),)),
+        (1, 2, 0, "0", 1.5, 1.0, (("air:ok", 0.5),), (sampled_by(1),)),
+        (3, 4, 1, "1", 1.0, 1.0, (), (sampled_by(1),)),
     ]
     assert [turn.return_ for turn in rows[1].turns] == [0.5, 0.0]
     assert emission.marker is not None

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.versions import sampled_by
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.calls import SpliceOutcome, VersionSpan
+from tracegrad.schemas.records.calls import SpliceOutcome
 from tracegrad.schemas.records.episodes import EpisodeCall
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
 from tracegrad.streams.credit.segments import build_segments, rebuild_prompts, why_masked
@@ -22,7 +23,7 @@ def call(name: str, suffix: Sequence[int], sampled: Sequence[int], **changes: An
     fields: dict[str, Any] = {
         "turn": 0, "agent": None, "joined_by": "none", "policy": "policy", "parent_call_id": None, "shared_tokens": 0,
         "logprobs": logprobs_to_bytes([-float(n + 1) for n in range(len(sampled))]),
-        "versions": (VersionSpan(start=0, version=1, epoch=1),), "temperature": 1.0, "finish_reason": "stop",
+        "versions": (sampled_by(1),), "temperature": 1.0, "finish_reason": "stop",
         "content": None, "splice": SpliceOutcome(kind="first"),
     }  # fmt: skip
     return EpisodeCall(
@@ -137,7 +138,7 @@ def test_negative_token_ids_are_refused() -> None:
         ({"temperature": 0.0}, "bad_temperature"),
         ({"temperature": math.nan}, "bad_temperature"),
         ({"versions": ()}, "bad_versions"),
-        ({"versions": (VersionSpan(start=1, version=1, epoch=1),)}, "bad_versions"),
+        ({"versions": (sampled_by(1, start=1),)}, "bad_versions"),
     ],
 )
 def test_calls_whose_numbers_cannot_train_are_masked(changes: dict[str, Any], expected: str) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.streams.make import Streams, call, closed, config, event, reward, rollout
 from tests.streams.test_order import CONFIG, EPISODE, FACTS, RAW
-from tracegrad.schemas.records.calls import Purpose, SamplingParameters, VersionSpan
+from tests.versions import sampled_by
+from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, SpanFact, SpanKind
 from tracegrad.schemas.records.rollouts import GroupRef
@@ -93,7 +94,7 @@ def test_calls_with_odd_numbers_give_readable_transitions(data: st.DataObject) -
             shared_tokens=data.draw(ints),
             parent_call_id=data.draw(st.sampled_from([None, call("a", R1).call_id, call("b", R1).call_id])),
             versions=tuple(
-                VersionSpan(start=data.draw(ints), version=data.draw(ints), epoch=1)
+                sampled_by(data.draw(ints), start=data.draw(ints))
                 for _ in range(data.draw(st.integers(0, 2)))
             ),
             sampling_used=SamplingParameters(temperature=data.draw(floats)),

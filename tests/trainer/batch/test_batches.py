@@ -8,6 +8,7 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tests.trainer.material import VOCABULARY, append_groups, group_bytes, record, segment, summary, turn
+from tests.versions import OTHER_RUN, RUN, sampled_by
 from tracegrad.schemas.errors import LogGapError
 from tracegrad.schemas.records.training import Accounting
 from tracegrad.schemas.records.transitions import encode_group
@@ -37,7 +38,7 @@ def batch_of(
     """The batch at the beginning of these records."""
     batch = open_batch(values, num_groups=num_groups, consumed=consumed)
     assert batch.is_complete
-    return batch.close(version=version, max_staleness=2)
+    return batch.close(run=RUN, version=version, max_staleness=2)
 
 
 def test_batch_ends_with_the_gth_new_group() -> None:
@@ -64,6 +65,15 @@ def test_stale_group_is_dropped_with_reason() -> None:
     batch = batch_of([group_bytes(0, version=2), group_bytes(1, version=3)], num_groups=2, version=5)
     assert (batch.group_ids, batch.excluded) == ((gid(1),), {gid(0): "stale"})
     assert [group.summary.group_id for group in batch.untrained] == [gid(0)]
+
+
+def test_group_of_another_runs_versions_is_dropped_with_its_own_reason() -> None:
+    """Their numbers cannot be compared with ours: neither stale, nor of a negative staleness."""
+    foreign = [sampled_by(version, run=OTHER_RUN) for version in (0, 5, 9)]
+    batch = batch_of(
+        [*(group_bytes(i, version=foreign[i]) for i in range(3)), group_bytes(3, version=5)], num_groups=4, version=5
+    )
+    assert (batch.group_ids, batch.excluded) == ((gid(3),), dict.fromkeys(map(gid, range(3)), "other_run"))
 
 
 def test_empty_group_counts_as_consumed_with_its_reason() -> None:

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tests.versions import sampled_by
 from tracegrad.schemas.records.transitions import SegmentRow, encode_group
-from tracegrad.trainer.batch.groups import GroupLimits, judge, oldest_version, token_versions
+from tracegrad.trainer.batch.groups import GroupLimits, judge, token_versions, trained_versions
 
 LIMITS = GroupLimits(policy="policy", vocabulary=VOCABULARY, max_row_tokens=64)
 
@@ -120,11 +121,11 @@ def test_empty_group_keeps_credits_reason() -> None:
 
 def test_versions_are_told_per_token() -> None:
     """A turn that a weight update cut in two."""
-    cut = msgspec.structs.replace(turn(2, 7), versions=((0, 4), (3, 5)))
-    assert token_versions(cut) == [(2, 5, 4), (5, 7, 5)]
+    cut = msgspec.structs.replace(turn(2, 7), versions=(sampled_by(4), sampled_by(5, start=3)))
+    assert token_versions(cut) == [(2, 5, sampled_by(4)), (5, 7, sampled_by(5, start=3))]
     verdict = judge(record(encode_group(summary("g0", ["r0"]), [segment("r0", [cut])])), LIMITS)
     assert verdict.group is not None
-    assert oldest_version(verdict.group) == 4
+    assert trained_versions(verdict.group) == [sampled_by(4), sampled_by(5, start=3)]
 
 
 def test_masked_tokens_do_not_age_a_group() -> None:
@@ -132,4 +133,4 @@ def test_masked_tokens_do_not_age_a_group() -> None:
     rows = [segment("r0", [turn(2, 5, version=1)], mask=[0] * 8), segment("r1", [turn(2, 5, version=6)])]
     verdict = judge(record(encode_group(summary("g0", ["r0", "r1"]), rows)), LIMITS)
     assert verdict.group is not None
-    assert oldest_version(verdict.group) == 6
+    assert trained_versions(verdict.group) == [sampled_by(6)]

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from tests.trainer.material import VOCABULARY, group_bytes, record
-from tracegrad.schemas.ids import RunName
+from tests.versions import RUN
 from tracegrad.trainer.algorithm.ratio import sampled_logprobs
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
@@ -40,7 +40,7 @@ def rows_of(count: int) -> list[TrainingRow]:
 @pytest.fixture(scope="module")
 def policy(untied: Path) -> Policy:
     """A loaded policy."""
-    config = TrainerConfig(run=RunName("r"), model=str(untied), work_dir="w")
+    config = TrainerConfig(run=RUN, model=str(untied), work_dir="w")
     return load_policy(config, configure_torch(config))
 
 

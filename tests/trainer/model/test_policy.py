@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
+from tests.versions import RUN, sampled_by
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.ids import RunName
 from tracegrad.trainer.config import LoraConfig, TrainerConfig
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
 from tracegrad.trainer.store.publish import Publisher
@@ -26,7 +26,7 @@ KEEP = torch.arange(20)
 
 def loaded(model: Path, **changes: Any) -> Policy:
     """A policy of the model."""
-    config = TrainerConfig(run=RunName("r"), model=str(model), work_dir="w", **changes)
+    config = TrainerConfig(run=RUN, model=str(model), work_dir="w", **changes)
     return load_policy(config, configure_torch(config))
 
 
@@ -39,10 +39,8 @@ def disturb(policy: Policy) -> None:
 
 def published(policy: Policy, base: Path, tmp_path: Path) -> Path:
     """The folder of its version 1."""
-    publisher = Publisher(
-        policy="policy", run=RunName("r"), base=base, root=tmp_path / "weights", adapters=tmp_path / "adapters", keep=0
-    )
-    manifest = publisher.write(policy, version=1, epoch=1, base_version=0, step=1, next_offset=0, metrics={})
+    publisher = Publisher(policy="policy", base=base, root=tmp_path / "weights", adapters=tmp_path / "adapters", keep=0)
+    manifest = publisher.write(policy, sampled_by(1), base_version=0, step=1, next_offset=0, metrics={})
     return Path(manifest.uri)
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from tests.versions import RUN
 from tracegrad.trainer.store.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng, restore_rng
 from tracegrad.trainer.store.durable import whole_folder
 
@@ -20,7 +21,7 @@ def checkpoint(step: int, *, epoch: int = 1) -> Checkpoint:
     """Small, with every part filled."""
     return Checkpoint(
         state=CheckpointState(
-            policy="policy", run="r", step=step, version=step, base_version=step - 1, epoch=epoch, next_offset=8 * step
+            policy="policy", run=RUN, step=step, version=step, base_version=step - 1, epoch=epoch, next_offset=8 * step
         ),
         weights={"a": torch.full((3,), float(step)), "b": torch.randn(2, 2)},
         optimiser={"a.exp_avg": torch.randn(3), "a.step": torch.tensor(float(step))},

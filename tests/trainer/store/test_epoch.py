@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.memory_log import MemoryLog
+from tests.versions import RUN, claim, manifest
 from tracegrad.schemas.errors import FencedError
-from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import LogWriter
-from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.trainer.store.epoch import Ownership
 
 
@@ -21,25 +21,7 @@ def log(memory_log: MemoryLog) -> MemoryLog:
 
 def ownership(log: MemoryLog, *, policy: str = "policy", writer: LogWriter | None = None) -> Ownership:
     """A starting trainer's."""
-    return Ownership(
-        policy=policy, run=RunName("r"), topic="weights", log=log, writer=writer or log.writer(), timeout_s=5.0
-    )
-
-
-def manifest(version: int, epoch: int) -> VersionManifest:
-    """A version."""
-    return VersionManifest(
-        policy="policy",
-        run=RunName("r"),
-        version=version,
-        epoch=epoch,
-        base_version=0,
-        kind="full",
-        uri="/w",
-        files=(),
-        step=version,
-        next_offset=0,
-    )
+    return Ownership(policy=policy, run=RUN, topic="weights", log=log, writer=writer or log.writer(), timeout_s=5.0)
 
 
 def lineage(log: MemoryLog) -> Lineage:
@@ -84,7 +66,7 @@ def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryL
 
 def test_first_claim_of_a_number_owns_it(log: MemoryLog) -> None:
     """Two trainers that start at once: one of them stops."""
-    rival = WEIGHTS.encode(EpochClaim(policy="policy", run=RunName("r"), epoch=1, trainer_id="rival"))
+    rival = WEIGHTS.encode(claim(trainer_id="rival"))
     inner = log.writer()
 
     class RivalFirst:
@@ -101,9 +83,9 @@ def test_first_claim_of_a_number_owns_it(log: MemoryLog) -> None:
     late = ownership(log, writer=RivalFirst())  # type: ignore[arg-type]
     with pytest.raises(FencedError):
         late.claim()
-    claim = lineage(log).claim
-    assert claim is not None
-    assert claim.trainer_id == "rival"
+    owner = lineage(log).claim
+    assert owner is not None
+    assert owner.trainer_id == "rival"
 
 
 def test_unreadable_records_are_passed_over(log: MemoryLog) -> None:
@@ -119,7 +101,7 @@ def test_rollback_requests_are_given_once_and_in_order(log: MemoryLog) -> None:
     """Those below the checkpoint's offset are done."""
     owner = ownership(log)
     for version in (4, 5, 6):
-        request = RollbackRequest(policy="policy", run=RunName("r"), to_version=version, requested_by="me")
+        request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="me")
         log.writer().append("weights", key=b"policy", value=WEIGHTS.encode(request), partition=0)
     owner.claim()
     found = [owner.next_request(1) for _ in range(3)]

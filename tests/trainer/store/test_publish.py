@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from tracegrad.schemas.ids import RunName
+from tests.versions import RUN, label, sampled_by
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.config import LoraConfig, TrainerConfig
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
@@ -24,21 +24,19 @@ pytestmark = pytest.mark.torch
 
 def publisher(base: Path, root: Path, *, keep: int = 0) -> Publisher:
     """Of a test's folder."""
-    return Publisher(
-        policy="policy", run=RunName("r"), base=base, root=root / "weights", adapters=root / "adapters", keep=keep
-    )
+    return Publisher(policy="policy", base=base, root=root / "weights", adapters=root / "adapters", keep=keep)
 
 
 def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
     """A version of epoch 1."""
     return publisher.write(
-        policy, version=version, epoch=1, base_version=0, step=version, next_offset=8, metrics={"reward": 0.5}
+        policy, sampled_by(version), base_version=0, step=version, next_offset=8, metrics={"reward": 0.5}
     )
 
 
 def loaded(base: Path, **changes: object) -> Policy:
     """A policy of the base."""
-    config = TrainerConfig(run=RunName("r"), model=str(base), work_dir="w", **changes)  # type: ignore[arg-type]
+    config = TrainerConfig(run=RUN, model=str(base), work_dir="w", **changes)  # type: ignore[arg-type]
     return load_policy(config, configure_torch(config))
 
 
@@ -52,8 +50,8 @@ def test_manifest_describes_every_file(untied: Path, tmp_path: Path) -> None:
     (base / "modeling.py").write_text("raise SystemExit")
     manifest = write(publisher(base, tmp_path), loaded(base), 3)
     folder = Path(manifest.uri)
-    assert folder == tmp_path / "weights" / "v3-e1"
-    assert manifest.label == "3-e1"
+    assert folder == tmp_path / "weights" / label(3)
+    assert manifest.label == label(3)
     assert {file.name for file in manifest.files} == {path.name for path in folder.iterdir()}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= {
         file.name for file in manifest.files
@@ -92,7 +90,7 @@ def test_old_versions_are_retired_but_the_first(untied: Path, tmp_path: Path) ->
     one, policy = publisher(untied, tmp_path, keep=2), loaded(untied)
     for version in range(5):
         write(one, policy, version)
-    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["v0-e1", "v3-e1", "v4-e1"]
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [label(0), label(3), label(4)]
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -1,0 +1,49 @@
+"""Weight versions made to measure: spans, manifests, claims and acknowledgements, all of one run unless told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.records.versions import Version, VersionSpan
+from tracegrad.schemas.records.weights import EpochClaim, VersionManifest, WeightAck
+
+__all__ = ["OTHER_RUN", "RUN", "ack", "claim", "label", "manifest", "sampled_by"]
+
+RUN = RunHash("7c1f3e9a")
+OTHER_RUN = RunHash("0badcafe")
+
+
+def label(version: int, epoch: int = 1, *, run: RunHash = RUN) -> str:
+    """What an engine calls it."""
+    return Version(run=run, version=version, epoch=epoch).label
+
+
+def sampled_by(version: int, epoch: int = 1, *, start: int = 0, run: RunHash = RUN) -> VersionSpan:
+    """From this token on the version was sampling."""
+    return VersionSpan(run=run, version=version, epoch=epoch, start=start)
+
+
+def manifest(version: int, epoch: int = 1, **fields: Any) -> VersionManifest:
+    """A full version of the next step, without files unless told."""
+    defaults: dict[str, Any] = {
+        "policy": "policy",
+        "run": RUN,
+        "base_version": max(0, version - 1),
+        "kind": "full",
+        "uri": f"/nowhere/{label(version, epoch)}",
+        "files": (),
+        "step": version,
+        "next_offset": 0,
+    }
+    return VersionManifest(version=version, epoch=epoch, **(defaults | fields))
+
+
+def claim(epoch: int = 1, *, policy: str = "policy", trainer_id: str = "") -> EpochClaim:
+    """A trainer's."""
+    return EpochClaim(policy=policy, run=RUN, epoch=epoch, trainer_id=trainer_id or f"t{epoch}")
+
+
+def ack(version: int, epoch: int = 1, *, engine_id: str = "engine-0") -> WeightAck:
+    """An engine serves it."""
+    return WeightAck(engine_id=engine_id, policy="policy", run=RUN, version=version, epoch=epoch, load_s=0.1)
