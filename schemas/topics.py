@@ -6,13 +6,23 @@ Consumer groups are `<prefix><run>.<stage>`. `docs/topics.md` is generated from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 import msgspec
 
 from .errors import ConfigurationError
 from .ids import RunName
+from .keys import (
+    closed_key,
+    engine_key,
+    episode_key,
+    group_key,
+    original_key,
+    policy_key,
+    rollout_key,
+    trace_key,
+)
 
 __all__ = [
     "DEFAULT_PARTITIONS",
@@ -83,7 +93,8 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Shared between runs (prefix only) or owned by one."""
     public: bool = True
     """A contract with users; private topics may change between releases."""
-    key: str
+    key: Callable[..., bytes | None]
+    """Makes the key of its records."""
     value: str
     written_by: str
     read_by: str
@@ -100,7 +111,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_SPANS,
         raw=True,
-        key="trace id, hex (a Collector may leave it empty)",
+        key=trace_key,
         value="OTLP ExportTraceServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
         read_by="normalize, audit, `up` (what arrives)",
@@ -109,7 +120,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_LOGS,
         raw=True,
-        key="trace id, hex",
+        key=trace_key,
         value="OTLP ExportLogsServiceRequest bytes",
         written_by="any OpenTelemetry Collector",
         read_by="nobody of ours yet",
@@ -118,7 +129,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.LLM_CALLS,
         raw=True,
-        key="rollout id, else trace id",
+        key=episode_key,
         value="call record or calls_closed (msgpack)",
         written_by="LLM gateway",
         read_by="normalize, audit, report, `up`",
@@ -127,7 +138,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.REWARDS,
         raw=True,
-        key="rollout id",
+        key=rollout_key,
         value="reward (JSON)",
         written_by="runner (graders)",
         read_by="normalize, audit",
@@ -136,7 +147,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.ROLLOUT_EVENTS,
         raw=True,
-        key="rollout id",
+        key=rollout_key,
         value="rollout event (JSON)",
         written_by="runner, tasks (giving up)",
         read_by="normalize, runner, tasks, audit",
@@ -144,7 +155,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.ROLLOUTS,
-        key="rollout id",
+        key=rollout_key,
         value="rollout request (JSON)",
         written_by="tasks",
         read_by="runner, tasks, audit",
@@ -153,7 +164,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.EPISODE_EVENTS,
         public=False,
-        key="rollout id, else trace id",
+        key=episode_key,
         value="facts of one episode, or close (msgpack)",
         written_by="normalize, assemble (close proposals)",
         read_by="assemble, audit",
@@ -162,7 +173,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.CLOSED_EPISODES,
         public=False,
-        key="episode id",
+        key=closed_key,
         value="closed marker (JSON)",
         written_by="assemble",
         read_by="assemble at assignment, audit",
@@ -171,7 +182,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.CLOSED_GROUPS,
         public=False,
-        key="group id",
+        key=closed_key,
         value="closed marker (JSON)",
         written_by="credit",
         read_by="credit at assignment, audit",
@@ -179,7 +190,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.EPISODES,
-        key="group id, else episode id",
+        key=group_key,
         value="episode (JSON)",
         written_by="assemble",
         read_by="credit, tasks, audit, report, live view",
@@ -187,7 +198,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.TRANSITIONS,
-        key="policy",
+        key=policy_key,
         value="Arrow IPC stream: the segments of one training group",
         written_by="credit",
         read_by="trainer, audit",
@@ -196,7 +207,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHTS,
-        key="policy",
+        key=policy_key,
         value="epoch claim, version manifest or rollback request (JSON)",
         written_by="trainer; rollback requests: a person",
         read_by="trainer, weight sync, LLM gateway, audit, report",
@@ -205,7 +216,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHT_ACKS,
-        key="engine id",
+        key=engine_key,
         value="an engine serves a version (JSON)",
         written_by="weight sync",
         read_by="tasks, report, live view",
@@ -214,7 +225,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.TRAINING_STEPS,
-        key="policy",
+        key=policy_key,
         value="metrics and accounting of one batch (JSON)",
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, report, live view",
@@ -223,7 +234,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.DEAD_LETTERS,
-        key="the original key",
+        key=original_key,
         value="the original bytes; headers tell reason, stage and origin",
         written_by="streams, gateways, runner, trainer",
         read_by="audit, people",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Output
+from tracegrad.schemas.keys import original_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
@@ -30,7 +31,7 @@ def dead_letter(
     body = (record.value or b"") if value is None else value
     return Output(
         topic=Topic.DEAD_LETTERS,
-        key=record.key,
+        key=original_key(record),
         value=body if len(body) <= MAX_VALUE_BYTES else b"",
         headers=dead_letter_headers(record, stage=stage.value, reason=error.reason, detail=str(error), item=item),
     )

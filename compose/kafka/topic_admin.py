@@ -194,7 +194,7 @@ def topics_markdown() -> str:
     lines = [
         "# Topics",
         "",
-        "Generated from `schemas/topics.py` by `python -m tracegrad.compose.kafka.log.topic_admin`; do not edit.",
+        "Generated from `schemas/topics.py` by `python -m tracegrad.compose.kafka.topic_admin`; do not edit.",
         "",
         "Raw topics are shared by all runs and named `<prefix><topic>` (renamable in `[kafka.topics]`); the others",
         "belong to a run, `<prefix><run>.<topic>`. Consumer groups are `<prefix><run>.<stage>`, stages "
@@ -209,9 +209,13 @@ def topics_markdown() -> str:
     for spec in REGISTRY:
         scope = ("raw" if spec.raw else "run") + ("" if spec.public else ", private")
         settings = ", ".join(f"`{name}={value}`" for name, value in sorted(spec.settings.items()))
-        cells = [f"`{spec.topic}`", scope, spec.key, spec.value, spec.written_by, spec.read_by]
+        cells = [f"`{spec.topic}`", scope, _key_text(spec), spec.value, spec.written_by, spec.read_by]
         lines.append("| " + " | ".join([*cells, _partitions_text(spec), settings]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _key_text(spec: TopicSpec) -> str:
+    return (spec.key.__doc__ or "").splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import httpx
 import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.keys import engine_key
 from tracegrad.schemas.log.protocol import Log, LogReader, LogWriter, Record
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
@@ -182,7 +183,9 @@ class WeightSync:
             at_ms=int(time.time() * 1000),
         )
         try:
-            future = self._writer.append(self._topic, key=self.config.engine_id.encode(), value=WEIGHT_ACKS.encode(ack))
+            future = self._writer.append(
+                self._topic, key=engine_key(self.config.engine_id), value=WEIGHT_ACKS.encode(ack)
+            )
             future.result(self.config.timeout_s)
         except (OverloadedError, FutureTimeoutError, CancelledError) as error:
             raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error

@@ -35,6 +35,7 @@ from tracegrad.schemas.errors import (
     UnavailableError,
 )
 from tracegrad.schemas.ids import TraceId, parse_attempt_id, parse_rollout_id
+from tracegrad.schemas.keys import episode_key, original_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
@@ -47,7 +48,7 @@ from .config import LlmGatewayConfig, check
 from .engines.client import EngineClient
 from .engines.lineage import Lineages, LineageTail
 from .identity import Caller, collect, judge
-from .record import closed_record, record_key
+from .record import closed_record
 from .render.engine_render import EngineRenderer, Renderer, waits_until
 from .render.local_render import prove
 from .sampling import parse_overrides
@@ -170,7 +171,7 @@ class Gateway:
         topic = self._topics.name(Topic.DEAD_LETTERS)
         value = msgspec.json.encode(claims)
         with contextlib.suppress(UnavailableError, OverloadedError):
-            future = self._writer.append(topic, key=None, value=value, headers=headers)
+            future = self._writer.append(topic, key=original_key(origin), value=value, headers=headers)
             await asyncio.wait({asyncio.wrap_future(future)}, timeout=self.config.append_timeout_s)
 
     async def _begin(self, request: Request) -> Response:
@@ -193,7 +194,7 @@ class Gateway:
                 await session.close(self.config.end_wait_s)
                 calls = session.outcomes()
                 value = closed_record(rollout, attempt, {call.call_id: call.outcome for call in calls})
-                await self._append(record_key(rollout, None), value)
+                await self._append(episode_key(rollout, None), value)
                 session.end_answer = msgspec.json.encode({"calls": calls, "fault": session.last_fault})
                 session.forget_turns()
                 self.sessions.has_room(session)

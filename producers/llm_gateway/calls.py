@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import LogWriter
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 from tracegrad.schemas.records.versions import VersionSpan
@@ -31,7 +32,7 @@ from .config import EngineRef, LlmGatewayConfig, PolicyRef
 from .engines.client import GENERATE, EngineClient
 from .engines.lineage import LineageTail
 from .identity import Caller
-from .record import CallSummary, Generation, call_record, record_key
+from .record import CallSummary, Generation, call_record
 from .render.engine_render import EndOfTurn, Renderer, Waits, build_prompt, chat_fields, splice_context, waits_until
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import Session
@@ -265,7 +266,7 @@ class CallServer:
         if session.purpose is not Purpose.UNKNOWN:
             digest = hashlib.sha256(prompt.ids.tobytes()).digest()
             session.register(summary, prompt_digest=digest, started=number)
-        key = record_key(caller.rollout_id, caller.trace_id)
+        key = episode_key(caller.rollout_id, caller.trace_id)
         try:
             acknowledged = asyncio.wrap_future(self._writer.append(self._topic, key=key, value=record))
             done, _ = await asyncio.wait({acknowledged}, timeout=self._config.append_timeout_s)

@@ -14,7 +14,7 @@ from .identity import Caller
 from .sampling import Sampling
 from .splice import Prompt
 
-__all__ = ["CallSummary", "Generation", "call_record", "closed_record", "record_key"]
+__all__ = ["CallSummary", "Generation", "call_record", "closed_record"]
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +41,6 @@ class CallSummary(msgspec.Struct, kw_only=True):
     tool_calls: list[dict[str, str]]
     finish_reason: str
     num_sampled: int
-
-
-def record_key(rollout_id: str | None, trace_id: str | None) -> bytes:
-    """Kafka key: one episode's calls lie in one partition, in order."""
-    return (rollout_id or trace_id or "").encode()
 
 
 def call_record(

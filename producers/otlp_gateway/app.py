@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.ids import parse_attempt_id, parse_rollout_id
+from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import MAX_VALUE_BYTES, Topic, Topics
@@ -157,7 +158,7 @@ class OtlpGateway:
     async def _append(self, decoded: SplitRequest) -> None:
         topic = self._topics.name(Topic.OTLP_SPANS)
         futures = [
-            self._writer.append(topic, key=piece.trace_id.encode(), value=piece.value) for piece in decoded.pieces
+            self._writer.append(topic, key=trace_key(piece.trace_id), value=piece.value) for piece in decoded.pieces
         ]
         futures += [self._dead_letter(item) for item in decoded.rejected]
         for future in futures:
@@ -169,12 +170,12 @@ class OtlpGateway:
             topic=self._topics.name(Topic.OTLP_SPANS),
             partition=-1,
             offset=-1,
-            key=item.trace_id.encode(),
+            key=trace_key(item.trace_id),
             value=None,
         )
         return self._writer.append(
             self._topics.name(Topic.DEAD_LETTERS),
-            key=origin.key,
+            key=original_key(origin),
             value=msgspec.json.encode(item),
             headers=dead_letter_headers(
                 origin,

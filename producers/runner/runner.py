@@ -22,6 +22,7 @@ import msgspec
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, parse_rollout_id, run_hash_of
+from tracegrad.schemas.keys import original_key, rollout_key
 from tracegrad.schemas.log.follow import Tail, append_patiently
 from tracegrad.schemas.log.offset_ledger import OffsetLedger
 from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
@@ -217,7 +218,7 @@ class Runner:
         await append_patiently(
             self._writer,
             self._topics.name(Topic.DEAD_LETTERS),
-            key=record.key,
+            key=original_key(record),
             value=record.value,
             headers=dead_letter_headers(record, stage=STAGE, reason=reason, detail=str(error)),
             stop=self._stop,
@@ -301,7 +302,7 @@ class Runner:
             await append_patiently(
                 self._writer,
                 self._topics.name(Topic.REWARDS),
-                key=request.rollout_id.encode(),
+                key=rollout_key(request.rollout_id),
                 value=reward,
                 stop=self._stop,
             )
@@ -317,7 +318,7 @@ class Runner:
         position = await append_patiently(
             self._writer,
             self._topics.name(Topic.ROLLOUT_EVENTS),
-            key=event.rollout_id.encode(),
+            key=rollout_key(event.rollout_id),
             value=ROLLOUT_EVENTS.encode(event),
             stop=self._stop,
         )

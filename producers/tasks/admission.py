@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash, group_id, rollout_id
+from tracegrad.schemas.keys import rollout_key
 from tracegrad.schemas.log.follow import Tail
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
@@ -215,7 +216,7 @@ class TaskAdmission:
     def _append(self, topic: Topic, records: Iterable[tuple[str, bytes]]) -> bool:
         name = self._topics.name(topic)
         try:
-            futures = [self._writer.append(name, key=key.encode(), value=value) for key, value in records]
+            futures = [self._writer.append(name, key=rollout_key(rollout), value=value) for rollout, value in records]
             for future in futures:
                 future.result(_ACK_TIMEOUT_S)
         except (UnavailableError, OverloadedError, TimeoutError) as error:

@@ -15,6 +15,7 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.keys import closed_key, episode_key, group_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
@@ -73,10 +74,11 @@ class Assemble:
         proposals = []
         for episode, reason in self._deadlines.due(self._open.values(), now_s):
             self.counters.add(f"proposed:{reason}")
+            rollout = episode.attempt[0] if episode.attempt else None
             proposals.append(
                 Output(
                     topic=Topic.EPISODE_EVENTS,
-                    key=episode.key,
+                    key=episode_key(rollout, episode.episode_id),
                     value=EPISODE_EVENTS.encode(Close(episode_id=episode.episode_id, reason=reason)),
                     partition=episode.partition,
                 )
@@ -116,7 +118,7 @@ class Assemble:
             if len(self._open) >= self._config.limits.max_open_episodes:
                 raise RecordError(f"expected at most {len(self._open)} open episodes", reason="too_many_open")
             attempt = attempt_of(facts.episode_id, self._config.runs)
-            episode = OpenEpisode(facts.episode_id, attempt, key=record.key, partition=record.partition)
+            episode = OpenEpisode(facts.episode_id, attempt, partition=record.partition)
         self._check_bounds(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
@@ -159,7 +161,7 @@ class Assemble:
             outputs=self._outputs(record, episode, closed_by) if disposition == "emitted" else (),
             marker=Output(
                 topic=Topic.CLOSED_EPISODES,
-                key=episode.episode_id.encode(),
+                key=closed_key(episode.episode_id),
                 value=CLOSED.encode(marker),
                 partition=record.partition,
             ),
@@ -188,5 +190,5 @@ class Assemble:
 
 
 def _output(episode: Episode, value: bytes) -> Output:
-    key = episode.group.id if episode.group else episode.episode_id
-    return Output(topic=Topic.EPISODES, key=key.encode(), value=value)
+    key = group_key(episode.group.id if episode.group else None, episode.episode_id)
+    return Output(topic=Topic.EPISODES, key=key, value=value)

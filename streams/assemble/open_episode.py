@@ -45,19 +45,10 @@ class Waiting(Enum):
 class OpenEpisode:
     """One episode's state in memory."""
 
-    def __init__(
-        self,
-        episode_id: str,
-        attempt: tuple[RolloutId, AttemptId] | None,
-        *,
-        key: bytes | None,
-        partition: int,
-    ) -> None:
+    def __init__(self, episode_id: str, attempt: tuple[RolloutId, AttemptId] | None, *, partition: int) -> None:
         self.episode_id = episode_id
         self.attempt = attempt
         """What it is an attempt at; None for a captured trace, of which no runner will ever speak."""
-        self.key = key
-        """Of its records; a close proposal bears it too."""
         self.partition = partition
         self.positions: list[Position] = []
         self.num_bytes = 0

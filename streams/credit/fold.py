@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.keys import closed_key, policy_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -123,7 +124,7 @@ class Credit:
         outputs = [
             Output(
                 topic=Topic.TRANSITIONS,
-                key=policy.encode(),
+                key=policy_key(policy),
                 value=credit_group(members, policy, self.counters),
                 partition=index,
             )
@@ -135,7 +136,7 @@ class Credit:
             outputs=tuple(outputs),
             marker=Output(
                 topic=Topic.CLOSED_GROUPS,
-                key=group_id.encode(),
+                key=closed_key(group_id),
                 value=CLOSED.encode(marker),
                 partition=record.partition,
             ),

@@ -149,4 +149,4 @@ def _facts(record: Record, episode: EpisodeKey, facts: Sequence[Fact]) -> Output
     if len(value) > MAX_VALUE_BYTES:
         raise RecordError(f"expected at most {MAX_VALUE_BYTES} bytes of facts, got {len(value)}", reason="too_large")
     origin = f"{record.topic}/{record.partition}/{record.offset}".encode()
-    return Output(topic=Topic.EPISODE_EVENTS, key=episode.key.encode(), value=value, headers=((ORIGIN_HEADER, origin),))
+    return Output(topic=Topic.EPISODE_EVENTS, key=episode.key, value=value, headers=((ORIGIN_HEADER, origin),))

@@ -20,15 +20,16 @@ from tracegrad.schemas.ids import (
     run_hash_of,
     split_episode_id,
 )
+from tracegrad.schemas.keys import episode_key
 
 __all__ = ["EpisodeKey", "Identities"]
 
 
 class EpisodeKey(NamedTuple):
-    """An episode and its key on `episode_events`: the rollout id, else the trace id."""
+    """An episode and its key on `episode_events`."""
 
     episode_id: str
-    key: str
+    key: bytes
 
 
 class Identities:
@@ -49,7 +50,7 @@ class Identities:
         if rollout is None:
             if own is None:
                 raise RecordError("expected a rollout id or a trace id, got neither", reason="no_identity")
-            return EpisodeKey(own, named[0] if named else own)
+            return EpisodeKey(own, episode_key(named[0] if named else None, own))
         parsed, parsed_attempt = _parse_rollout(rollout, attempt, own)
         if run_hash_of(parsed) not in self._runs:
             return None
@@ -58,7 +59,7 @@ class Identities:
             raise RecordError(
                 f"expected one episode, got {episode} by attributes and {own} by trace id", reason="identity_conflict"
             )
-        return EpisodeKey(episode, parsed)
+        return EpisodeKey(episode, episode_key(parsed, own))
 
 
 def _parse_trace(trace: str) -> str:

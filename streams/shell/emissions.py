@@ -22,6 +22,7 @@ import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, RecordError
 from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.keys import original_key
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX, dead_letter_headers
@@ -220,7 +221,7 @@ class Emissions:
                 raise error
             letter = Output(
                 topic=Topic.DEAD_LETTERS,
-                key=item.record.key,
+                key=original_key(item.record),
                 value=b"",
                 headers=dead_letter_headers(
                     item.record, stage=self._stage.value, reason=f"unwritable_{output.topic.value}", detail=str(error)

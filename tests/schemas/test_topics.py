@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
+from tracegrad.schemas import keys
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
@@ -76,6 +78,41 @@ def test_normalize_reads_raw_topics_only() -> None:
     assert set(INPUTS[Stage.NORMALIZE]) < raw
 
 
+HANDED_ON = {"self._key", "output.key", "episode.key", "key"}
+"""Made by a key function further up."""
+
+
+def test_every_writer_takes_its_key_from_the_registry() -> None:
+    """What is appended, or handed to the shell to be, bears a key that a function of `schemas/keys.py` made."""
+    offences = []
+    for room in ("producers", "streams", "trainer", "consumers", "compose"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                writer = ast.unparse(node.func).rpartition(".")[2]
+                for given in node.keywords:
+                    made = isinstance(given.value, ast.Call) and ast.unparse(given.value.func) in keys.__all__
+                    is_key = given.arg == "key" and writer in ("append", "append_patiently", "Output")
+                    if is_key and not made and ast.unparse(given.value) not in HANDED_ON:
+                        offences.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(given.value)}")
+    assert offences == []
+
+
+def test_each_topic_names_a_key_function_and_each_function_has_a_topic() -> None:
+    """Whose first line the page prints."""
+    named = {spec.key.__name__ for spec in REGISTRY}
+    assert named == set(keys.__all__)
+
+
+def test_keys_are_the_ids_as_text() -> None:
+    """Records of one episode, group, policy or engine have one key, whoever writes them."""
+    assert (keys.episode_key("r", "t"), keys.episode_key(None, "t"), keys.episode_key(None, None)) == (b"r", b"t", b"")
+    assert (keys.group_key("g", "e"), keys.group_key(None, "e")) == (b"g", b"e")
+    plain = (keys.trace_key, keys.rollout_key, keys.closed_key, keys.policy_key, keys.engine_key)
+    assert [key("x") for key in plain] == [b"x"] * 5
+
+
 def test_page_is_the_registry() -> None:
-    """docs/topics.md is generated: run `python -m tracegrad.compose.kafka.log.topic_admin > docs/topics.md`."""
+    """docs/topics.md is generated: run `python -m tracegrad.compose.kafka.topic_admin > docs/topics.md`."""
     assert (ROOT / "docs" / "topics.md").read_text() == topics_markdown()

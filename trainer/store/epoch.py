@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 
@@ -108,7 +109,7 @@ class Ownership:
 
     def _append(self, value: bytes) -> Position:
         future = self._writer.append(
-            self._at.topic, key=self._policy.encode(), value=value, partition=self._at.partition
+            self._at.topic, key=policy_key(self._policy), value=value, partition=self._at.partition
         )
         return acknowledged(future, self._timeout_s)
 

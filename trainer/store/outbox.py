@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.keys import original_key, policy_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
@@ -36,7 +37,7 @@ class Outbox:
     """One policy's training steps and dead letters."""
 
     def __init__(self, config: TrainerConfig, *, topics: Topics, log: Log, writer: LogWriter) -> None:
-        self._key = config.policy.encode()
+        self._key = policy_key(config.policy)
         self._timeout_s = config.append_timeout_s
         self._steps_topic = topics.name(Topic.TRAINING_STEPS)
         self._dead_topic = topics.name(Topic.DEAD_LETTERS)
@@ -66,7 +67,7 @@ class Outbox:
             )
             futures.append(
                 self._writer.append(
-                    self._dead_topic, key=verdict.record.key, value=verdict.record.value, headers=headers
+                    self._dead_topic, key=original_key(verdict.record), value=verdict.record.value, headers=headers
                 )
             )
         for future in futures:
