@@ -154,7 +154,7 @@ def _print_records(
 ) -> None:
     from tracegrad.consumers.views.tail import as_json as json_of
     from tracegrad.consumers.views.tail import as_text
-    from tracegrad.schemas.log.topic_reader import read_topic
+    from tracegrad.schemas.log.follow import read_to_end
 
     def show(record: Record) -> None:
         line = json.dumps(json_of(topic, record)) if as_json else as_text(topic, record)
@@ -163,7 +163,7 @@ def _print_records(
 
     starts = _starts(log, name, from_)
     if not follow:
-        records = sorted(read_topic(log, name, start=starts), key=lambda record: record.timestamp_ms)
+        records = sorted(read_to_end(log, name, starts=starts), key=lambda record: record.timestamp_ms)
         if from_ not in ("beginning", "end"):
             records = records[int(from_) :] if int(from_) else []
         for record in records[:count]:

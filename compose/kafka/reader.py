@@ -60,7 +60,12 @@ class TailReader:
         self._raise_failure()
         if not self._unread:
             with boundary("read"):
-                self._unread = self._consumer.consume(max_records, timeout_s)
+                # Asked for more than one, librdkafka would wait out the time for those that are not there yet.
+                self._unread = self._consumer.consume(1, timeout_s)
+                if self._unread and max_records > 1:
+                    more = self._consumer.consume(max_records - 1, 0.0)
+                    # Only now: a revocation in that call may have taken `_unread` away.
+                    self._unread += more
             self._raise_failure()
         # Callers take an UnavailableError for "nothing read": no message may be taken out before its neighbours
         # are judged.

@@ -17,8 +17,8 @@ import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, run_hash_of
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.records.calls import CALLS, CallRecord
 from tracegrad.schemas.records.prompts import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
@@ -84,7 +84,7 @@ def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | s
 
 def _versions(log: Log, topics: Topics, policy: str) -> dict[int, VersionManifest]:
     lineage = Lineage(policy)
-    for record in read_topic(log, topics.name(Topic.WEIGHTS)):
+    for record in read_to_end(log, topics.name(Topic.WEIGHTS)):
         try:
             lineage.fold(WEIGHTS.decode(record.value))
         except RecordError:
@@ -95,7 +95,7 @@ def _versions(log: Log, topics: Topics, policy: str) -> dict[int, VersionManifes
 def _acknowledged(log: Log, topics: Topics, policy: str) -> dict[str, int]:
     """When each label was first acknowledged, in unix ms."""
     found: dict[str, int] = {}
-    for record in read_topic(log, topics.name(Topic.WEIGHT_ACKS)):
+    for record in read_to_end(log, topics.name(Topic.WEIGHT_ACKS)):
         try:
             ack = WEIGHT_ACKS.decode(record.value)
         except RecordError:
@@ -130,7 +130,7 @@ def _rollouts_by_label(
 ) -> dict[str, deque[str]]:
     """Per acknowledged label the last rollouts with a call that it sampled whole, later; bounded."""
     found: dict[str, deque[str]] = {}
-    for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
+    for record in read_to_end(log, topics.name(Topic.LLM_CALLS)):
         call = _call(record.value)
         if call is None or call.policy != policy or call.rollout_id is None or run_hash_of(call.rollout_id) != run:
             continue
@@ -147,7 +147,7 @@ def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: str, *, af
     """The label's calls of those rollouts that began after its acknowledgement, prompts put together from parents."""
     full: dict[str, bytes] = {}
     found = []
-    for record in read_topic(log, topics.name(Topic.LLM_CALLS)):
+    for record in read_to_end(log, topics.name(Topic.LLM_CALLS)):
         call = _call(record.value)
         if call is None or call.rollout_id not in rollouts:
             continue

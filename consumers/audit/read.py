@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, run_hash_of
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
-from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.records.calls import CALLS, CallRecord
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, Episode
@@ -126,9 +126,9 @@ def gather(
         name = topics.name(topic)
         if any(offsets.begin > 0 for offsets in log.offsets(name).values()) and not _is_compacted(topic):
             seen.expired.add(topic)
-        for record in read_topic(log, name, start=starts):
+        for record in read_to_end(log, name, starts=starts):
             fold(seen, record)
-    for record in read_topic(log, topics.name(Topic.WEIGHTS)):
+    for record in read_to_end(log, topics.name(Topic.WEIGHTS)):
         weight = _decoded(WEIGHTS.decode, record)
         if weight is not None:
             lineage.fold(weight)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, LogReader, TopicPartition
-from tracegrad.schemas.log.topic_reader import read_topic
 from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
 
 from .run_state import RunState
@@ -29,7 +29,7 @@ _TICK_S = 0.25
 def fold_present(log: Log, topics: Topics, state: RunState, which: Iterable[Topic]) -> None:
     """Folds topics from their beginning to their present end. Raises UnavailableError."""
     for topic in which:
-        for record in read_topic(log, topics.name(topic)):
+        for record in read_to_end(log, topics.name(topic)):
             state.fold(record, time.monotonic())
 
 

@@ -23,8 +23,8 @@ import msgspec
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, parse_rollout_id, run_hash_of
 from tracegrad.schemas.keys import original_key, rollout_key
-from tracegrad.schemas.log.follow import Tail, append_patiently
-from tracegrad.schemas.log.offset_ledger import OffsetLedger
+from tracegrad.schemas.log.follow import Chunk, append_patiently, decoded, follow, in_thread
+from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import (
@@ -86,12 +86,14 @@ class Runner:
         self._log = log
         self._stop = stop
         self._reader: LogReader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
-        self._tail = Tail(log, {topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS}, starts=starts)
+        self._events_topic = topics.name(Topic.ROLLOUT_EVENTS)
+        self._starts = starts
+        self._followed = Chunk((), {}, False)
         self._writer = log.writer()
         self._histories = Histories(config.run_hash)
-        self._ledger = OffsetLedger()
+        self._ledger = Ledger()
         self._active: dict[str, _Active] = {}
-        self._tail_moved = asyncio.Event()
+        self._has_followed = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owned: set[TopicPartition] = set()
         self._is_closing = False
@@ -115,8 +117,6 @@ class Runner:
                 await graders.start()
             async with self._pool.slot():
                 pass  # the agent can be started at all
-            while not self._tail.caught_up and not self._stop.is_set():
-                await self._follow_once()
             loops = [asyncio.create_task(loop) for loop in (self._follow(), self._read(), self._until_stop())]
             done, _ = await asyncio.wait([*loops, self._failed], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
@@ -133,7 +133,6 @@ class Runner:
     def close(self) -> None:
         """Releases the log."""
         self._reader.close()
-        self._tail.close()
         self._writer.close()
 
     async def _until_stop(self) -> None:
@@ -141,22 +140,26 @@ class Runner:
             await asyncio.sleep(0.1)
 
     async def _follow(self) -> None:
-        while True:
-            await self._follow_once()
+        chunks = follow(self._log, [self._events_topic], starts=self._starts, poll_s=_POLL_S, stop=self._stop)
+        async with contextlib.aclosing(in_thread(chunks)) as steps:
+            async for chunk in steps:
+                for _, event in decoded(chunk.records, {self._events_topic: ROLLOUT_EVENTS}):
+                    self._fold(event)
+                self._followed = chunk
+                self._has_followed.set()
+                self._has_followed = asyncio.Event()
 
-    async def _follow_once(self) -> None:
-        for _, event in await asyncio.to_thread(self._tail.read, _POLL_S):
-            self._histories.fold(event)
-            active = self._active.get(event.rollout_id)
-            if active is not None and active.attempt == event.attempt_id and event.state.is_end and active.task:
-                active.attempt = None
-                active.task.cancel("another runner ended this attempt")
-        self._tail.settle()
-        self._tail_moved.set()
-        self._tail_moved = asyncio.Event()
+    def _fold(self, event: RolloutEvent) -> None:
+        self._histories.fold(event)
+        active = self._active.get(event.rollout_id)
+        if active is not None and active.attempt == event.attempt_id and event.state.is_end and active.task:
+            active.attempt = None
+            active.task.cancel("another runner ended this attempt")
 
     async def _read(self) -> None:
-        """Takes requests and commits what is done."""
+        """Takes requests and commits what is done, once the histories hold what earlier runners wrote."""
+        while not self._followed.is_caught_up:
+            await self._has_followed.wait()
         clock = asyncio.get_running_loop().time
         last_read_s = 0.0
         while True:
@@ -167,13 +170,14 @@ class Runner:
                 last_read_s = clock()
                 records, positions = await asyncio.to_thread(self._read_records, max(1, min(room, 500)))
                 for record in records:
-                    self._ledger.deliver(record.position)
-                self._ledger.reconcile(positions)
+                    self._ledger.redeliver(record.position)
+                self._ledger.retain(positions)
                 self._owned = set(positions)
                 for record in records:
                     await self._take(record)
-            due = {where: offset for where, offset in self._ledger.due().items() if where in self._owned}
-            self._ledger.confirm(await asyncio.to_thread(self._commit, due))
+            due = {where: offset for where, offset in self._ledger.committable().items() if where in self._owned}
+            committed = await asyncio.to_thread(self._commit, due)
+            self._ledger.committed(committed, epoch=self._ledger.epoch)
 
     def _read_records(self, max_records: int) -> tuple[Sequence[Record], Mapping[TopicPartition, int]]:
         try:
@@ -201,12 +205,12 @@ class Runner:
                 raise RecordError(f"expected a rollout of run {self._config.run_hash}", reason="foreign_run")
         except ValueError as error:
             await self._dead_letter(record, error)
-            self._ledger.done(record.position)
+            self._ledger.done([record.position], epoch=self._ledger.epoch)
             return
         known = self._active.get(request.rollout_id)
         if known is not None:
             if known.position != record.position:
-                self._ledger.done(record.position)
+                self._ledger.done([record.position], epoch=self._ledger.epoch)
             return
         active = self._active[request.rollout_id] = _Active(request, record.position)
         active.task = asyncio.create_task(self._work(active))
@@ -243,7 +247,7 @@ class Runner:
                     if active.attempt is not None or self._is_closing:
                         raise
                     logger.info("rollout %s: another runner ended its attempt", rollout)
-            self._ledger.done(active.position)
+            self._ledger.done([active.position], epoch=self._ledger.epoch)
         finally:
             self._active.pop(rollout, None)
 
@@ -314,16 +318,16 @@ class Runner:
         )
 
     async def _tell(self, event: RolloutEvent) -> None:
-        """Appends an event and waits until the tail has read it, so that histories are the log's, not ours."""
+        """Appends an event and waits until it was read back, so that histories are the log's, not ours."""
         position = await append_patiently(
             self._writer,
-            self._topics.name(Topic.ROLLOUT_EVENTS),
+            self._events_topic,
             key=rollout_key(event.rollout_id),
             value=ROLLOUT_EVENTS.encode(event),
             stop=self._stop,
         )
-        while not self._tail.has_read(position):
-            await self._tail_moved.wait()
+        while not self._followed.has(position):
+            await self._has_followed.wait()
 
 
 def _records(

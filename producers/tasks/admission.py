@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -23,8 +24,8 @@ from msgspec.structs import replace
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash, group_id, rollout_id
 from tracegrad.schemas.keys import rollout_key
-from tracegrad.schemas.log.follow import Tail
-from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.log.follow import Chunk, decoded, follow
+from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import EPISODES
@@ -92,8 +93,7 @@ class TaskAdmission:
         config: TasksConfig,
         *,
         topics: Topics,
-        log: Log,
-        starts: Mapping[TopicPartition, int] | None = None,
+        writer: LogWriter,
     ) -> None:
         _check(config)
         self._config = config
@@ -106,29 +106,28 @@ class TaskAdmission:
             staleness=config.staleness,
             max_running=config.max_running,
         )
-        codecs: dict[Topic, Codec[Any]] = {
-            Topic.ROLLOUTS: ROLLOUTS,
-            Topic.ROLLOUT_EVENTS: ROLLOUT_EVENTS,
-            Topic.EPISODES: EPISODES,
-            Topic.TRAINING_STEPS: TRAINING_STEPS,
-            Topic.WEIGHT_ACKS: WEIGHT_ACKS,
+        self.codecs: dict[str, Codec[Any]] = {
+            topics.name(Topic.ROLLOUTS): ROLLOUTS,
+            topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS,
+            topics.name(Topic.EPISODES): EPISODES,
+            topics.name(Topic.TRAINING_STEPS): TRAINING_STEPS,
+            topics.name(Topic.WEIGHT_ACKS): WEIGHT_ACKS,
         }
+        """Of the topics to be followed."""
         self._topics = topics
-        self._tail = Tail(log, {topics.name(topic): codec for topic, codec in codecs.items()}, starts=starts)
-        self._writer = log.writer()
+        self._writer = writer
         self._said: tuple[str, float] = ("", 0.0)
         self._reported: set[str] = set()
         self.state = RunState(config.run_hash, config.policy)
 
-    def follow(self, timeout_s: float) -> bool:
-        """Takes what is new on the topics. True: the state holds all that lay there at the start."""
-        for _, record in self._tail.read(timeout_s):
+    def fold(self, chunk: Chunk) -> bool:
+        """Takes what is new on the topics. True: the run is complete."""
+        for _, record in decoded(chunk.records, self.codecs):
             self.state.fold(record)
-        self._tail.settle()
-        return self._tail.caught_up
+        return chunk.is_caught_up and self._advance()
 
-    def advance(self) -> bool:
-        """Admits what may be admitted now. True: the run is complete."""
+    def _advance(self) -> bool:
+        """Admits what may be admitted now; the state holds all that lay on the log at the start."""
         self._give_up()
         progress = self.state.progress()
         if progress.acked is None:
@@ -257,11 +256,6 @@ class TaskAdmission:
             return f"{history.next_number} attempts were aborted, the last one: {history.error}"
         return ""
 
-    def close(self) -> None:
-        """Releases the log."""
-        self._tail.close()
-        self._writer.close()
-
 
 def run(
     config: TasksConfig,
@@ -278,13 +272,9 @@ def run(
     Raises:
         ConfigurationError: the settings or the dataset cannot work; the message names line and remedy.
     """
-    admission = TaskAdmission(config, topics=topics, log=log, starts=starts)
-    try:
-        is_complete = False
-        while not stop.is_set() and not is_complete:
-            is_complete = admission.follow(_POLL_S) and admission.advance()
-        if is_complete:
-            excluded = dict(admission.state.exclusions) or "none"
-            logger.info("tasks: %d steps done; training rollouts excluded: %s", config.steps, excluded)
-    finally:
-        admission.close()
+    with closing(log.writer()) as writer:
+        admission = TaskAdmission(config, topics=topics, writer=writer)
+        with closing(follow(log, list(admission.codecs), starts=starts, poll_s=_POLL_S, stop=stop)) as chunks:
+            if any(admission.fold(chunk) for chunk in chunks):
+                excluded = dict(admission.state.exclusions) or "none"
+                logger.info("tasks: %d steps done; training rollouts excluded: %s", config.steps, excluded)

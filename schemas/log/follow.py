@@ -1,8 +1,12 @@
-"""Follows topics from where the run began on them and decodes them; append that waits for the log to come back.
+"""Every way to read topics without a group: to the end that they have now, or for ever.
 
-In: the log, codecs by topic. Out: decoded records in order, malformed ones logged and left out (their dead letter
-is the business of the stage that reads the topic as a group). Invariant: a record counts as read only when its
-reader says that it was folded (`settle`). Failure: LogGapError and other fatal ones.
+    for record in read_to_end(log, topic): ...                      a count, a report, a state at start
+    for chunk in follow(log, topics, stop=stop): ...                a thread that follows
+    async for chunk in in_thread(follow(log, topics, stop=stop)):   the same in an event loop
+
+In: the log and full topic names. Out: records, in order within each partition. Invariants: `read_to_end` ends,
+whatever is appended meanwhile; `follow` gives every record once and knows when it has given all that lay there at
+first. Failure: a log that is away is waited for; LogGapError where records are gone that may not be missing.
 """
 
 from __future__ import annotations
@@ -10,81 +14,202 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from ..errors import OverloadedError, RecordError, UnavailableError
+from ..errors import LogGapError, OverloadedError, RecordError, UnavailableError
 from ..records.codec import Codec
-from .protocol import Headers, Log, LogWriter, Position, TopicPartition
+from ..retry import retry, retry_async
+from .protocol import Headers, Log, LogReader, LogWriter, Position, Record, TopicPartition
 
-__all__ = ["Tail", "append_patiently"]
+__all__ = ["Chunk", "append_patiently", "decoded", "follow", "in_thread", "read_to_end"]
 
-_RETRY_S = 1.0
+_READ_RECORDS = 2_000
+_ACK_PAUSE_S = 1.0
+_END = object()
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
-class Tail:
-    """Reads all partitions of some topics without a group. One thread at a time."""
+def read_to_end(
+    log: Log,
+    topic: str,
+    *,
+    starts: Mapping[TopicPartition, int] | None = None,
+    partitions: Collection[int] | None = None,
+    patience_s: float = 30.0,
+) -> Generator[Record, None, None]:
+    """The records of a topic up to the end it has at the first step. Blocks; an event loop takes slices in a thread.
 
-    def __init__(
-        self, log: Log, codecs: Mapping[str, Codec[Any]], *, starts: Mapping[TopicPartition, int] | None = None
-    ) -> None:
-        """
-        Args:
-            log: where to read.
-            codecs: by full topic name.
-            starts: where the run began on topics that it shares with others; partitions not named are read from
-                their beginning.
+    Args:
+        starts: first offsets; a partition that is not named, or whose start is gone, is read from its beginning.
+        partitions: only these; None: all.
+        patience_s: seconds without any record before it gives up.
 
-        Raises:
-            LogGapError: a start lies outside the log. Of this run's own past nothing may be missing: a rollout
-                whose end was deleted would be run again.
-        """
-        self._codecs = codecs
-        kept = {
-            TopicPartition(topic, partition): offsets
-            for topic in codecs
-            for partition, offsets in log.offsets(topic).items()
-        }
-        self._ends = {where: offsets.end for where, offsets in kept.items()}
-        begins = {where: (starts or {}).get(where, offsets.begin) for where, offsets in kept.items()}
-        self._reader = log.tail(list(codecs), start=begins)
-        self._ahead: Mapping[TopicPartition, int] = {}
-        self._settled: Mapping[TopicPartition, int] = {}
+    Raises:
+        UnavailableError: nothing came for `patience_s` before the end was reached.
+    """
+    kept = {
+        TopicPartition(topic, number): offsets
+        for number, offsets in log.offsets(topic).items()
+        if partitions is None or number in partitions
+    }
+    begins = _clamped(starts or {}, kept)
+    left = {where for where, begin in begins.items() if begin < kept[where].end}
+    if not left:
+        return
+    reader = log.tail([topic], start={where: begins[where] for where in left})
+    try:
+        silent_since = time.monotonic()
+        while left:
+            records = reader.read(max_records=_READ_RECORDS, timeout_s=0.2)
+            if records:
+                silent_since = time.monotonic()
+            elif time.monotonic() - silent_since > patience_s:
+                raise UnavailableError(f"expected the end of {topic}, got nothing for {patience_s:g} s; is Kafka up?")
+            for record in records:
+                if record.offset < kept[TopicPartition(topic, record.partition)].end:
+                    yield record
+            # Compacted records leave holes, so the reader's position tells, not the number of records.
+            positions = reader.positions()
+            left = {where for where in left if positions.get(where, 0) < kept[where].end}
+    finally:
+        reader.close()
 
-    def read(self, timeout_s: float) -> Sequence[tuple[str, Any]]:
-        """(topic, record) in order; empty when none came in time or the log is away."""
+
+class Chunk(NamedTuple):
+    """What one read brought; also an empty one, so that a follower gets its turn."""
+
+    records: Sequence[Record]
+    positions: Mapping[TopicPartition, int]
+    """The next offset of each partition, these records included."""
+    is_caught_up: bool
+    """Whether all that lay on the log at the first read has been given, these records included."""
+
+    def has(self, position: Position) -> bool:
+        """Whether the record at this position is in this chunk or in one before it."""
+        return self.positions.get(TopicPartition(position.topic, position.partition), 0) > position.offset
+
+
+def follow(
+    log: Log,
+    topics: Sequence[str],
+    *,
+    starts: Mapping[TopicPartition, int] | None = None,
+    from_end: Collection[str] = (),
+    may_skip: bool = False,
+    poll_s: float = 0.1,
+    max_records: int = 500,
+    stop: threading.Event | None = None,
+    patience_s: float | None = None,
+) -> Generator[Chunk, None, None]:
+    """Reads all partitions of some topics until `stop` is set. One thread at a time; the first step opens the reader.
+
+    Args:
+        starts: where the run began on topics that it shares with others; partitions not named are read from their
+            beginning.
+        from_end: topics whose past does not matter.
+        may_skip: go on with what is left where records are gone, instead of raising.
+        poll_s: a step without records takes so long; one with records ends at the first.
+        max_records: of one chunk.
+        patience_s: how long a log that is away is waited for; None: until `stop`.
+
+    Raises:
+        LogGapError: an offset lies outside the log: of this run's own past nothing may be missing.
+        UnavailableError: the log was away for longer than `patience_s`.
+    """
+    stop = stop or threading.Event()
+    reader: LogReader | None = None
+    ends: Mapping[TopicPartition, int] = {}
+    positions = dict(starts or {})
+
+    def step() -> Sequence[Record]:
+        nonlocal reader, ends, positions
         try:
-            records = self._reader.read(timeout_s=timeout_s)
-        except UnavailableError as error:
-            logger.warning("the log is away, trying again: %s", error)
+            if reader is None:
+                begins, found = _bounds(log, topics, positions, from_end=() if ends else from_end, may_skip=may_skip)
+                reader = log.tail(topics, start=begins)
+                ends = ends or found
+            records = reader.read(max_records=max_records, timeout_s=poll_s)
+        except LogGapError as error:
+            if not may_skip:
+                raise
+            logger.warning("records are gone, going on with what is left: %s", error)
+            if reader is not None:
+                reader.close()
+                reader = None
             return ()
-        decoded: list[tuple[str, Any]] = []
-        for record in records:
-            try:
-                decoded.append((record.topic, self._codecs[record.topic].decode(record.value)))
-            except RecordError as error:
-                logger.warning("left out %s: %s", record, error.reason)
-        self._ahead = self._reader.positions()
-        return decoded
+        positions = dict(reader.positions())
+        return records
 
-    def settle(self) -> None:
-        """What `read` gave was folded; from now on it counts as read. Any thread, between two reads."""
-        self._settled = self._ahead
+    try:
+        while not stop.is_set():
+            records = retry(step, doing=f"reading {', '.join(topics)}", patience_s=patience_s, stop=stop)
+            caught_up = bool(ends) and all(positions.get(where, 0) >= end for where, end in ends.items())
+            yield Chunk(records, positions, caught_up)
+    except UnavailableError:
+        if not stop.is_set():
+            raise
+    finally:
+        if reader is not None:
+            reader.close()
 
-    @property
-    def caught_up(self) -> bool:
-        """Whether all that lay on the log at the beginning was read and folded."""
-        return all(self._settled.get(where, 0) >= end for where, end in self._ends.items())
 
-    def has_read(self, position: Position) -> bool:
-        """Whether the record at this position was read and folded."""
-        return self._settled.get(TopicPartition(position.topic, position.partition), 0) > position.offset
+def _bounds(
+    log: Log,
+    topics: Sequence[str],
+    starts: Mapping[TopicPartition, int],
+    *,
+    from_end: Collection[str],
+    may_skip: bool,
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where to begin, and the ends now."""
+    kept = {
+        TopicPartition(topic, number): offsets for topic in topics for number, offsets in log.offsets(topic).items()
+    }
+    ends = {where: offsets.end for where, offsets in kept.items()}
+    wanted = {**{where: end for where, end in ends.items() if where.topic in from_end}, **starts}
+    if may_skip:
+        return _clamped(wanted, kept), ends
+    return {where: wanted.get(where, offsets.begin) for where, offsets in kept.items()}, ends
 
-    def close(self) -> None:
-        """Releases the reader."""
-        self._reader.close()
+
+def _clamped(starts: Mapping[TopicPartition, int], kept: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
+    return {
+        where: max(offsets.begin, min(starts.get(where, offsets.begin), offsets.end)) for where, offsets in kept.items()
+    }
+
+
+async def in_thread(steps: Generator[T, None, None]) -> AsyncGenerator[T, None]:
+    """Takes each step in a thread. Cancelled or not, the last step is over and the generator closed at its end."""
+    running: asyncio.Future[Any] | None = None
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            running = loop.run_in_executor(None, next, steps, _END)
+            step = await asyncio.shield(running)
+            if step is _END:
+                return
+            yield step
+    finally:
+        # A generator that is closed while its thread is inside would raise, and leave its reader open.
+        if running is not None:
+            await asyncio.wait([running])
+        await asyncio.to_thread(steps.close)
+
+
+def decoded(records: Iterable[Record], codecs: Mapping[str, Codec[Any]]) -> Iterator[tuple[str, Any]]:
+    """(topic, record) in order; malformed ones are logged and left out: their dead letter is the business of the
+    stage that reads the topic as a group.
+    """
+    for record in records:
+        try:
+            yield record.topic, codecs[record.topic].decode(record.value)
+        except RecordError as error:
+            logger.warning("left out %s: %s", record, error.reason)
 
 
 async def append_patiently(
@@ -99,14 +224,13 @@ async def append_patiently(
     """Appends and waits for the acknowledgement, again and again while the log is away.
 
     Raises:
-        UnavailableError: `stop` was set before the log came back.
+        UnavailableError, OverloadedError: `stop` was set before the log came back.
         RecordError: the record is too large.
     """
-    while True:
-        try:
-            return await asyncio.wrap_future(writer.append(topic, key=key, value=value, headers=headers))
-        except (UnavailableError, OverloadedError) as error:
-            if stop.is_set():
-                raise UnavailableError(f"stopped before {topic!r} took a record") from error
-            logger.warning("the log did not take a record of %r, trying again: %s", topic, error)
-            await asyncio.sleep(_RETRY_S)
+
+    async def append() -> Position:
+        return await asyncio.wrap_future(writer.append(topic, key=key, value=value, headers=headers))
+
+    return await retry_async(
+        append, doing=f"appending to {topic}", on=(UnavailableError, OverloadedError), stop=stop, max_s=_ACK_PAUSE_S
+    )

@@ -1,4 +1,4 @@
-"""Which inputs are still needed: the ledger behind every commit of the streams worker.
+"""Which inputs are still needed: the ledger behind every commit, of the streams workers and of the runner.
 
 In: offsets as they are delivered, and positions as the effects that depended on them are acknowledged.
 Out: per partition the low-water mark, the only offset that may be committed: the first one still open, else the
@@ -11,7 +11,7 @@ Failure: none; it neither blocks nor raises. Not thread-safe. Faust's own acknow
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .protocol import Position, TopicPartition
 
@@ -96,6 +96,22 @@ class Ledger:
             ledger = self._partitions[topic, partition] = PartitionLedger()
         return ledger.deliver(offset)
 
+    def redeliver(self, position: Position) -> None:
+        """Opens an offset of a member that keeps what it works on; one that comes again begins its partition anew."""
+        if not self.deliver(*position):
+            self._forget(TopicPartition(position.topic, position.partition))
+            self.deliver(*position)
+
+    def retain(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Forgets partitions that were taken away or set back: their records come again, to us or to another."""
+        for where in [TopicPartition(*known) for known in self._partitions]:
+            if positions.get(where, -1) < (self.next_offset(where) or 0):
+                self._forget(where)
+
+    def _forget(self, where: TopicPartition) -> None:
+        del self._partitions[where]
+        self._committed.pop(where, None)
+
     def done(self, positions: Iterable[Position], *, epoch: int) -> None:
         """Closes positions whose effects are on the log; ignored when `epoch` is over."""
         if epoch != self.epoch:
@@ -120,7 +136,7 @@ class Ledger:
                 marks[where] = mark
         return marks
 
-    def committed(self, marks: dict[TopicPartition, int], *, epoch: int) -> None:
+    def committed(self, marks: Mapping[TopicPartition, int], *, epoch: int) -> None:
         """Remembers marks that the broker has stored; ignored when `epoch` is over."""
         if epoch == self.epoch:
             self._committed.update(marks)

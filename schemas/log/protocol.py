@@ -90,7 +90,7 @@ class LogReader(Protocol):
     """A consumer, by explicit assignment (`Log.tail`) or as a member of a group (`Log.join`)."""
 
     def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
-        """The next records in order within each partition; empty when none came in time."""
+        """The next records in order within each partition, as soon as there is one; empty when none came in time."""
 
     def positions(self) -> Mapping[TopicPartition, int]:
         """The next offset to be read of each partition assigned now."""

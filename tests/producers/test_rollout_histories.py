@@ -1,4 +1,4 @@
-"""What rollout events say, and what may be committed."""
+"""What rollout events say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import msgspec
 
 from tracegrad.producers.rollout_histories import Histories
 from tracegrad.producers.tasks.members import Members
-from tracegrad.schemas.log.offset_ledger import OffsetLedger
-from tracegrad.schemas.log.protocol import Position, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
 
@@ -23,7 +21,6 @@ REQUEST = RolloutRequest(
     policy="policy",
     purpose=Purpose.TRAIN,
 )
-WHERE = TopicPartition("rollouts", 0)
 
 
 def event(attempt: str, number: int, state: RolloutState, **fields: Any) -> RolloutEvent:
@@ -128,40 +125,3 @@ def test_other_runs_are_left_out() -> None:
     """rollout_events is shared by all runs."""
     histories = Histories("ab12cd34")
     assert not histories.fold(event("aaaa", 0, RolloutState.STARTED, rollout_id="99999999" + "0" * 20))
-
-
-def at(offset: int) -> Position:
-    """A position of the test's partition."""
-    return Position(*WHERE, offset)
-
-
-def test_commits_stop_at_the_first_open_record() -> None:
-    """The low-water mark."""
-    ledger = OffsetLedger()
-    for offset in (3, 4, 5):
-        ledger.deliver(at(offset))
-    ledger.done(at(4))
-    assert ledger.due() == {WHERE: 3}
-    ledger.done(at(3))
-    assert ledger.due() == {WHERE: 5}
-    ledger.confirm({WHERE: 5})
-    assert ledger.due() == {}
-    ledger.done(at(5))
-    assert (ledger.due(), ledger.num_open) == ({WHERE: 6}, 0)
-
-
-def test_a_partition_that_was_away_begins_anew() -> None:
-    """Neither its old open records nor its old place may decide what is committed."""
-    ledger = OffsetLedger()
-    ledger.deliver(at(7))
-    ledger.reconcile({})
-    assert ledger.due() == {}
-    ledger.done(at(7))
-    ledger.deliver(at(4))
-    assert ledger.due() == {WHERE: 4}
-    ledger.reconcile({WHERE: 4})  # set back while nothing was read
-    assert ledger.due() == {}
-    ledger.deliver(at(5))
-    ledger.deliver(at(4))  # comes again after a rebalance within one read
-    ledger.done(at(4))
-    assert ledger.due() == {WHERE: 5}

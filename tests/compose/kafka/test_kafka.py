@@ -154,7 +154,10 @@ class _Script:
         pass
 
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
-        return self.batches.pop(0) if self.batches else []
+        batch = self.batches.pop(0) if self.batches else []
+        if len(batch) > num_messages:
+            self.batches.insert(0, batch[num_messages:])
+        return batch[:num_messages]
 
     def partition_counts(self, topics: Sequence[str]) -> dict[str, int]:
         if (answer := self.answers.pop(0)) is not None:
@@ -256,7 +259,7 @@ class _Rebalanced(GroupReader):
             self._on_revoke(self._consumer, [confluent_kafka.TopicPartition("t", 0)])
             self._next[WHERE] = 0
             self._on_commit(None, [confluent_kafka.TopicPartition("t", 0, 1)])
-        return self._batches.pop(0)
+        return self._batches.pop(0) if self._batches else []
 
 
 def test_what_was_read_ahead_goes_with_its_partition() -> None:

@@ -145,6 +145,22 @@ def test_read_gives_at_most_so_many(log: Log, new_topic: NewTopic, closing: list
     assert [record.value for record in found] == values
 
 
+def test_read_ends_with_the_first_record_that_comes(log: Log, new_topic: NewTopic, closing: list[LogReader]) -> None:
+    """It does not wait out its time for more, and what came with the first is there too."""
+    topic = new_topic(1)
+    closing.append(log.tail([topic]))
+    assert not closing[0].read(timeout_s=0.05)
+    write(log, topic, [b"%d" % number for number in range(50)])
+    began = time.monotonic()
+    assert len(read(closing[0], 1)) > 0
+    first_s = time.monotonic() - began
+    read(closing[0], 49)
+    write(log, topic, [b"one"])
+    began = time.monotonic()
+    assert [record.value for record in closing[0].read(timeout_s=DEADLINE_S)] == [b"one"]
+    assert max(first_s, time.monotonic() - began) < DEADLINE_S / 2
+
+
 def test_offset_outside_the_log_is_a_gap(log: Log, new_topic: NewTopic) -> None:
     """Never a silent jump to another offset."""
     topic = new_topic(1)

@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 
 PROCESS = """
 import logging, sys, threading, msgspec
-from tracegrad.compose.kafka import KafkaLog
-from tracegrad.producers.runner import RunnerConfig, run
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.producers.runner.runner import RunnerConfig, run
 from tracegrad.schemas.topics import Topics
 logging.basicConfig(level=logging.WARNING)
 bootstrap, config, topics = sys.argv[1:]

@@ -19,6 +19,7 @@ from tracegrad.producers.tasks.admission import TaskAdmission, TasksConfig, run
 from tracegrad.producers.tasks.run_state import RunState
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName, group_id, rollout_id
+from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import (
@@ -59,17 +60,18 @@ class World:
                 **settings,
             },
         )
-        self.admission = self.start()
+        self.start()
         self.num_consumed = 0
         self.step = 0
 
-    def start(self) -> TaskAdmission:
+    def start(self) -> None:
         """A tasks process from the log's beginning."""
-        return TaskAdmission(self.config, topics=TOPICS, log=self.log)
+        self.admission = TaskAdmission(self.config, topics=TOPICS, writer=self.log.writer())
+        self.chunks = follow(self.log, list(self.admission.codecs), poll_s=0.0)
 
     def turn(self) -> bool:
         """One round of the loop."""
-        return self.admission.follow(0.0) and self.admission.advance()
+        return self.admission.fold(next(self.chunks))
 
     def append(self, topic: Topic, key: str, value: bytes) -> None:
         """One record."""
@@ -202,7 +204,7 @@ def test_a_restart_goes_on_where_the_log_ends(world: World) -> None:
     before = [request.rollout_id for request in world.requests(Purpose.TRAIN)]
     topic = world.log._partitions(TOPICS.name(Topic.ROLLOUTS))
     lost = next(part for part in topic if part.records and b'"train"' in (part.records[-1].value or b"")).records.pop()
-    world.admission = world.start()
+    world.start()
     for _ in range(3):
         world.turn()
     after = [request.rollout_id for request in world.requests(Purpose.TRAIN)]
@@ -264,7 +266,7 @@ def test_a_rollout_of_which_nothing_is_heard_is_given_up(
 def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that died after the last abort, before it could say so."""
     world.config = msgspec.structs.replace(world.config, limits=Limits(max_attempts=1))
-    world.admission = world.start()
+    world.start()
     world.ack(0)
     validated(world)
     request = world.requests(Purpose.TRAIN)[0]

@@ -10,6 +10,8 @@ import pytest
 from tracegrad.schemas.log.ledger import Ledger, PartitionLedger
 from tracegrad.schemas.log.protocol import Position, TopicPartition
 
+WHERE = TopicPartition("rollouts", 0)
+
 
 class NaiveLedger:
     """The same rules with a set of single offsets."""
@@ -116,3 +118,40 @@ def test_partitions_are_independent_and_unchanged_marks_are_not_committed_again(
     assert ledger.committable() == {TopicPartition("events", 0): 4}
     assert ledger.num_open == 0
     assert ledger.num_ranges == 0
+
+
+def at(offset: int) -> Position:
+    """A position of the test's partition."""
+    return Position(*WHERE, offset)
+
+
+def test_commits_stop_at_the_first_open_record() -> None:
+    """The low-water mark."""
+    ledger = Ledger()
+    for offset in (3, 4, 5):
+        ledger.redeliver(at(offset))
+    ledger.done([at(4)], epoch=0)
+    assert ledger.committable() == {WHERE: 3}
+    ledger.done([at(3)], epoch=0)
+    assert ledger.committable() == {WHERE: 5}
+    ledger.committed({WHERE: 5}, epoch=0)
+    assert ledger.committable() == {}
+    ledger.done([at(5)], epoch=0)
+    assert (ledger.committable(), ledger.num_open) == ({WHERE: 6}, 0)
+
+
+def test_a_partition_that_was_away_begins_anew() -> None:
+    """Neither its old open records nor its old place may decide what is committed."""
+    ledger = Ledger()
+    ledger.redeliver(at(7))
+    ledger.retain({})
+    assert ledger.committable() == {}
+    ledger.done([at(7)], epoch=0)
+    ledger.redeliver(at(4))
+    assert ledger.committable() == {WHERE: 4}
+    ledger.retain({WHERE: 4})  # set back while nothing was read
+    assert ledger.committable() == {}
+    ledger.redeliver(at(5))
+    ledger.redeliver(at(4))  # comes again after a rebalance within one read
+    ledger.done([at(4)], epoch=0)
+    assert ledger.committable() == {WHERE: 5}

@@ -1,0 +1,87 @@
+"""Calls what may fail for a while, again and again with growing pauses: how to wait for broker, engine, gateway.
+
+In: a call, the errors that another try may cure, how long to go on. Out: its answer. Invariant: pauses grow from
+`first_s` to `max_s`; `stop` ends them at once in a thread, within a pause in an event loop. Failure: the last error,
+once patience is over or `stop` is set. What a try of ours costs (tens of microseconds) rules it out for each record.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import tenacity
+
+from .errors import UnavailableError
+
+__all__ = ["retry", "retry_async"]
+
+T = TypeVar("T")
+Errors = type[Exception] | tuple[type[Exception], ...]
+
+logger = logging.getLogger(__name__)
+
+
+def retry(
+    call: Callable[[], T],
+    *,
+    doing: str,
+    on: Errors = UnavailableError,
+    patience_s: float | None = None,
+    stop: threading.Event | None = None,
+    first_s: float = 0.2,
+    max_s: float = 5.0,
+) -> T:
+    """The call's answer. Blocks.
+
+    Args:
+        doing: what is tried, for the log line of each failure.
+        on: what another try may cure; other errors pass.
+        patience_s: how long to go on; None: for ever.
+        stop: ends the tries when set.
+        first_s: the first pause; each doubles.
+        max_s: the greatest pause.
+
+    Raises:
+        Exception: the last try's error, one of `on`.
+    """
+    sleep = tenacity.sleep_using_event(stop) if stop is not None else tenacity.sleep
+    return tenacity.Retrying(sleep=sleep, **_policy(doing, on, patience_s, stop, first_s, max_s))(call)
+
+
+async def retry_async(
+    call: Callable[[], Awaitable[T]],
+    *,
+    doing: str,
+    on: Errors = UnavailableError,
+    patience_s: float | None = None,
+    stop: threading.Event | None = None,
+    first_s: float = 0.2,
+    max_s: float = 5.0,
+) -> T:
+    """`retry` in an event loop."""
+    return await tenacity.AsyncRetrying(**_policy(doing, on, patience_s, stop, first_s, max_s))(call)
+
+
+def _policy(
+    doing: str, on: Errors, patience_s: float | None, stop: threading.Event | None, first_s: float, max_s: float
+) -> dict[str, Any]:
+    ends: list[tenacity.stop.stop_base] = []
+    if patience_s is not None:
+        ends.append(tenacity.stop_after_delay(patience_s))
+    if stop is not None:
+        ends.append(tenacity.stop_when_event_set(stop))
+
+    def say(state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        logger.warning("%s failed, trying again: %s", doing, error)
+
+    return {
+        "retry": tenacity.retry_if_exception_type(on),
+        "wait": tenacity.wait_exponential(multiplier=first_s, max=max_s),
+        "stop": tenacity.stop_any(*ends),
+        "before_sleep": say,
+        "reraise": True,
+    }
