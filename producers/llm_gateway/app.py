@@ -51,7 +51,6 @@ from .identity import Caller, collect, judge
 from .record import closed_record
 from .render.engine_render import EngineRenderer, Renderer, waits_until
 from .render.local_render import prove
-from .sampling import parse_overrides
 from .sessions import Session, Sessions
 from .splice import has_text
 
@@ -182,8 +181,7 @@ class Gateway:
             raise RequestError("policy: expected one of the run's policies, got another", param="policy")
         if purpose is Purpose.UNKNOWN:
             raise RequestError("purpose: expected train or validation, got another", param="purpose")
-        overrides = parse_overrides(body.get("sampling"))
-        episode = self.sessions.begin(rollout, attempt, policy=str(policy), purpose=purpose, overrides=overrides)
+        episode = self.sessions.begin(rollout, attempt, policy=str(policy), purpose=purpose)
         return _json({"episode_id": episode})
 
     async def _end(self, request: Request) -> Response:

@@ -122,7 +122,6 @@ class CallServer:
             request,
             purpose=session.purpose,
             policy=policy,
-            overrides=session.overrides,
             validation_temperature=self._config.validation_temperature,
         )
         waits = waits_until(session.sticky, self._config.engine_wait_s)

@@ -16,7 +16,7 @@ from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 
 from .config import PolicyRef
 
-__all__ = ["OVERRIDES", "Sampling", "decide", "engine_parameters", "parse_overrides"]
+__all__ = ["Sampling", "decide", "engine_parameters"]
 
 _ASKED = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
@@ -36,8 +36,6 @@ _FILTERS = {
     "allowed_token_ids": None,
 }
 """What changes the logits besides the parameters of the record, with the value that changes nothing."""
-OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
-"""What `/begin` may set for one attempt."""
 MAX_STOPS = 16
 
 
@@ -62,7 +60,6 @@ def decide(
     *,
     purpose: Purpose,
     policy: PolicyRef,
-    overrides: dict[str, Any],
     validation_temperature: float,
 ) -> Sampling:
     """The sampling of one call. Raises RequestError for a value of a wrong type or range."""
@@ -83,10 +80,6 @@ def decide(
     else:
         greedy = purpose is Purpose.VALIDATION
         fields["temperature"] = validation_temperature if greedy else policy.temperature
-        asked_tokens = fields["max_tokens"]
-        fields |= overrides
-        if asked_tokens is not None and overrides.get("max_tokens") is not None:
-            fields["max_tokens"] = min(asked_tokens, overrides["max_tokens"])
     wants_logprobs = bool(request.get("logprobs"))
     top = _number(request, "top_logprobs", low=0, high=20, whole=True) or 0
     return Sampling(
@@ -95,22 +88,6 @@ def decide(
         asked={name: request[name] for name in _ASKED if name in request},
         top_logprobs=int(top) if wants_logprobs else None,
     )
-
-
-def parse_overrides(sampling: Any) -> dict[str, Any]:
-    """`/begin`'s `sampling`, checked. Raises RequestError."""
-    if sampling is None:
-        return {}
-    if not isinstance(sampling, dict):
-        raise RequestError("sampling: expected an object or null", param="sampling")
-    unknown = set(sampling) - set(OVERRIDES)
-    if unknown:
-        raise RequestError(f"sampling: expected only {', '.join(OVERRIDES)}, got others", param="sampling")
-    fields = _own(sampling)
-    limit = _number(sampling, "max_tokens", low=1, whole=True)
-    if limit is not None:
-        fields["max_tokens"] = int(limit)
-    return {name: value for name, value in fields.items() if name in sampling}
 
 
 def _own(request: dict[str, Any]) -> dict[str, Any]:

@@ -40,11 +40,10 @@ class _Registered(msgspec.Struct):
 class Session:
     """One attempt, or one captured trace: its policy, its served turns, its calls."""
 
-    def __init__(self, key: str, *, policy: str, purpose: Purpose, overrides: dict[str, Any], now: float) -> None:
+    def __init__(self, key: str, *, policy: str, purpose: Purpose, now: float) -> None:
         self.key = key
         self.policy = policy
         self.purpose = purpose
-        self.overrides = overrides
         self.history = SpliceHistory()
         self.last_used = now
         self.sticky = hash(key)
@@ -170,20 +169,18 @@ class Sessions:
         self._captured: OrderedDict[str, Session] = OrderedDict()
         self._num_ids = 0
 
-    def begin(
-        self, rollout: RolloutId, attempt: AttemptId, *, policy: str, purpose: Purpose, overrides: dict[str, Any]
-    ) -> EpisodeId:
+    def begin(self, rollout: RolloutId, attempt: AttemptId, *, policy: str, purpose: Purpose) -> EpisodeId:
         """Opens an attempt; the same again changes nothing. Raises SessionError (409, 410)."""
         episode = episode_id(rollout, attempt)
         session = self._attempts.get(episode)
         if session is None:
             now = self._clock()
             self._sweep(now)
-            self._attempts[episode] = Session(episode, policy=policy, purpose=purpose, overrides=overrides, now=now)
+            self._attempts[episode] = Session(episode, policy=policy, purpose=purpose, now=now)
             return episode
         if session.is_closing:
             raise SessionError(f"attempt {episode}: expected /begin before /end, got it after", status=410)
-        if (session.policy, session.purpose, session.overrides) != (policy, purpose, overrides):
+        if (session.policy, session.purpose) != (policy, purpose):
             raise SessionError(f"attempt {episode}: began before with other settings", status=409)
         return episode
 
@@ -230,7 +227,7 @@ class Sessions:
         if session is None:
             now = self._clock()
             self._sweep(now)
-            session = Session(key, policy=policy, purpose=Purpose.UNKNOWN, overrides={}, now=now)
+            session = Session(key, policy=policy, purpose=Purpose.UNKNOWN, now=now)
             self._captured[key] = session
         self._captured.move_to_end(key)
         return self._touch(session)

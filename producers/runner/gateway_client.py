@@ -45,7 +45,7 @@ class GatewayClient:
 
     async def begin(self, request: RolloutRequest, attempt: str) -> None:
         """Tells the gateway what the attempt is for. Raises UnavailableError."""
-        body = {"policy": request.policy, "purpose": request.purpose.value, "sampling": None}
+        body = {"policy": request.policy, "purpose": request.purpose.value}
         await self._post(f"{self._path(request.rollout_id, attempt)}/begin", body, self._begin_timeout_s)
 
     async def end(self, rollout: str, attempt: str) -> ClosedCalls | None:

@@ -58,16 +58,16 @@ async def test_training_writes_every_sampling_field() -> None:
         }  # fmt: skip
 
 
-async def test_validation_is_greedy_and_begin_may_override() -> None:
-    """Temperature 0 by default; an attempt's own sampling wins."""
-    async with rig() as r:
-        r.engine.replies.extend([Reply("x"), Reply("x")])
+@pytest.mark.parametrize("settings", [{}, {"validation_temperature": 0.5}], ids=["greedy", "configured"])
+async def test_validation_is_greedy_unless_configured(settings: dict[str, float]) -> None:
+    """Whatever the agent asks for."""
+    async with rig(**settings) as r:
+        r.engine.replies.append(Reply("x"))
         await r.begin(purpose="validation")
         await r.chat(ASK, temperature=1.0)
-        await r.begin(purpose="validation", attempt="0002", sampling={"temperature": 0.5})
-        await r.chat(ASK, attempt="0002")
-        assert [call.sampling_used.temperature for call in r.calls()] == [0.0, 0.5]
-        assert r.calls()[0].purpose is Purpose.VALIDATION
+        (call,) = r.calls()
+        assert call.sampling_used.temperature == settings.get("validation_temperature", 0.0)
+        assert call.purpose is Purpose.VALIDATION
 
 
 async def test_a_tool_call_turn_is_spliced_with_the_sampled_ids() -> None:

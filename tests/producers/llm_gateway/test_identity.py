@@ -106,14 +106,13 @@ async def test_a_call_bears_its_callers_span_by_which_it_finds_its_agent() -> No
 
 
 async def test_begin_refuses_what_it_does_not_know() -> None:
-    """Unknown policy, purpose, sampling field, id, or other settings for a running attempt."""
+    """Unknown policy, purpose, id, or other settings for a running attempt."""
     async with rig() as r:
         path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/begin"
         for body in (
             {"policy": "other", "purpose": "train"},
             {"policy": "policy", "purpose": "fun"},
             {"policy": "policy"},
-            {"policy": "policy", "purpose": "train", "sampling": {"logit_bias": {}}},
         ):
             assert (await r.post(path, body))[0] == 400, body
         assert (await r.post(f"/rollout/xyz/attempt/{ATTEMPT}/begin", {"policy": "policy", "purpose": "train"}))[
