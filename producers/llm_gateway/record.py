@@ -5,31 +5,17 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tracegrad.schemas.records.calls import CALLS, CallOutcome, CallRecord, CallsClosed, Purpose
+from tracegrad.schemas.records.calls import CALLS, CallOutcome, CallRecord, CallsClosed, Purpose, ToolCall
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.records.versions import VersionSpan
 
-from .api.answer import Answer
+from .answer import Answer
+from .api.chat_request import ChatRequest
+from .engines.generate import Generation
 from .identity import Caller
 from .sampling import Sampling
 from .splice import Prompt
 
-__all__ = ["CallSummary", "Generation", "call_record", "closed_record"]
-
-
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine sampled, checked."""
-
-    ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    """`stop` or `length`."""
-    stop: str | None
-    """The stop string that ended it."""
-    has_terminal: bool
-    """The last id is the terminal token."""
-    versions: tuple[VersionSpan, ...]
-    engine_id: str
+__all__ = ["CallSummary", "call_record", "closed_record"]
 
 
 class CallSummary(msgspec.Struct, kw_only=True):
@@ -38,7 +24,7 @@ class CallSummary(msgspec.Struct, kw_only=True):
     call_id: str
     outcome: CallOutcome
     content: str | None
-    tool_calls: list[dict[str, str]]
+    tool_calls: tuple[ToolCall, ...]
     finish_reason: str
     num_sampled: int
 
@@ -52,6 +38,7 @@ def call_record(
     generation: Generation,
     answer: Answer,
     sampling: Sampling,
+    request: ChatRequest,
     is_constrained: bool,
     times_ns: tuple[int, int],
 ) -> bytes:
@@ -73,7 +60,7 @@ def call_record(
         finish_reason=answer.finish_reason,
         content=answer.content,
         tool_calls=answer.tool_calls,
-        sampling_asked=sampling.asked,
+        sampling_asked=request.asked,
         sampling_used=sampling.used,
         is_constrained=is_constrained,
         is_truncated=answer.is_truncated,

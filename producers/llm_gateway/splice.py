@@ -12,7 +12,6 @@ reason, and the prompt is the template's own. Ids are never guessed.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -25,7 +24,9 @@ import numpy.typing as npt
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import SpliceOutcome
 
-__all__ = ["Match", "Prompt", "ServedTurn", "SpliceHistory", "end_of_turn", "has_text", "splice", "whole"]
+from .api.chat_request import Message, OtherPart, TextPart
+
+__all__ = ["Match", "Prompt", "ServedTurn", "SpliceHistory", "end_of_turn", "splice", "whole"]
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
@@ -75,7 +76,7 @@ class SpliceHistory:
         self.num_ids = 0
         """Token ids that are held."""
 
-    def remember(self, context: Any, messages: Sequence[Any], answer: dict[str, Any], turn: ServedTurn) -> None:
+    def remember(self, context: Any, messages: Sequence[Message], answer: Message, turn: ServedTurn) -> None:
         """Adds a served answer.
 
         Args:
@@ -90,12 +91,12 @@ class SpliceHistory:
         self._minted.update(turn.tool_call_ids)
         self.num_ids += len(turn.prompt_ids) + len(turn.sampled_ids)
 
-    def match(self, context: Any, messages: Sequence[Any]) -> Match:
+    def match(self, context: Any, messages: Sequence[Message]) -> Match:
         """The latest assistant turn of these messages that was served here after equal messages."""
         if not self._by_conversation:
             return Match(turn=None, position=-1, kind="first", reason="")
         keys = _conversations(context, messages)
-        spoken = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
         reason = "" if spoken else "new_conversation"
         for position in reversed(spoken):
             turn = self._served(keys[position + 1], messages[position])
@@ -107,21 +108,21 @@ class SpliceHistory:
             reason = reason or self._why_unserved(keys[position], messages[position])
         return Match(turn=None, position=-1, kind="new_segment", reason=reason)
 
-    def _served(self, key: bytes, message: Any) -> ServedTurn | None:
+    def _served(self, key: bytes, message: Message) -> ServedTurn | None:
         """Equal answers to equal messages differ in their minted ids, or else the newest is meant."""
         turns = self._by_conversation.get(key, [])
-        ids = tuple(str(call.get("id")) for call in _calls(message))
+        ids = tuple(call.id for call in message.tool_calls)
         return next((turn for turn in turns if turn.tool_call_ids == ids), turns[-1] if turns else None)
 
-    def _why_unserved(self, key_before: bytes, message: Any) -> str:
+    def _why_unserved(self, key_before: bytes, message: Message) -> str:
         if _said(message) in self._answers:
             return "history_changed"
-        if key_before in self._before or any(call.get("id") in self._minted for call in _calls(message)):
+        if key_before in self._before or any(call.id in self._minted for call in message.tool_calls):
             return "turn_changed"
         return "no_match"
 
 
-def _conversations(context: Any, messages: Sequence[Any]) -> list[bytes]:
+def _conversations(context: Any, messages: Sequence[Message]) -> list[bytes]:
     """A digest of the conversation before each message, and of the whole."""
     digest = hashlib.sha256(_ENCODER.encode(context))
     keys = [digest.digest()]
@@ -131,60 +132,31 @@ def _conversations(context: Any, messages: Sequence[Any]) -> list[bytes]:
     return keys
 
 
-def _said(message: Any) -> bytes:
+def _said(message: Message) -> bytes:
     """What a message says, alike for all frameworks' ways to write it; ids of tool calls do not count."""
-    parts = [message.get("role"), _content(message.get("content"))]
-    if message.get("role") == "assistant":
-        parts.append([[_function(call).get("name"), _arguments(call)] for call in _calls(message)])
-    elif message.get("name") is not None:
-        parts.append(message["name"])
+    parts: list[Any] = [message.role, _content(message.content)]
+    if message.role == "assistant":
+        parts.append([[call.name, _arguments(call.arguments)] for call in message.tool_calls])
+    elif message.name is not None:
+        parts.append(message.name)
     return hashlib.sha256(_ENCODER.encode(parts)).digest()
 
 
-def _content(content: Any) -> Any:
+def _content(content: str | tuple[TextPart | OtherPart, ...] | None) -> Any:
     """None, an empty text and no parts are alike, as are a text and its only part."""
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        if len(texts) == len(content) and len(texts) <= 1:
-            return texts[0] if texts else ""
-        return content
+    if isinstance(content, tuple) and len(content) == 1 and isinstance(content[0], TextPart):
+        return content[0].text
     return content or ""
 
 
-def _calls(message: Any) -> list[dict[str, Any]]:
-    calls = message.get("tool_calls")
-    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-
-
-def _function(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    return function if isinstance(function, dict) else {}
-
-
-def _arguments(call: dict[str, Any]) -> Any:
+def _arguments(arguments: str) -> Any:
     """Frameworks write JSON arguments anew, so they are compared as values; other text as it is."""
-    arguments = _function(call).get("arguments")
-    if not isinstance(arguments, str):
-        return [arguments]
     try:
         value = [json.loads(arguments)]
         _ENCODER.encode(value)
         return value
     except (ValueError, OverflowError, RecursionError):
         return arguments
-
-
-def has_text(message: Any) -> bool:
-    """Whether no tool call's arguments hold half a surrogate pair: it is JSON, but no template can render it."""
-    for call in _calls(message):
-        arguments = _function(call).get("arguments")
-        if isinstance(arguments, str) and "\\ud" in arguments.lower():
-            with contextlib.suppress(json.JSONDecodeError, OverflowError, RecursionError):
-                try:
-                    _ENCODER.encode(json.loads(arguments))
-                except UnicodeEncodeError:
-                    return False
-    return True
 
 
 def splice(match: Match, up_to_turn: Sequence[int], in_full: Sequence[int], end_of_turn: int | None) -> Prompt:

@@ -21,7 +21,7 @@ from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
 from ..config import EngineRef
 
-__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient"]
+__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "Waits", "waits_until"]
 
 _LOGGER = logging.getLogger(__name__)
 RENDER = "/v1/chat/completions/render"
@@ -33,6 +33,20 @@ _MAX_FAULTS = 3
 """A 500 so often is no accident: the engine's template or parser fails on this input."""
 _MAX_PAUSE_S = 1.0
 _JSON = {"content-type": "application/json"}
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to send a call's requests, and for how long."""
+
+    sticky: int
+    """Equal numbers prefer the same engine, for its prefix cache."""
+    deadline: float
+    """`time.monotonic()` after which waiting for an engine ends."""
+
+
+def waits_until(sticky: int, wait_s: float) -> Waits:
+    """Waits of a call that begins now."""
+    return Waits(sticky=sticky, deadline=time.monotonic() + wait_s)
 
 
 class EngineClient:
@@ -51,14 +65,10 @@ class EngineClient:
         """Closes the connections."""
         await self._session.close()
 
-    async def post(
-        self, path: str, body: Any, *, sticky: int, deadline: float, timeout_s: float
-    ) -> tuple[bytes, EngineRef]:
+    async def post(self, path: str, body: Any, waits: Waits, *, timeout_s: float) -> tuple[bytes, EngineRef]:
         """The answer of the first engine that gives one, and which engine that was.
 
         Args:
-            sticky: equal numbers prefer the same engine, for its prefix cache.
-            deadline: `time.monotonic()` after which waiting for an engine ends.
             timeout_s: for one request.
         Raises:
             EngineRefusal: a 4xx, or a 500 three times.
@@ -68,7 +78,7 @@ class EngineClient:
         pause_s = _FIRST_PAUSE_S
         tries = faults = 0
         while True:
-            engine = self._engines[(sticky + tries) % len(self._engines)]
+            engine = self._engines[(waits.sticky + tries) % len(self._engines)]
             try:
                 return await self._post_once(engine, path, data, timeout_s), engine
             except EngineRefusal as refusal:
@@ -79,7 +89,7 @@ class EngineClient:
             except UnavailableError as error:
                 tries += 1
                 self._counters["engine_unavailable"] += 1
-                if time.monotonic() + pause_s > deadline:
+                if time.monotonic() + pause_s > waits.deadline:
                     raise
                 if tries % len(self._engines) == 0:
                     _LOGGER.debug("no engine answers, waiting %.2f s: %s", pause_s, error)

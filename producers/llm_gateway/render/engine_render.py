@@ -1,14 +1,12 @@
 """Turns messages into ids and sampled ids into a message, by the engine's own template and parser over HTTP.
 
-In: the chat request. Out: the prompt's ids, with the stored ids spliced in; later the parsed message. The engine's
-render is asked for ids only; its sampling parameters are dropped, except the grammar that it derives from
-`response_format`, `tool_choice` and the like. Failure: EngineRefusal for a request that the template refuses.
+In: the chat request. Out: the ids of its messages; later the parsed message. The engine's render is asked for ids
+only; its sampling parameters are dropped, except the grammar that it derives from `response_format`, `tool_choice`
+and the like. Failure: EngineRefusal for a request that the template refuses.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,27 +14,14 @@ import msgspec
 
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
-from ..api.answer import ParsedMessage
-from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient
-from ..splice import Prompt, SpliceHistory, end_of_turn, splice, whole
+from ..answer import ParsedMessage
+from ..api.chat_request import ChatRequest, Message
+from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient, Waits
+from .chat_form import chat_form
 
-__all__ = [
-    "EndOfTurn",
-    "EngineRenderer",
-    "Rendered",
-    "Renderer",
-    "Waits",
-    "build_prompt",
-    "chat_fields",
-    "splice_context",
-    "waits_until",
-]
+__all__ = ["EngineRenderer", "Rendered", "Renderer"]
 
-_TEMPLATE_FIELDS = ("tools", "tool_choice", "chat_template_kwargs", "documents", "reasoning_effort")
-_GRAMMAR_FIELDS = (
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-)  # fmt: skip
-_PROBE = {"role": "user", "content": "x"}
+_PROBE = (Message(role="user", content="x"),)
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,24 +32,16 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """The grammar that the request asks for; None when it asks for none."""
 
 
-class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send a call's requests, and for how long."""
-
-    sticky: int
-    deadline: float
-    """By `time.monotonic()`."""
-
-
 class Renderer(Protocol):
     """Template, tokenizer and parser of a policy."""
 
     async def ids(
-        self, fields: dict[str, Any], messages: Sequence[Any], waits: Waits, *, to_generate: bool = True
+        self, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool = True
     ) -> Rendered:
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
 
     async def parse(
-        self, fields: dict[str, Any], prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
+        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
     ) -> ParsedMessage:
         """The message that sampled ids (not empty, no terminal token) say."""
 
@@ -119,12 +96,11 @@ class EngineRenderer:
         self._timeout_s = timeout_s
 
     async def ids(
-        self, fields: dict[str, Any], messages: Sequence[Any], waits: Waits, *, to_generate: bool = True
+        self, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool = True
     ) -> Rendered:
         """See Renderer."""
-        body = {**fields, "messages": messages}
+        body = chat_form(request, messages, with_grammar=to_generate)
         if not to_generate:
-            body = {name: value for name, value in body.items() if name not in _GRAMMAR_FIELDS}
             body["add_generation_prompt"] = False
             if body.get("tool_choice") not in (None, "none"):
                 body["tool_choice"] = "auto"
@@ -137,15 +113,14 @@ class EngineRenderer:
         return Rendered(ids=rendered.token_ids, constraint=constraint)
 
     async def parse(
-        self, fields: dict[str, Any], prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
+        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
     ) -> ParsedMessage:
         """See Renderer."""
         choice = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
-        chat = {name: value for name, value in fields.items() if name not in _GRAMMAR_FIELDS}
         body = {
             # Parsers look at the prompt to see whether reasoning is still open; messages they do not read.
             "generate_response": {"request_id": "derender", "choices": [choice], "prompt_token_ids": prompt_ids},
-            "chat_request": {**chat, "messages": [_PROBE]},
+            "chat_request": chat_form(request, _PROBE, with_grammar=False),
         }
         try:
             answer = await self._post(DERENDER, body, waits)
@@ -172,72 +147,5 @@ class EngineRenderer:
             raise UnavailableError(f"expected the engine's detokenize answer, got {error}") from error
 
     async def _post(self, path: str, body: Any, waits: Waits) -> bytes:
-        answer, _ = await self._client.post(
-            path, body, sticky=waits.sticky, deadline=waits.deadline, timeout_s=self._timeout_s
-        )
+        answer, _ = await self._client.post(path, body, waits, timeout_s=self._timeout_s)
         return answer
-
-
-class EndOfTurn:
-    """The template's end-of-turn token, found once by rendering two answers that differ."""
-
-    def __init__(self) -> None:
-        self._token: int | None = None
-        self._is_found = False
-        self.terminals: list[int] = []
-        """Tokens that ended sampled answers, the last few."""
-
-    def saw(self, terminal: int) -> None:
-        """Notes a token that ended a sampled answer."""
-        if terminal not in self.terminals:
-            self.terminals = [*self.terminals[-7:], terminal]
-
-    async def find(self, renderer: Renderer, waits: Waits) -> int | None:
-        """The token, or None for a template that ends an assistant's turn by nothing."""
-        if not self._is_found:
-            answers = [{"role": "assistant", "content": content} for content in ("a", "b")]
-            try:
-                one, other = await asyncio.gather(
-                    *(renderer.ids({}, [_PROBE, answer], waits, to_generate=False) for answer in answers)
-                )
-                self._token = end_of_turn(one.ids, other.ids, self.terminals)
-            except EngineRefusal:
-                # A template that refuses the probe; what has ended an answer so far is the best knowledge.
-                return self.terminals[-1] if self.terminals else None
-            self._is_found = True
-        return self._token
-
-
-async def build_prompt(
-    renderer: Renderer, ends: EndOfTurn, history: SpliceHistory, request: dict[str, Any], waits: Waits
-) -> tuple[Prompt, Any]:
-    """The prompt of a request with the stored ids spliced in, and the grammar it asks for."""
-    fields, messages = chat_fields(request), request["messages"]
-    match = history.match(splice_context(fields), messages)
-    if match.turn is None:
-        rendered = await renderer.ids(fields, messages, waits)
-        return whole(rendered.ids, kind=match.kind, reason=match.reason), rendered.constraint
-    token = await ends.find(renderer, waits)
-    full, up_to = await asyncio.gather(
-        renderer.ids(fields, messages, waits),
-        renderer.ids(fields, messages[: match.position + 1], waits, to_generate=False),
-    )
-    return splice(match, up_to.ids, full.ids, token), full.constraint
-
-
-def chat_fields(request: dict[str, Any]) -> dict[str, Any]:
-    """What of a request the template and the parser see, besides the messages."""
-    return {name: request[name] for name in (*_TEMPLATE_FIELDS, *_GRAMMAR_FIELDS) if request.get(name) is not None}
-
-
-def splice_context(fields: dict[str, Any]) -> dict[str, Any]:
-    """What of the fields decides the rendered prompt; a grammar or a forced tool does not."""
-    context = {name: fields[name] for name in _TEMPLATE_FIELDS if name in fields and name != "tool_choice"}
-    if fields.get("tool_choice") == "none":
-        context["tool_choice"] = "none"
-    return context
-
-
-def waits_until(sticky: int, wait_s: float) -> Waits:
-    """Waits of a call that begins now."""
-    return Waits(sticky=sticky, deadline=time.monotonic() + wait_s)

@@ -13,51 +13,48 @@ from pathlib import Path
 from typing import Any
 
 from tracegrad.schemas.errors import EngineRefusal
+from tracegrad.schemas.records.calls import ToolCall
 
-from ..api.answer import ParsedMessage
-from .engine_render import Rendered, Renderer, Waits
+from ..answer import ParsedMessage
+from ..api.chat_request import ChatRequest, Message, Tool
+from ..engines.client import Waits
+from .engine_render import Rendered, Renderer
 from .local_template import LocalTemplate, can_parse, can_render, load
 
 __all__ = ["LocalRenderer", "prove"]
 
 _LOGGER = logging.getLogger(__name__)
-_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": "Finds a thing's <size> & \u00e9tat",
-            "parameters": {"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
-        },
-    },
-    {"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}},
-]
+_TOOLS = (
+    Tool(
+        name="look_up",
+        description="Finds a thing's <size> & \u00e9tat",
+        parameters={"type": "object", "properties": {"thing": {"type": "string"}}, "required": ["thing"]},
+    ),
+    Tool(name="calc", parameters={"type": "object"}),
+)
 
 
-def _calls(*arguments: str) -> list[dict[str, Any]]:
-    return [
-        {"id": f"call_{i}", "type": "function", "function": {"name": "look_up", "arguments": text}}
-        for i, text in enumerate(arguments)
-    ]
+def _calls(*arguments: str) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(id=f"call_{i}", name="look_up", arguments=text) for i, text in enumerate(arguments))
 
 
-_ASK = {"role": "user", "content": "What is 1234 times  56?\n\n- first\n- \u4f60\u597d <|im_end|>  "}
-_SYSTEM = {"role": "system", "content": "Be brief. "}
-_PLAIN = {"role": "assistant", "content": " 69104, it is.\n"}
-_ONE = {"role": "assistant", "content": None, "tool_calls": _calls('{"thing":"a \\"b\\"", "n": 1.50}'), "refusal": None}
-_TWO = {"role": "assistant", "content": "Let me see.", "tool_calls": _calls('{"thing": "\u00e9"}', "{}")}
-_RESULT = {"role": "tool", "tool_call_id": "call_0", "content": '{"size": 7}\n'}
-_EMPTY = {"role": "tool", "tool_call_id": "call_1", "content": ""}
-_CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
-    [_ASK],
-    [_SYSTEM, _ASK],
-    [_ASK, _PLAIN],
-    [_SYSTEM, _ASK, _PLAIN, _ASK],
-    [_ASK, _ONE],
-    [_ASK, _ONE, _RESULT],
-    [_SYSTEM, _ASK, _TWO, _RESULT, _EMPTY],
-    [_ASK, _ONE, _RESULT, _PLAIN, _ASK, _TWO, _RESULT, _EMPTY, _PLAIN],
-    [_ASK, {"role": "assistant", "content": ""}, _ASK],
+_ASK = Message(role="user", content="What is 1234 times  56?\n\n- first\n- \u4f60\u597d <|im_end|>  ")
+_SYSTEM = Message(role="system", content="Be brief. ")
+_PLAIN = Message(role="assistant", content=" 69104, it is.\n")
+_ONE = Message(role="assistant", tool_calls=_calls('{"thing":"a \\"b\\"", "n": 1.50}'))
+_TWO = Message(role="assistant", content="Let me see.", tool_calls=_calls('{"thing": "\u00e9"}', "{}"))
+_RESULT = Message(role="tool", tool_call_id="call_0", content='{"size": 7}\n')
+_EMPTY = Message(role="tool", tool_call_id="call_1", content="")
+_CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
+    (_ASK,),
+    (_SYSTEM, _ASK),
+    (_ASK, _PLAIN),
+    (_SYSTEM, _ASK, _PLAIN, _ASK),
+    (_ASK, _ONE),
+    (_ASK, _ONE, _RESULT),
+    (_SYSTEM, _ASK, _TWO, _RESULT, _EMPTY),
+    (_ASK, _ONE, _RESULT, _PLAIN, _ASK, _TWO, _RESULT, _EMPTY, _PLAIN),
+    (_ASK, Message(role="assistant", content=""), _ASK),
 )
 _SAID = (
     "It is 42.",
@@ -86,32 +83,32 @@ class LocalRenderer:
         self._max_tokens = max_tokens
 
     async def ids(
-        self, fields: dict[str, Any], messages: Sequence[Any], waits: Waits, *, to_generate: bool = True
+        self, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool = True
     ) -> Rendered:
         """See Renderer."""
-        if can_render(fields, messages):
-            ids = render(self._template, fields, messages, to_generate=to_generate)
+        if can_render(request, messages):
+            ids = render(self._template, request, messages, to_generate=to_generate)
             if ids and len(ids) < self._max_tokens:
                 return Rendered(ids=ids)
-        return await self._engine.ids(fields, messages, waits, to_generate=to_generate)
+        return await self._engine.ids(request, messages, waits, to_generate=to_generate)
 
     async def parse(
-        self, fields: dict[str, Any], prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
+        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
     ) -> ParsedMessage:
         """See Renderer."""
-        if logprobs is None and can_parse(fields):
-            return self._template.parse(fields, prompt_ids, ids)
-        return await self._engine.parse(fields, prompt_ids, ids, waits, logprobs=logprobs)
+        if logprobs is None and can_parse(request):
+            return self._template.parse(request, prompt_ids, ids)
+        return await self._engine.parse(request, prompt_ids, ids, waits, logprobs=logprobs)
 
 
 def render(
-    template: LocalTemplate, fields: dict[str, Any], messages: Sequence[Any], *, to_generate: bool
+    template: LocalTemplate, request: ChatRequest, messages: Sequence[Message], *, to_generate: bool
 ) -> list[int] | None:
     """The ids, or None when the template refuses: it may raise anything that Jinja or its own code can."""
     from jinja2 import TemplateError
 
     try:
-        return template.ids(fields, messages, generation_prompt=to_generate)
+        return template.ids(request, messages, generation_prompt=to_generate)
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
         return None
 
@@ -123,18 +120,19 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
         _LOGGER.info("no template and tokenizer that can be read here: the engine renders")
         return None
     for number, messages in enumerate(_CONVERSATIONS):
-        for fields in ({}, {"tools": _TOOLS}):
+        for tools in (None, _TOOLS):
+            request = ChatRequest(messages=messages, tools=tools)
             for to_generate in (True, False):
-                theirs = await _engine_ids(engine, fields, messages, waits, to_generate=to_generate)
-                ours = render(template, fields, messages, to_generate=to_generate)
-                if not can_render(fields, messages) or theirs != ours:
+                theirs = await _engine_ids(engine, request, messages, waits, to_generate=to_generate)
+                ours = render(template, request, messages, to_generate=to_generate)
+                if not can_render(request, messages) or theirs != ours:
                     _LOGGER.info("rendering here differs from the engine's (probe %d): the engine renders", number)
                     return None
+    request = ChatRequest(messages=(_ASK,), tools=_TOOLS)
     prompt = template.encode("<|im_start|>assistant\n")
     for number, ids in enumerate(_sampled(template)):
-        fields = {"tools": _TOOLS}
-        theirs_said = await engine.parse(fields, prompt, ids, waits)
-        if theirs_said != template.parse(fields, prompt, ids):
+        theirs_said = await engine.parse(request, prompt, ids, waits)
+        if theirs_said != template.parse(request, prompt, ids):
             _LOGGER.info("parsing here differs from the engine's (probe %d): the engine parses", number)
             return None
     _LOGGER.info("rendering and parsing in the gateway: equal to the engine's on all probes")
@@ -142,11 +140,11 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
 
 
 async def _engine_ids(
-    engine: Renderer, fields: dict[str, Any], messages: Sequence[Any], waits: Waits, *, to_generate: bool
+    engine: Renderer, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool
 ) -> list[int] | None:
     """The engine's ids; None when its template refuses, as ours must then."""
     try:
-        return (await engine.ids(fields, messages, waits, to_generate=to_generate)).ids
+        return (await engine.ids(request, messages, waits, to_generate=to_generate)).ids
     except EngineRefusal:
         return None
 

@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..api.answer import ParsedMessage
+from tracegrad.schemas.records.calls import ToolCall
+
+from ..answer import ParsedMessage
+from ..api.chat_request import ChatRequest, Message, Tool, ToolUse
+from .chat_form import engine_fields, message_form
 
 __all__ = ["LocalTemplate", "can_parse", "can_render", "load"]
 
@@ -32,11 +36,11 @@ class LocalTemplate:
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
 
-    def ids(self, fields: dict[str, Any], messages: Sequence[Any], *, generation_prompt: bool) -> list[int]:
+    def ids(self, request: ChatRequest, messages: Sequence[Message], *, generation_prompt: bool) -> list[int]:
         """The ids of a conversation that `can_render`. May raise whatever the template raises."""
         text = self._template.render(
             messages=[_plain(message) for message in messages],
-            tools=[_tool(tool) for tool in fields["tools"]] if fields.get("tools") else None,
+            tools=[_tool(tool) for tool in request.tools] if request.tools else None,
             documents=None,
             add_generation_prompt=generation_prompt,
             **self._special_tokens,
@@ -44,9 +48,9 @@ class LocalTemplate:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def parse(self, fields: dict[str, Any], prompt_ids: Sequence[int], ids: Sequence[int]) -> ParsedMessage:
+    def parse(self, request: ChatRequest, prompt_ids: Sequence[int], ids: Sequence[int]) -> ParsedMessage:
         """What sampled ids say."""
-        has_tools = bool(fields.get("tools")) and fields.get("tool_choice") != "none"
+        has_tools = bool(request.tools) and request.tool_choice is not ToolUse.NONE
         text = self.decode(prompt_ids, ids, skip_special_tokens=not has_tools)
         if not has_tools or "<tool_call>" not in text:
             return ParsedMessage(content=text)
@@ -126,63 +130,50 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-def can_render(fields: dict[str, Any], messages: Sequence[Any]) -> bool:
+def can_render(request: ChatRequest, messages: Sequence[Message]) -> bool:
     """Whether a request is of the plain kind that was proved; all else is the engine's to render."""
-    if not fields.keys() <= {"tools", "tool_choice"} or fields.get("tool_choice") not in (None, "auto", "none"):
+    if engine_fields(request) or request.tool_choice not in (None, ToolUse.AUTO, ToolUse.NONE):
         return False
-    tools = fields.get("tools")
-    if tools is not None and not (isinstance(tools, list) and tools and all(map(_is_plain_tool, tools))):
+    tools = request.tools
+    if tools is not None and not (tools and all(tool.is_strict is None and not tool.extra for tool in tools)):
         return False
-    return all(map(_is_plain_message, messages))
+    return all(map(_is_plain, messages))
 
 
-def can_parse(fields: dict[str, Any]) -> bool:
+def can_parse(request: ChatRequest) -> bool:
     """Whether sampled ids may be parsed here."""
-    return can_render(fields, ())
+    return can_render(request, ())
 
 
-def _is_plain_tool(tool: Any) -> bool:
-    if not isinstance(tool, dict) or tool.get("type") != "function" or not tool.keys() <= {"type", "function"}:
+def _is_plain(message: Message) -> bool:
+    if message.role not in _ROLES or message.name is not None or message.reasoning is not None:
         return False
-    function = tool.get("function")
-    return isinstance(function, dict) and function.keys() <= set(_FUNCTION_FIELDS) and "name" in function
+    if not isinstance(message.content, str) and not (message.content is None and message.role == "assistant"):
+        return False
+    return all(map(_has_object, message.tool_calls))
 
 
-def _is_plain_message(message: Any) -> bool:
-    if message["role"] not in _ROLES or message.get("name") is not None or message.get("reasoning") is not None:
-        return False
-    content = message.get("content")
-    if not isinstance(content, str) and not (content is None and message["role"] == "assistant"):
-        return False
-    calls = message.get("tool_calls")
-    return calls is None or (isinstance(calls, list) and all(map(_is_plain_call, calls)))
-
-
-def _is_plain_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
-        return False
-    if not function.keys() <= {"name", "arguments"} or not isinstance(function.get("arguments"), str):
-        return False
+def _has_object(call: ToolCall) -> bool:
     try:
-        return isinstance(json.loads(function["arguments"]), dict)
+        return isinstance(json.loads(call.arguments), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _plain(message: Any) -> dict[str, Any]:
+def _plain(message: Message) -> dict[str, Any]:
     """A message as the engine hands it to the template: no content is an empty text, arguments are objects."""
-    plain: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
-    if message["role"] == "assistant" and message.get("tool_calls"):
+    form = message_form(message)
+    plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.role == "assistant" and message.tool_calls:
         plain["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
+            for call in form["tool_calls"]
         ]
-    if message["role"] == "tool" and "tool_call_id" in message:
-        plain["tool_call_id"] = message["tool_call_id"]
+    if message.role == "tool" and message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
     return plain
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _tool(tool: Tool) -> dict[str, Any]:
     """A tool with its fields in the engine's order, absent ones null."""
-    return {"type": "function", "function": {name: tool["function"].get(name) for name in _FUNCTION_FIELDS}}
+    return {"type": "function", "function": {name: getattr(tool, name) for name in _FUNCTION_FIELDS}}

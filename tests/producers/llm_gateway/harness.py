@@ -113,7 +113,12 @@ def config(*urls: str, **settings: Any) -> LlmGatewayConfig:
 
 @contextlib.asynccontextmanager
 async def rig(
-    engine: ScriptedEngine | None = None, *, engine_url: str = "", folder: str = "/nowhere", **settings: Any
+    engine: ScriptedEngine | None = None,
+    *,
+    engine_url: str = "",
+    engine_urls: tuple[str, ...] = (),
+    folder: str = "/nowhere",
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     """A gateway in front of a scripted engine that serves version 0 of epoch 1."""
     engine = engine or ScriptedEngine(label=label(0))
@@ -121,8 +126,8 @@ async def rig(
     log.create_topics(TOPICS, policies=["policy"])
     publish(log, 0, claims=True, uri=folder)
     async with contextlib.AsyncExitStack() as stack:
-        url = engine_url or await stack.enter_async_context(serve(engine.app))
-        gateway = Gateway(config(url, **settings), topics=TOPICS, log=log)
+        urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
+        gateway = Gateway(config(*urls, **settings), topics=TOPICS, log=log)
         gateway_url = await stack.enter_async_context(serve(gateway.application))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Rig(gateway_url, engine, log, gateway, http)

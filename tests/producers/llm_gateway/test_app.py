@@ -59,7 +59,7 @@ async def test_training_writes_every_sampling_field() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"validation_temperature": 0.5}], ids=["greedy", "configured"])
-async def test_validation_is_greedy_unless_configured(settings: dict[str, float]) -> None:
+async def test_validation_is_greedy_unless_configured(settings: dict[str, Any]) -> None:
     """Whatever the agent asks for."""
     async with rig(**settings) as r:
         r.engine.replies.append(Reply("x"))

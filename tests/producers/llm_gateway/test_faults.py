@@ -200,13 +200,10 @@ async def test_a_second_engine_serves_when_the_first_is_away() -> None:
     """Engines are tried in turn."""
     engine = ScriptedEngine(label=label(0))
     engine.replies.append(Reply("ok"))
-    async with serve(engine.app) as url, rig(engine, engine_url="http://127.0.0.1:9") as r:
-        from tracegrad.producers.llm_gateway.config import EngineRef
-
-        r.gateway._calls._client._engines = (EngineRef(id="a", url="http://127.0.0.1:9"), EngineRef(id="b", url=url))
+    async with serve(engine.app) as url, rig(engine, engine_urls=("http://127.0.0.1:9", url)) as r:
         await r.begin()
         await r.chat(ASK)
-        assert r.calls()[0].engine_id == "b"
+        assert r.calls()[0].engine_id == "e1"
 
 
 async def test_what_the_parser_cannot_read_is_plain_text() -> None:

@@ -11,16 +11,24 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
-from tracegrad.producers.llm_gateway.api.answer import ParsedMessage
-from tracegrad.producers.llm_gateway.render.engine_render import Rendered, waits_until
+from tracegrad.producers.llm_gateway.answer import ParsedMessage
+from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message
+from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
+from tracegrad.producers.llm_gateway.engines.client import waits_until
+from tracegrad.producers.llm_gateway.render.engine_render import Rendered
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, prove
 from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, can_render, load
 from tracegrad.schemas.errors import EngineRefusal
 
 pytestmark = pytest.mark.slow
 
-ASK = [{"role": "user", "content": "hello"}]
+ASK = {"role": "user", "content": "hello"}
 WAITS = waits_until(0, 5.0)
+
+
+def asked(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
+    """As it would come over OpenAI's API."""
+    return OPENAI_CHAT.read({"messages": messages or [ASK], **fields})
 
 
 class Engine:
@@ -31,17 +39,19 @@ class Engine:
         self.num_asked = 0
         self.end: list[int] = []
 
-    async def ids(self, fields: Any, messages: Sequence[Any], waits: Any, *, to_generate: bool = True) -> Rendered:
+    async def ids(
+        self, request: ChatRequest, messages: Sequence[Message], waits: Any, *, to_generate: bool = True
+    ) -> Rendered:
         self.num_asked += 1
-        if messages[0]["content"] == "refuse":
+        if messages[0].content == "refuse":
             raise EngineRefusal("no", status=400)
-        return Rendered(ids=self.template.ids(fields, messages, generation_prompt=to_generate) + self.end)
+        return Rendered(ids=self.template.ids(request, messages, generation_prompt=to_generate) + self.end)
 
     async def parse(
-        self, fields: Any, prompt_ids: list[int], ids: list[int], waits: Any, *, logprobs: Any = None
+        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Any, *, logprobs: Any = None
     ) -> ParsedMessage:
         self.num_asked += 1
-        return self.template.parse(fields, prompt_ids, ids)
+        return self.template.parse(request, prompt_ids, ids)
 
 
 @pytest.fixture(params=["qwen2_5", "trimming"])
@@ -64,12 +74,13 @@ async def test_an_equal_engine_is_no_longer_asked(folder: Path) -> None:
     engine = Engine(loaded(folder))
     local = await prove(str(folder), engine, WAITS, max_tokens=1000)
     assert isinstance(local, LocalRenderer)
-    asked = engine.num_asked
-    ids = (await local.ids({"tools": TOOLS}, ASK, WAITS)).ids
+    num_asked = engine.num_asked
+    request = asked(tools=TOOLS)
+    ids = (await local.ids(request, request.messages, WAITS)).ids
     said = loaded(folder).encode('so <tool_call>{"name": "calc", "arguments": {"expr": "1"}}</tool_call>')
-    parsed = await local.parse({"tools": TOOLS}, ids, said, WAITS)
+    parsed = await local.parse(request, ids, said, WAITS)
     assert (parsed.content, parsed.tool_calls) == ("so ", (("calc", '{"expr": "1"}'),))
-    assert engine.num_asked == asked
+    assert engine.num_asked == num_asked
 
 
 async def test_one_differing_id_keeps_the_engine(folder: Path) -> None:
@@ -84,20 +95,22 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
     """Other fields, other content, logprobs, prompts near the window's end."""
     engine = Engine(loaded(folder))
     local = LocalRenderer(loaded(folder), engine, max_tokens=30)
-    await local.ids({}, [{"role": "user", "content": "long " * 40}], WAITS)
-    await local.parse({}, [1], [5, 6], WAITS, logprobs={"content": []})
+    long = asked({"role": "user", "content": "long " * 40})
+    await local.ids(long, long.messages, WAITS)
+    await local.parse(long, [1], [5, 6], WAITS, logprobs={"content": []})
     assert engine.num_asked == 2
     with pytest.raises(EngineRefusal):
-        await local.ids({"chat_template_kwargs": {}}, [{"role": "user", "content": "refuse"}], WAITS)
+        refused = asked({"role": "user", "content": "refuse"}, chat_template_kwargs={})
+        await local.ids(refused, refused.messages, WAITS)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"response_format": {"type": "json_object"}}, ASK[0]),
-        ({"tool_choice": "required", "tools": TOOLS}, ASK[0]),
-        ({"tools": []}, ASK[0]),
-        ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, ASK[0]),
+        ({"response_format": {"type": "json_object"}}, ASK),
+        ({"tool_choice": "required", "tools": TOOLS}, ASK),
+        ({"tools": []}, ASK),
+        ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, ASK),
         ({}, {"role": "developer", "content": "x"}),
         ({}, {"role": "user", "content": [{"type": "text", "text": "x"}]}),
         ({}, {"role": "user", "content": None}),
@@ -108,7 +121,8 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
 )
 def test_unusual_requests_are_not_rendered_here(fields: Any, message: Any) -> None:
     """The probes do not speak for them."""
-    assert not can_render(fields, [message])
+    request = asked(message, **fields)
+    assert not can_render(request, request.messages)
 
 
 def test_a_prompt_is_neither_cut_nor_padded(folder: Path) -> None:
@@ -126,7 +140,7 @@ def test_the_template_runs_in_a_sandbox(folder: Path) -> None:
     """A template cannot reach Python's internals."""
     (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(Exception, match="unsafe"):
-        loaded(folder).ids({}, ASK, generation_prompt=True)
+        loaded(folder).ids(asked(), asked().messages, generation_prompt=True)
 
 
 def test_half_a_character_is_held_back(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scripted_engine import EOT, ScriptedEngine, ToyTokenizer
-from tracegrad.producers.llm_gateway.splice import ServedTurn, SpliceHistory, end_of_turn, splice, whole
+from tracegrad.producers.llm_gateway.api.chat_request import Message
+from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
+from tracegrad.producers.llm_gateway.splice import Match, ServedTurn, SpliceHistory, end_of_turn, splice, whole
 from tracegrad.schemas.ids import CallId
+from tracegrad.schemas.records.calls import ToolCall
 
 TOKENIZER = ToyTokenizer()
 ENGINE = ScriptedEngine()
@@ -22,12 +26,25 @@ def rendered(messages: list[dict[str, Any]], *, generation_prompt: bool = True) 
     return ENGINE.render(messages, None, generation_prompt=generation_prompt)
 
 
+def read(messages: Sequence[Any]) -> tuple[Message, ...]:
+    """As they would come over OpenAI's API."""
+    return OPENAI_CHAT.read({"messages": messages}).messages if messages else ()
+
+
+def remember(history: SpliceHistory, context: Any, messages: Sequence[Any], answer: Any, turn: ServedTurn) -> None:
+    history.remember(context, read(messages), read([answer])[0], turn)
+
+
+def match(history: SpliceHistory, context: Any, messages: Sequence[Any]) -> Match:
+    return history.match(context, read(messages))
+
+
 def prompt_of(history: SpliceHistory, messages: list[dict[str, Any]]) -> Any:
-    match = history.match({}, messages)
-    if match.turn is None:
-        return whole(rendered(messages), kind=match.kind, reason=match.reason)
-    up_to = rendered(messages[: match.position + 1], generation_prompt=False)
-    return splice(match, up_to, rendered(messages), EOT)
+    found = match(history, {}, messages)
+    if found.turn is None:
+        return whole(rendered(messages), kind=found.kind, reason=found.reason)
+    up_to = rendered(messages[: found.position + 1], generation_prompt=False)
+    return splice(found, up_to, rendered(messages), EOT)
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=5))
@@ -51,7 +68,7 @@ def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, st
             tool_call_ids=(),
             is_cut=False,
         )
-        history.remember({}, messages, message, turn)
+        remember(history, {}, messages, message, turn)
         messages.append(message)
         before = [*prompt.ids.tolist(), *sampled]
 
@@ -68,7 +85,7 @@ def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, mo
         tool_call_ids=(),
         is_cut=False,
     )
-    history.remember({}, messages[:1], messages[1], turn)
+    remember(history, {}, messages[:1], messages[1], turn)
     asked = [dict(message) for message in messages] + [{"role": "user", "content": more}]
     asked[at]["content"] = other
     prompt = prompt_of(history, asked)
@@ -92,23 +109,23 @@ def _asks(call_id: str, arguments: str) -> dict[str, Any]:
 def test_equal_answers_are_told_apart_by_their_minted_ids() -> None:
     """Two samples of one prompt that say the same have different ids; each finds its own tokens."""
     history, ask = SpliceHistory(), [{"role": "user", "content": "q"}]
-    history.remember({}, ask, _asks("call_1", '{"a":1}'), _turn("one", "call_1"))
-    history.remember({}, ask, _asks("call_2", '{"a":1}'), _turn("two", "call_2"))
+    remember(history, {}, ask, _asks("call_1", '{"a":1}'), _turn("one", "call_1"))
+    remember(history, {}, ask, _asks("call_2", '{"a":1}'), _turn("two", "call_2"))
     for call_id, expected in (("call_1", "one"), ("call_2", "two"), ("renamed", "two")):
-        found = history.match({}, [*ask, _asks(call_id, '{"a":1}')]).turn
+        found = match(history, {}, [*ask, _asks(call_id, '{"a":1}')]).turn
         assert found is not None and found.call_id == expected
 
 
 def test_rewritten_json_arguments_are_no_change_but_other_values_are() -> None:
     """Frameworks parse arguments and write them anew."""
     history, ask = SpliceHistory(), [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
-    history.remember({}, ask, _asks("call_1", '{"a": 1, "b": [2]}'), _turn("one", "call_1"))
+    remember(history, {}, ask, _asks("call_1", '{"a": 1, "b": [2]}'), _turn("one", "call_1"))
     plain = [{"role": "user", "content": "q"}]
     same = {**_asks("call_1", '{"b":[2],"a":1}'), "content": "", "refusal": None}
-    assert history.match({}, [*plain, same]).kind == "extended"
-    changed = history.match({}, [*plain, _asks("call_1", '{"a": 2}')])
+    assert match(history, {}, [*plain, same]).kind == "extended"
+    changed = match(history, {}, [*plain, _asks("call_1", '{"a": 2}')])
     assert (changed.turn, changed.reason) == (None, "turn_changed")
-    assert history.match({"tools": []}, [*plain, same]).reason == "history_changed"
+    assert match(history, {"tools": []}, [*plain, same]).reason == "history_changed"
 
 
 def test_an_earlier_turn_is_still_spliced_when_a_later_one_changed() -> None:
@@ -117,11 +134,11 @@ def test_an_earlier_turn_is_still_spliced_when_a_later_one_changed() -> None:
     ask = [{"role": "user", "content": "q"}]
     one = {"role": "assistant", "content": "1"}
     go = {"role": "user", "content": "go"}
-    history.remember({}, ask, one, _turn("one"))
-    history.remember({}, [*ask, one, go], {"role": "assistant", "content": "2"}, _turn("two"))
-    match = history.match({}, [*ask, one, go, {"role": "assistant", "content": "edited"}, go])
-    assert match.turn is not None and match.turn.call_id == "one"
-    assert (match.kind, match.reason) == ("new_segment", "turn_changed")
+    remember(history, {}, ask, one, _turn("one"))
+    remember(history, {}, [*ask, one, go], {"role": "assistant", "content": "2"}, _turn("two"))
+    found = match(history, {}, [*ask, one, go, {"role": "assistant", "content": "edited"}, go])
+    assert found.turn is not None and found.turn.call_id == "one"
+    assert (found.kind, found.reason) == ("new_segment", "turn_changed")
 
 
 def test_the_end_of_turn_is_read_off_the_template() -> None:
@@ -137,15 +154,15 @@ def test_the_end_of_turn_is_read_off_the_template() -> None:
 def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
     """The cut must be exact."""
     history = SpliceHistory()
-    history.remember({}, [], {"role": "assistant", "content": "1"}, _turn("one"))
-    match = history.match({}, [{"role": "assistant", "content": "1"}])
-    assert splice(match, [7, EOT, 3], [7, EOT, 3, 4], EOT).ids.tolist() == [1, 1, EOT, 3, 4]
+    remember(history, {}, [], {"role": "assistant", "content": "1"}, _turn("one"))
+    found = match(history, {}, [{"role": "assistant", "content": "1"}])
+    assert splice(found, [7, EOT, 3], [7, EOT, 3, 4], EOT).ids.tolist() == [1, 1, EOT, 3, 4]
     for up_to, full, token, reason in (
         ([7, 3], [7, 3, 4], EOT, "no_end_of_turn"),
         ([7, EOT], [7, EOT, 4], None, "no_end_of_turn"),
         ([7, EOT], [8, EOT, 4], EOT, "history_dropped"),
     ):
-        prompt = splice(match, up_to, full, token)
+        prompt = splice(found, up_to, full, token)
         assert (prompt.ids.tolist(), prompt.outcome.reason, prompt.shared_tokens) == (full, reason, 0)
 
 
@@ -156,11 +173,11 @@ def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
 )
 def test_odd_arguments_are_matched(arguments: str) -> None:
     """Whatever a model writes there, its turn is remembered and found again."""
-    call = {"id": "c0", "function": {"name": "calc", "arguments": arguments}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    asked = [{"role": "user", "content": "a"}]
+    call = ToolCall(id="c0", name="calc", arguments=arguments)
+    message = Message(role="assistant", tool_calls=(call,))
+    asked = Message(role="user", content="a")
     ids = np.asarray([1], np.int32)
     turn = ServedTurn(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
     history = SpliceHistory()
-    history.remember({}, asked, message, turn)
-    assert history.match({}, [*asked, message]).turn is turn
+    history.remember({}, [asked], message, turn)
+    assert history.match({}, [asked, message]).turn is turn

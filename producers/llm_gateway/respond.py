@@ -20,15 +20,14 @@ from starlette.types import Receive, Scope, Send
 from tracegrad.schemas.errors import EngineRefusal, OverloadedError, RequestError, UnavailableError
 from tracegrad.schemas.records.calls import CallOutcome
 
-from ..calls import Served
-from .answer import chunks, completion, error_body
+from .api.events import Api, Failed, Problem, Writer
+from .calls import Served
 
-__all__ = ["CallResponse", "failure", "status_of"]
+__all__ = ["CallResponse", "problem_of", "problem_response", "status_of"]
 
 _LOGGER = logging.getLogger(__name__)
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 _TOO_LONG = ("context length", "max_model_len", "maximum model length")
-_JSON = (b"content-type", b"application/json")
 
 
 def status_of(error: BaseException) -> int:
@@ -42,35 +41,44 @@ def status_of(error: BaseException) -> int:
     return 410 if isinstance(error, asyncio.CancelledError) else 500
 
 
-def failure(error: BaseException) -> tuple[int, bytes, dict[str, str]]:
-    """(status, body, headers) of an error, in OpenAI's shape."""
-    if isinstance(error, EngineRefusal):
-        too_long = any(words in str(error) for words in _TOO_LONG)
-        status = status_of(error)
-        return status, error_body(str(error), status=status, code="context_length_exceeded" if too_long else None), {}
-    if isinstance(error, RequestError):
-        body = error_body(str(error), status=error.status, param=error.param, code=error.code)
-        return error.status, body, _retry_after(error.status)
-    if isinstance(error, OverloadedError):
-        retry = {"retry-after": str(max(1, round(error.retry_after_s)))}
-        return 503, error_body(str(error), status=503, code="overloaded"), retry
-    if isinstance(error, UnavailableError):
-        return 503, error_body(str(error), status=503, code="unavailable"), _retry_after(503)
-    if isinstance(error, asyncio.CancelledError):
-        return 410, error_body("the attempt ended before the call was answered", status=410), {}
+def problem_of(error: BaseException) -> Problem:
+    """What an agent is told of an error; a fault of the gateway's own is logged here."""
+    status = status_of(error)
+    retry_after_s = 1 if status == 503 else None
+    match error:
+        case EngineRefusal():
+            too_long = any(words in str(error) for words in _TOO_LONG)
+            code = "context_length_exceeded" if too_long else None
+            return Problem(status=status, message=str(error), code=code)
+        case RequestError():
+            return Problem(
+                status=status, message=str(error), param=error.param, code=error.code, retry_after_s=retry_after_s
+            )
+        case OverloadedError():
+            retry_after_s = max(1, round(error.retry_after_s))
+            return Problem(status=status, message=str(error), code="overloaded", retry_after_s=retry_after_s)
+        case UnavailableError():
+            return Problem(status=status, message=str(error), code="unavailable", retry_after_s=retry_after_s)
+        case asyncio.CancelledError():
+            return Problem(status=status, message="the attempt ended before the call was answered")
     _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
-    return 500, error_body("the gateway failed; its log says why", status=500), {}
+    return Problem(status=status, message="the gateway failed; its log says why")
 
 
-def _retry_after(status: int) -> dict[str, str]:
-    return {"retry-after": "1"} if status == 503 else {}
+def problem_response(problem: Problem, api: Api) -> Response:
+    """An error as that API's clients expect it."""
+    wait_s = problem.retry_after_s
+    headers = None if wait_s is None else {"retry-after": str(wait_s)}
+    return Response(api.error(problem), problem.status, headers, media_type="application/json")
 
 
 class CallResponse(Response):
     """Runs a call and sends its answer.
 
     Args:
-        call: the call; ends with Served or with one of the errors that `failure` knows.
+        call: the call; ends with Served or with one of the errors that `problem_of` knows.
+        api: whose clients wait.
+        writer: of this answer.
         settled: called exactly once, when the call has ended and its answer was sent or could not be, with what the
             call gave: the result, whose outcome says whether the client has it, or the error.
     """
@@ -79,17 +87,17 @@ class CallResponse(Response):
         self,
         call: Callable[[], Coroutine[Any, Any, Served]],
         *,
-        model: str,
+        api: Api,
+        writer: Writer,
         is_stream: bool,
-        include_usage: bool,
         keep_alive_s: float,
         settled: Callable[[Served | None, BaseException | None], None],
     ) -> None:
         super().__init__()
         self._call = call
-        self._model = model
+        self._api = api
+        self._writer = writer
         self._is_stream = is_stream
-        self._include_usage = include_usage
         self._keep_alive_s = keep_alive_s
         self._settled = settled
 
@@ -116,7 +124,7 @@ class CallResponse(Response):
         started = await self._keep_alive(call, send) if self._is_stream else False
         await asyncio.wait({call})
         if (error := _error_of(call)) is not None:
-            await self._send_failure(send, error, started)
+            await self._send_problem(send, problem_of(error), started)
             return
         served = call.result()
         await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
@@ -143,31 +151,30 @@ class CallResponse(Response):
 
     async def _send(self, send: Send, served: Served, started: bool) -> None:
         if not self._is_stream:
-            await _send_whole(send, 200, completion(served.answer, self._model), {})
+            await _send_whole(send, Response(self._writer.whole(served.events), media_type="application/json"))
             return
         if not started:
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-        for event in chunks(served.answer, self._model, include_usage=self._include_usage):
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        for event in served.events:
+            for chunk in self._writer.chunks(event):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send_failure(self, send: Send, error: BaseException, started: bool) -> None:
-        status, body, headers = failure(error)
+    async def _send_problem(self, send: Send, problem: Problem, started: bool) -> None:
         if started:
-            await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n"})
+            body = b"".join(self._writer.chunks(Failed(problem)))
+            await send({"type": "http.response.body", "body": body})
         else:
-            await _send_whole(send, status, body, headers)
+            await _send_whole(send, problem_response(problem, self._api))
 
 
 def _error_of(call: asyncio.Task[Served]) -> BaseException | None:
     return asyncio.CancelledError() if call.cancelled() else call.exception()
 
 
-async def _send_whole(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
-    raw = [_JSON, (b"content-length", str(len(body)).encode())]
-    raw += [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+async def _send_whole(send: Send, response: Response) -> None:
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
 
 
 async def _wait_until_gone(receive: Callable[[], Awaitable[Any]]) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from tracegrad.producers.llm_gateway.api.answer import ParsedMessage, finish, mint_call_id
-from tracegrad.producers.llm_gateway.api.send_answer import CallResponse
+from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
+from tracegrad.producers.llm_gateway.api.events import Finished, Started, Text
+from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.calls import Served
 from tracegrad.producers.llm_gateway.record import CallSummary
+from tracegrad.producers.llm_gateway.respond import CallResponse
 from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import CallOutcome
 
 Settled = list[tuple[Served | None, BaseException | None]]
@@ -19,19 +22,21 @@ Settled = list[tuple[Served | None, BaseException | None]]
 
 def made() -> Served:
     """A call whose record is acknowledged; nobody has its answer yet."""
-    call_id = mint_call_id()
-    answer = finish(
-        ParsedMessage(content="42"), call_id=call_id, engine_finish="stop", stop=None, request={}, num_tokens=(3, 1)
+    call_id = CallId("chatcmpl-1")
+    events = (
+        Started(call_id=call_id, model="policy", created_s=0),
+        Text("42"),
+        Finished(reason="stop", prompt_tokens=3, sampled_tokens=1),
     )
     summary = CallSummary(
         call_id=call_id,
         outcome=CallOutcome.CLIENT_DISCONNECTED,
         content="42",
-        tool_calls=[],
+        tool_calls=(),
         finish_reason="stop",
         num_sampled=1,
     )
-    return Served(answer=answer, summary=summary)
+    return Served(events=events, summary=summary)
 
 
 class Request:
@@ -47,9 +52,9 @@ class Request:
         self._error = error
         self._response = CallResponse(
             self._call,
-            model="policy",
+            api=OPENAI_CHAT,
+            writer=OPENAI_CHAT.write(ChatRequest(messages=())),
             is_stream=is_stream,
-            include_usage=False,
             keep_alive_s=0.001,
             settled=lambda served, error: self.settled.append((served, error)),
         )

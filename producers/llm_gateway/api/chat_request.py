@@ -1,0 +1,157 @@
+"""A model request as the inside of the gateway knows it, whichever API it came by.
+
+In: made at the edge by the readers of this folder, one file an API. Out: all that sampling, splice, rendering, answer
+and record look at; none of them sees an API's JSON. Invariant: what has a field is typed and within its bounds; what
+has none is kept in `extra` under the name it came by, for the engine. Failure: `read_as` raises RequestError (400)
+that says what was expected, what was got and where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.records.calls import ToolCall
+
+__all__ = [
+    "ChatRequest",
+    "Message",
+    "NamedTool",
+    "OtherPart",
+    "TextPart",
+    "Tool",
+    "ToolUse",
+    "Wishes",
+    "check_arguments",
+    "read_as",
+    "rest_of",
+]
+
+T = TypeVar("T")
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """A piece of text."""
+
+    text: str
+
+
+class OtherPart(msgspec.Struct, frozen=True, tag="other"):
+    """A piece of another kind, which only the engine can read."""
+
+    fields: dict[str, Any]
+    """As a chat template's engine takes it, its `type` included."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One message. Example: Message(role="tool", tool_call_id="call_0", content="42")."""
+
+    role: str
+    """`system`, `user`, `assistant`, `tool`, or whatever else the template knows."""
+    content: str | tuple[TextPart | OtherPart, ...] | None = None
+    """None: the message has none, as when an assistant only calls tools."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What an assistant asked for, `id` as the agent repeats it (empty when it does not)."""
+    tool_call_id: str | None = None
+    """Which call a tool's result answers."""
+    name: str | None = None
+    reasoning: str | None = None
+    extra: dict[str, Any] = {}
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments."""
+    is_strict: bool | None = None
+    """The arguments must obey the schema: the engine then samples under a grammar."""
+    extra: dict[str, Any] = {}
+
+
+class ToolUse(StrEnum):
+    """What the model may do with its tools."""
+
+    AUTO = "auto"
+    """Call them or not."""
+    NONE = "none"
+    """Not call them."""
+    REQUIRED = "required"
+    """Call at least one, by a grammar."""
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """The model must call this tool, by a grammar."""
+
+    name: str
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """How the agent would like to be sampled; None: it does not say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    filters: dict[str, Any] = {}
+    """What else changes the logits, by the engine's names; values that change nothing are left out."""
+    top_logprobs: int | None = None
+    """How many alternatives a token's logprob comes with; None: no logprobs."""
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request for an answer."""
+
+    messages: tuple[Message, ...]
+    model: str | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: ToolUse | NamedTool | None = None
+    allows_parallel_calls: bool = True
+    """Whether one answer may call several tools."""
+    wishes: Wishes = Wishes()
+    num_answers: int = 1
+    is_stream: bool = False
+    asked: dict[str, Any] = {}
+    """The sampling fields as received, for the record."""
+    extra: dict[str, Any] = {}
+    """All other fields as received; the render's allow-list names those that the engine gets."""
+
+
+def read_as(body: Any, type_: type[T]) -> T:
+    """The body as a type of one API. Raises RequestError that names the first field that does not fit."""
+    try:
+        return msgspec.convert(body, type_)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at ")
+        path = place.strip("`").removeprefix("$").lstrip(".")
+        param = re.split(r"[.\[]", path)[0] or None
+        raise RequestError(f"{path or 'body'}: {said[0].lower()}{said[1:]}", param=param) from None
+
+
+def rest_of(body: dict[str, Any], type_: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields that the type does not name; null counts as absent."""
+    known = type_.__struct_encode_fields__
+    return {name: value for name, value in body.items() if name not in known and value is not None}
+
+
+def check_arguments(arguments: str) -> None:
+    """Raises RequestError for half a surrogate pair, escaped: it is JSON, but no template can render it."""
+    if "\\ud" in arguments.lower():
+        with contextlib.suppress(json.JSONDecodeError, OverflowError, RecursionError):
+            try:
+                msgspec.json.encode(json.loads(arguments))
+            except UnicodeEncodeError:
+                raise RequestError(
+                    "messages: expected tool arguments of whole characters, got half of one", param="messages"
+                ) from None

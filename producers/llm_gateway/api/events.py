@@ -1,0 +1,104 @@
+"""What becomes of a request, as a stream of events that each API's writer puts into its wire form.
+
+In: made inside the gateway. Out: to the writers of this folder. Invariant: `Started` comes first and once, then
+deltas, last `Finished` or `Failed`, once; texts of an answer are to be joined. Today all events come at once, when
+the answer is finished and recorded; a writer takes them one by one and cannot tell. Several answers to one request
+would need an index on each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from tracegrad.schemas.ids import CallId
+from tracegrad.schemas.records.calls import ToolCall
+
+from .chat_request import ChatRequest
+
+__all__ = ["Api", "Event", "Failed", "Finished", "Problem", "Reasoning", "Started", "Text", "ToolCalled", "Writer"]
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer begins."""
+
+    call_id: CallId
+    model: str
+    """As the agent named it."""
+    created_s: int
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """A piece of what the model thought."""
+
+    text: str
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A piece of what it said."""
+
+    text: str | None
+    """None: nothing, there are only logprobs."""
+    logprobs: Any = None
+    """As the engine words them, when they were asked for."""
+
+
+class ToolCalled(msgspec.Struct, frozen=True):
+    """It called a tool."""
+
+    call: ToolCall
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer is complete."""
+
+    reason: str
+    """`stop`, `length` or `tool_calls`."""
+    prompt_tokens: int
+    sampled_tokens: int
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """An error in no API's words."""
+
+    status: int
+    """HTTP's; from 500 on the agent is not to blame."""
+    message: str
+    param: str | None = None
+    """The field at fault."""
+    code: str | None = None
+    """A short stable word."""
+    retry_after_s: int | None = None
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """No answer comes."""
+
+    problem: Problem
+
+
+Event = Started | Reasoning | Text | ToolCalled | Finished | Failed
+
+
+class Writer(Protocol):
+    """One answer's wire form; made for each request."""
+
+    def whole(self, events: Iterable[Event]) -> bytes:
+        """The body of an answer that is sent at once; the events hold no failure."""
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """The server-sent events for one event of a streamed answer."""
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True):
+    """An API under which agents speak to the policy: one row of `app.APIS`."""
+
+    path: str
+    """Its route, such as `/v1/chat/completions`."""
+    read: Callable[[dict[str, Any]], ChatRequest]
+    """Raises RequestError."""
+    write: Callable[[ChatRequest], Writer]
+    error: Callable[[Problem], bytes]
+    """The body of an answer that is an error."""

@@ -1,0 +1,265 @@
+"""OpenAI's chat completions: the body becomes a ChatRequest, events become a completion or its chunks. Pure.
+
+In: a decoded body. Out: ChatRequest, or RequestError with the field at fault; then the wire form of its answer. Fields
+of OpenAI's API that no policy could honour (audio, stored completions) are kept as unknown ones and reach nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tracegrad.schemas.records.calls import ToolCall
+
+from .chat_request import (
+    ChatRequest,
+    Message,
+    NamedTool,
+    OtherPart,
+    TextPart,
+    Tool,
+    ToolUse,
+    Wishes,
+    check_arguments,
+    read_as,
+    rest_of,
+)
+from .events import Api, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+
+__all__ = ["OPENAI_CHAT"]
+
+_ASKED = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos",
+    "bad_words", "allowed_token_ids", "stop_token_ids", "length_penalty", "use_beam_search", "tool_choice",
+    "parallel_tool_calls", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "logprobs", "top_logprobs", "reasoning_effort",
+)  # fmt: skip
+_FILTERS = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": None,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "bad_words": None,
+    "allowed_token_ids": None,
+}
+"""What changes the logits besides the parameters of the record, with the value that changes nothing."""
+_KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+
+_Count = Annotated[int, Meta(ge=1)]
+_Stop = Annotated[str, Meta(min_length=1)]
+
+
+class _Arguments(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Arguments
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Function(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
+    type: Literal["function"] = "function"
+
+
+class _Named(msgspec.Struct):
+    function: _Arguments
+    type: Literal["function"] = "function"
+
+
+class _Body(msgspec.Struct):
+    messages: Annotated[list[_Message], Meta(min_length=1)]
+    model: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: ToolUse | _Named | None = None
+    parallel_tool_calls: bool | None = None
+    n: int | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    seed: int | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+def _read(body: dict[str, Any]) -> ChatRequest:
+    read = read_as(body, _Body)
+    limit = read.max_tokens if read.max_completion_tokens is None else read.max_completion_tokens
+    choice = read.tool_choice
+    return ChatRequest(
+        messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
+        model=read.model,
+        tools=None if read.tools is None else tuple(map(_tool, read.tools, body["tools"])),
+        tool_choice=NamedTool(choice.function.name) if isinstance(choice, _Named) else choice,
+        allows_parallel_calls=read.parallel_tool_calls is not False,
+        wishes=Wishes(
+            temperature=read.temperature,
+            top_p=read.top_p,
+            top_k=read.top_k,
+            min_p=read.min_p,
+            max_tokens=limit,
+            seed=read.seed,
+            stop=(read.stop,) if isinstance(read.stop, str) else tuple(read.stop or ()),
+            filters={
+                name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
+            },
+            top_logprobs=(read.top_logprobs or 0) if read.logprobs else None,
+        ),
+        num_answers=1 if read.n is None else read.n,
+        is_stream=bool(read.stream),
+        asked={name: body[name] for name in _ASKED if name in body},
+        extra=rest_of(body, _Body),
+    )
+
+
+def _message(read: _Message, body: dict[str, Any]) -> Message:
+    content = read.content
+    return Message(
+        role=read.role,
+        content=tuple(map(_part, content)) if isinstance(content, list) else content,
+        tool_calls=tuple(map(_tool_call, read.tool_calls or ())),
+        tool_call_id=read.tool_call_id,
+        name=read.name,
+        reasoning=read.reasoning_content if read.reasoning is None else read.reasoning,
+        extra=rest_of(body, _Message),
+    )
+
+
+def _part(part: dict[str, Any]) -> TextPart | OtherPart:
+    text = part.get("text")
+    return TextPart(text) if part.get("type") == "text" and isinstance(text, str) else OtherPart(part)
+
+
+def _tool_call(call: _Call) -> ToolCall:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        check_arguments(arguments)
+    elif arguments is not None:
+        arguments = msgspec.json.encode(arguments).decode()
+    return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments or "")
+
+
+def _tool(read: _Tool, body: dict[str, Any]) -> Tool:
+    function = read.function
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters,
+        is_strict=function.strict,
+        extra={**rest_of(body, _Tool), **rest_of(body["function"], _Function)},
+    )
+
+
+class _Writer:
+    """A completion, or its chunks: role, reasoning, content, tool calls, finish, usage when asked, done."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        options = request.extra.get("stream_options")
+        self._includes_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        self._num_tool_calls = 0
+
+    def whole(self, events: Iterable[Event]) -> bytes:
+        """See Writer."""
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+        choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": None}
+        body: dict[str, Any] = {}
+        for event in events:
+            match event:
+                case Started():
+                    body = {**_head(event, "chat.completion"), "choices": [choice]}
+                case Reasoning(text):
+                    message["reasoning"] = message["reasoning_content"] = message.get("reasoning", "") + text
+                case Text(text, logprobs):
+                    message["content"] = text if message["content"] is None else message["content"] + (text or "")
+                    choice["logprobs"] = logprobs
+                case ToolCalled(call):
+                    message.setdefault("tool_calls", []).append(_call_form(call))
+                case Finished():
+                    choice["finish_reason"] = event.reason
+                    body["usage"] = _usage(event)
+        return msgspec.json.encode(body)
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """See Writer."""
+        match event:
+            case Started():
+                self._head = _head(event, "chat.completion.chunk")
+                yield self._delta({"role": "assistant", "content": ""})
+            case Reasoning(text) if text:
+                yield self._delta({"reasoning": text, "reasoning_content": text})
+            case Text(text, logprobs) if text:
+                yield self._delta({"content": text}, logprobs=logprobs)
+            case ToolCalled(call):
+                yield self._delta({"tool_calls": [{"index": self._num_tool_calls, **_call_form(call)}]})
+                self._num_tool_calls += 1
+            case Finished():
+                yield self._delta({}, event.reason)
+                if self._includes_usage:
+                    yield self._chunk([], _usage(event))
+                yield b"data: [DONE]\n\n"
+            case Failed(problem):
+                yield b"data: " + _error(problem) + b"\n\n"
+
+    def _delta(self, fields: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> bytes:
+        return self._chunk([{"index": 0, "delta": fields, "logprobs": logprobs, "finish_reason": finish_reason}])
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+        body = {**self._head, "choices": choices, **({"usage": usage} if self._includes_usage else {})}
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _head(started: Started, kind: str) -> dict[str, Any]:
+    return {"id": started.call_id, "object": kind, "created": started.created_s, "model": started.model}
+
+
+def _call_form(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _usage(finished: Finished) -> dict[str, int]:
+    return {
+        "prompt_tokens": finished.prompt_tokens,
+        "completion_tokens": finished.sampled_tokens,
+        "total_tokens": finished.prompt_tokens + finished.sampled_tokens,
+    }
+
+
+def _error(problem: Problem) -> bytes:
+    kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
+    error = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
+    return msgspec.json.encode({"error": error})
+
+
+OPENAI_CHAT = Api(path="/v1/chat/completions", read=_read, write=_Writer, error=_error)
+"""Chat completions, as vLLM and OpenAI's own clients speak them."""

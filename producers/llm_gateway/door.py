@@ -1,0 +1,133 @@
+"""The door of the gateway: who is let in, how large a body may be, and how an error goes out.
+
+In: HTTP requests. Out: decoded bodies and ids for the endpoints; errors in the words of the API that was asked.
+Claims that disagree are quarantined as a dead letter that holds no content. Invariant: what is decoded here fits the
+log's wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, TracegradError, UnavailableError
+from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
+from tracegrad.schemas.keys import original_key
+from tracegrad.schemas.log.protocol import LogWriter, Record
+from tracegrad.schemas.records.calls import Identity
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
+
+from .api.events import Api
+from .config import LlmGatewayConfig
+from .identity import collect
+from .respond import problem_of, problem_response
+
+__all__ = ["Endpoint", "claims_of", "guard", "json_response", "path_ids", "read_body"]
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+_STAGE = "llm_gateway"
+
+
+def guard(
+    endpoint: Endpoint,
+    api: Api,
+    config: LlmGatewayConfig,
+    *,
+    writer: Callable[[], LogWriter],
+    dead_letters: str,
+    counters: Counter[str],
+) -> Endpoint:
+    """The endpoint behind the token, its errors counted and in the API's words.
+
+    Args:
+        dead_letters: the topic of requests whose claims cannot be believed.
+    """
+
+    async def guarded(request: Request) -> Response:
+        try:
+            _authorize(request, config.token)
+            return await endpoint(request)
+        except IdentityError as error:
+            counters[error.reason] += 1
+            await _quarantine(request, error, writer(), dead_letters, config.append_timeout_s)
+            answer: TracegradError = RequestError(str(error), code=error.reason)
+        except TracegradError as error:
+            answer = error
+        problem = problem_of(answer)
+        counters[f"status_{problem.status}"] += 1
+        return problem_response(problem, api)
+
+    return guarded
+
+
+def _authorize(request: Request, token: str | None) -> None:
+    if token is None or request.url.path == "/health":
+        return
+    bearer = request.headers.get("authorization", "")[7:].strip()
+    for given in (request.headers.get("x-tracegrad-token", ""), bearer):
+        if hmac.compare_digest(given.encode(), token.encode()):
+            return
+    raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
+
+
+async def _quarantine(request: Request, error: IdentityError, writer: LogWriter, topic: str, timeout_s: float) -> None:
+    """A dead letter by reference: the claims, no content."""
+    origin = Record(topic="http", partition=0, offset=0, key=None, value=None)
+    headers = dead_letter_headers(origin, stage=_STAGE, reason=error.reason, detail=str(error))
+    value = msgspec.json.encode(claims_of(request))
+    with contextlib.suppress(UnavailableError, OverloadedError):
+        future = writer.append(topic, key=original_key(origin), value=value, headers=headers)
+        await asyncio.wait({asyncio.wrap_future(future)}, timeout=timeout_s)
+
+
+def claims_of(request: Request) -> Identity:
+    """Who the request says it comes from."""
+    names = request.path_params
+    return collect((names["rollout"], names["attempt"]) if "rollout" in names else None, request.headers)
+
+
+def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:
+    """Rollout and attempt of the path. Raises RequestError."""
+    try:
+        return parse_rollout_id(request.path_params["rollout"]), parse_attempt_id(request.path_params["attempt"])
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+
+
+async def read_body(request: Request, bound: int) -> dict[str, Any]:
+    """The body, a JSON object of at most `bound` bytes. Raises RequestError (400, 413, 415)."""
+    too_large = RequestError(f"expected a body of at most {bound} bytes, got a larger one", status=413)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RequestError("content-encoding: expected identity, got another", status=415)
+    if int(request.headers.get("content-length") or 0) > bound:
+        raise too_large
+    data = bytearray()
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > bound:
+                raise too_large
+    except ClientDisconnect:
+        raise RequestError("the client went away while it sent the body") from None
+    try:
+        body = msgspec.json.decode(bytes(data) or b"{}")
+        # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.
+        msgspec.msgpack.encode(body)
+    except (ValueError, OverflowError, RecursionError):
+        raise RequestError("expected a JSON body, got something else") from None
+    if not isinstance(body, dict):
+        raise RequestError("expected a JSON object, got another value")
+    return body
+
+
+def json_response(body: Any) -> Response:
+    """The body as JSON."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
