@@ -16,7 +16,7 @@ from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest, RolloutState
 
-from .tasks.members import Members
+from .members import Members
 
 __all__ = ["Histories", "History"]
 

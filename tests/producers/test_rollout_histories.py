@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from tracegrad.producers.members import Members
 from tracegrad.producers.rollout_histories import Histories
-from tracegrad.producers.tasks.members import Members
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
 

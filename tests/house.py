@@ -1,0 +1,82 @@
+"""The product's files as the tests of the house read them: parsed once, with what each of them imports."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("schemas", "producers", "streams", "trainer", "consumers", "compose")
+FILES = tuple(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")))
+PLUGIN = "consumers/engine/vllm_plugin.py"
+RUN_BY_PATH = (
+    "producers/runner/agent_host.py",
+    "producers/runner/grader_host.py",
+    "producers/runner/span_ledger.py",
+    "compose/run/die_with_parent.py",
+    PLUGIN,
+)
+"""Run or loaded where we may not be installed, so they import nothing of ours."""
+
+
+class Import(NamedTuple):
+    """One import statement's module, at any depth of a file."""
+
+    module: str
+    """Absolute."""
+    is_relative: bool
+    """As it is written."""
+    line: int
+    names: tuple[str, ...] = ()
+    """What is taken from it; some may be modules."""
+
+
+def name_of(path: Path) -> str:
+    """Its path from the root."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def room_of(path: Path) -> str:
+    """The room that it lies in."""
+    return path.relative_to(ROOT).parts[0]
+
+
+def module_of(path: Path) -> str:
+    """What others import it as."""
+    return ".".join(("tracegrad", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """Every import of a file: inside functions and for type checkers too."""
+    package = ("tracegrad", *path.relative_to(ROOT).parent.parts)
+    found = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, False, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            names = tuple(alias.name for alias in node.names)
+            found.append(Import(module, bool(node.level), node.lineno, names))
+    return tuple(found)
+
+
+def files_imported(path: Path) -> dict[Path, int]:
+    """The files of the house that a file imports -> the line where."""
+    found = {}
+    for module, _, line, names in imports(path):
+        modules = [f"{module}.{name}" for name in names if f"{module}.{name}" in _BY_MODULE] or [module]
+        found.update({_BY_MODULE[name]: line for name in modules if name in _BY_MODULE})
+    return found
+
+
+_BY_MODULE = {module_of(path): path for path in FILES}

@@ -1,0 +1,119 @@
+"""The house's manners: errors and ids have one owner, exports are true, files are small and say what they are.
+
+Each test gathers every offence as `file:line: what`, so that one run shows them all.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+
+import pytest
+
+from tests.house import FILES, RUN_BY_PATH, name_of, tree_of
+
+pytestmark = pytest.mark.slow
+
+CONTROL_FLOW = "compose/run/supervisor.py: _KillAllAtOnce"
+"""A signal's way out of the main loop, caught beside it; no error that anybody hears of."""
+MAX_FILE = 350
+MAX_FUNCTION = 50
+MAX_FOLDER = 16
+STILL_LONG = {
+    "producers/runner/runner.py",
+    "schemas/log/follow.py: follow",
+    "streams/shell/worker.py",
+    "trainer/metrics.py: describe_step",
+}
+"""To be split; nothing joins them."""
+
+
+def test_errors_stand_in_one_module() -> None:
+    """So that the tree on its top is the whole of it."""
+    assert [
+        f"{name_of(path)}: {node.name}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
+        if name_of(path) != "schemas/errors.py" and f"{name_of(path)}: {node.name}" != CONTROL_FLOW
+    ] == []
+
+
+def test_only_ids_takes_an_id_apart() -> None:
+    """Elsewhere `run_hash_of`, `attempt_of` and `split_episode_id` say what the digits mean."""
+    cut = re.compile(r"\[(:8|:24|8:|:28|28:)\]|startswith\((\w+\.)*_?(run|rollout)(_hash|_id)?\)")
+    assert [
+        f"{name_of(path)}: {found[0]}"
+        for path in FILES
+        if name_of(path) not in ("schemas/ids.py", *RUN_BY_PATH)
+        for found in cut.finditer(path.read_text())
+    ] == []
+
+
+def sort_key(name: str) -> tuple[int, str]:
+    """Constants, then classes, then the rest, as the linter sorts them."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+def names_defined(tree: ast.Module) -> tuple[set[str], list[str] | None]:
+    """Names that a module binds at its top, and its `__all__`."""
+    defined: set[str] = set()
+    exported: list[str] | None = None
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {target.id for target in targets if isinstance(target, ast.Name)}
+            defined |= names
+            if "__all__" in names and node.value is not None:
+                exported = ast.literal_eval(node.value)
+    return defined, exported
+
+
+def test_exports_are_sorted_and_true() -> None:
+    """Every module has an `__all__`, in order, of public names that are there; a bare package needs none."""
+    offences = []
+    for path in FILES:
+        defined, exported = names_defined(tree_of(path))
+        if exported is None:
+            if path.name not in ("__init__.py", "__main__.py"):
+                offences.append(f"{name_of(path)}: no __all__")
+            continue
+        if exported != sorted(exported, key=sort_key):
+            offences.append(f"{name_of(path)}: __all__ is not sorted")
+        offences += [f"{name_of(path)}: no {name}" for name in exported if name not in defined]
+        offences += [
+            f"{name_of(path)}: private {name}"
+            for name in exported
+            if name.startswith("_") and not name.startswith("__")
+        ]
+    assert offences == []
+
+
+def _length(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_files_and_functions_are_small() -> None:
+    """A reader holds one in mind; a folder fits on a screen."""
+    offences = set()
+    for path in FILES:
+        if len(path.read_text().splitlines()) > MAX_FILE:
+            offences.add(name_of(path))
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _length(node) > MAX_FUNCTION:
+                offences.add(f"{name_of(path)}: {node.name}")
+    assert offences - STILL_LONG == set()
+    crowded = {folder: num for folder, num in Counter(path.parent for path in FILES).items() if num > MAX_FOLDER}
+    assert crowded == {}
+
+
+def test_files_are_ascii_and_say_what_they_are() -> None:
+    """In a docstring on top."""
+    assert [name_of(path) for path in FILES if not path.read_text().isascii()] == []
+    assert [name_of(path) for path in FILES if not ast.get_docstring(tree_of(path))] == []
