@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
@@ -23,22 +22,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.log.protocol import Log, LogWriter
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.topics import Topics
 
 from ..asgi import serve
-from .api.events import Api
 from .api.openai_chat import OPENAI_CHAT
 from .attempts import AttemptEndpoints
 from .calls import CallServer
 from .chat import ChatEndpoints
 from .config import LlmGatewayConfig, check
-from .door import Endpoint, guard, json_response
+from .door import guard, json_response
 from .engines.client import EngineClient, waits_until
 from .engines.lineage import Lineages, LineageTail
+from .parts import Parts
 from .render.engine_render import EngineRenderer, Renderer
 from .render.local_render import prove
-from .sessions import Sessions
 
 __all__ = ["APIS", "Gateway", "run"]
 
@@ -55,26 +53,16 @@ class Gateway:
 
     def __init__(self, config: LlmGatewayConfig, *, topics: Topics, log: Log) -> None:
         check(config)
-        self.config = config
-        self.counters: Counter[str] = Counter()
-        self.sessions = Sessions(config, counters=self.counters)
-        self._topics = topics
-        self._log = log
+        self.parts = Parts(config, topics, log.writer())
         policies = tuple(policy.name for policy in config.policies)
         self.lineage = LineageTail(Lineages(policies), topics=topics, log=log)
-        self._writer: LogWriter
+        self.renderer: Renderer
         self._calls: CallServer
-        self._chat = ChatEndpoints(config, self.sessions, calls=lambda: self._calls, counters=self.counters)
+        self._chat = ChatEndpoints(self.parts, lambda: self._calls)
         self.application = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
-        attempts = AttemptEndpoints(
-            self.config,
-            self.sessions,
-            writer=lambda: self._writer,
-            topic=self._topics.name(Topic.LLM_CALLS),
-            counters=self.counters,
-        )
+        attempts = AttemptEndpoints(self.parts)
         rows = [
             ("POST", f"{_ROLLOUT}/begin", attempts.begin, APIS[0]),
             ("POST", f"{_ROLLOUT}/end", attempts.end, APIS[0]),
@@ -83,34 +71,14 @@ class Gateway:
             ("GET", "/health", self._health, APIS[0]),
             *(("POST", prefix + api.path, self._chat.endpoint(api), api) for api in APIS for prefix in ("", _ROLLOUT)),
         ]
-
-        def guarded(endpoint: Endpoint, api: Api) -> Endpoint:
-            return guard(
-                endpoint,
-                api,
-                self.config,
-                writer=lambda: self._writer,
-                dead_letters=self._topics.name(Topic.DEAD_LETTERS),
-                counters=self.counters,
-            )
-
-        return [Route(path, guarded(endpoint, api), methods=[verb]) for verb, path, endpoint, api in rows]
+        return [Route(path, guard(endpoint, api, self.parts), methods=[verb]) for verb, path, endpoint, api in rows]
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
-        self._writer = self._log.writer()
-        client = EngineClient(self.config.engines, counters=self.counters)
-        self.renderer: Renderer = EngineRenderer(client, timeout_s=self.config.render_timeout_s)
-        self._calls = CallServer(
-            self.config,
-            client=client,
-            renderer=lambda: self.renderer,
-            lineage=self.lineage,
-            writer=self._writer,
-            topic=self._topics.name(Topic.LLM_CALLS),
-            counters=self.counters,
-            has_room=self.sessions.has_room,
-        )
+        config, counters = self.parts.config, self.parts.counters
+        client = EngineClient(config.engines, counters=counters)
+        self.renderer = EngineRenderer(client, timeout_s=config.render_timeout_s)
+        self._calls = CallServer(self.parts, client, self.lineage, lambda: self.renderer)
         self.lineage.start()
         proof = asyncio.create_task(self._prefer_local(client))
         try:
@@ -120,28 +88,28 @@ class Gateway:
             await asyncio.wait({proof})
             await self.lineage.close()
             await client.close()
-            await asyncio.to_thread(self._writer.close)
-            _LOGGER.info("llm gateway stopped: %s", dict(self.counters | self.lineage.lineages.counters))
+            await asyncio.to_thread(self.parts.writer.close)
+            _LOGGER.info("llm gateway stopped: %s", dict(counters | self.lineage.lineages.counters))
 
     async def _prefer_local(self, client: EngineClient) -> None:
         """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
-        policies = self.config.policies
-        while self.config.render == "auto" and len(policies) == 1:
-            folder = self.lineage.lineages.folder(policies[0].name)
+        config = self.parts.config
+        while config.render == "auto" and len(config.policies) == 1:
+            folder = self.lineage.lineages.folder(config.policies[0].name)
             limit = await client.context_length() if folder else None
             if folder and limit:
                 with contextlib.suppress(UnavailableError):
-                    waits = waits_until(0, self.config.render_timeout_s)
+                    waits = waits_until(0, config.render_timeout_s)
                     local = await prove(folder, self.renderer, waits, max_tokens=limit)
                     self.renderer = local or self.renderer
-                    self.counters["renders_locally"] = int(local is not None)
+                    self.parts.counters["renders_locally"] = int(local is not None)
                     return
             await self.lineage.changed(_PROOF_RETRY_S)
 
     async def _models(self, request: Request) -> Response:
         models = [
             {"id": policy.name, "object": "model", "created": 0, "owned_by": "tracegrad"}
-            for policy in self.config.policies
+            for policy in self.parts.config.policies
         ]
         return json_response({"object": "list", "data": models})
 
@@ -150,8 +118,8 @@ class Gateway:
             {
                 "status": "ok",
                 "inflight": self._chat.num_inflight,
-                "open_attempts": self.sessions.num_open(),
-                "counters": self.counters | self.lineage.lineages.counters,
+                "open_attempts": self.parts.sessions.num_open(),
+                "counters": self.parts.counters | self.lineage.lineages.counters,
             }
         )
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -20,17 +19,19 @@ import numpy as np
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.keys import episode_key
-from tracegrad.schemas.log.protocol import LogWriter
+from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
+from tracegrad.schemas.topics import Topic
 
 from .answer import Answer, ParsedMessage, events_of, finish, message_of
 from .api.chat_request import ChatRequest
 from .api.events import Event
-from .config import LlmGatewayConfig, PolicyRef
+from .config import PolicyRef
 from .engines.client import EngineClient, Waits, waits_until
 from .engines.generate import Generation, Generator
 from .engines.lineage import LineageTail
 from .identity import Caller
+from .parts import Parts
 from .record import CallSummary, call_record
 from .render.chat_form import splice_context
 from .render.engine_render import Renderer
@@ -55,31 +56,12 @@ class CallServer:
     """Serves calls. One per gateway, in one event loop."""
 
     def __init__(
-        self,
-        config: LlmGatewayConfig,
-        *,
-        client: EngineClient,
-        renderer: Callable[[], Renderer],
-        lineage: LineageTail,
-        writer: LogWriter,
-        topic: str,
-        counters: Counter[str],
-        has_room: Callable[[Session], bool],
+        self, parts: Parts, client: EngineClient, lineage: LineageTail, renderer: Callable[[], Renderer]
     ) -> None:
-        self._config = config
+        self._parts = parts
         self._renderer = renderer
-        self._generator = Generator(
-            client,
-            lineage,
-            timeout_s=config.generate_timeout_s,
-            lineage_lag_s=config.lineage_lag_s,
-            counters=counters,
-        )
-        self._writer = writer
-        self._topic = topic
-        self._counters = counters
-        self._has_room = has_room
-        self._policies = {policy.name: policy for policy in config.policies}
+        self._generator = Generator(parts.config, client, lineage, parts.counters)
+        self._policies = {policy.name: policy for policy in parts.config.policies}
         self._ends = EndOfTurn()
 
     async def serve(self, session: Session, caller: Caller, request: ChatRequest, number: int) -> Served:
@@ -90,13 +72,14 @@ class CallServer:
             request,
             purpose=session.purpose,
             policy=policy,
-            validation_temperature=self._config.validation_temperature,
+            validation_temperature=self._parts.config.validation_temperature,
         )
-        waits = waits_until(session.sticky, self._config.engine_wait_s)
+        waits = waits_until(session.sticky, self._parts.config.engine_wait_s)
         with session.cancellable():
             renderer = self._renderer()
             prompt, constraint = await build_prompt(renderer, self._ends, session.history, request, waits)
-            self._counters[f"splice_{prompt.outcome.kind}{prompt.outcome.reason and '_' + prompt.outcome.reason}"] += 1
+            spliced = filter(None, ("splice", prompt.outcome.kind, prompt.outcome.reason))
+            self._parts.counters["_".join(spliced)] += 1
             ids: list[int] = prompt.ids.tolist()
             parameters = engine_parameters(sampling, constraint)
             generation = await self._generator.generate(policy.name, session.purpose, ids, parameters, waits)
@@ -142,32 +125,30 @@ class CallServer:
             digest = hashlib.sha256(prompt.ids.tobytes()).digest()
             session.register(summary, prompt_digest=digest, started=number)
         key = episode_key(caller.rollout_id, caller.trace_id)
+
+        def hold(late: asyncio.Future[Position]) -> None:
+            # It may still arrive, so /end waits for it and then names it, as one that nobody was answered by.
+            session.hold(late, answer.call_id)
+
         try:
-            acknowledged = asyncio.wrap_future(self._writer.append(self._topic, key=key, value=record))
-            done, _ = await asyncio.wait({acknowledged}, timeout=self._config.append_timeout_s)
-            if not done:
-                # It may still arrive, so /end waits for it and then names it, as one that nobody was answered by.
-                self._counters["append_timeout"] += 1
-                session.hold(acknowledged, answer.call_id)
-                raise UnavailableError("the call record was not acknowledged in time")
-            acknowledged.result()
+            await self._parts.append(Topic.LLM_CALLS, key=key, value=record, late=hold)
         except RecordError as error:
             session.withdraw(answer.call_id)
-            self._counters["call_too_large"] += 1
+            self._parts.counters["call_too_large"] += 1
             raise RequestError(f"the call cannot be recorded: {error}", status=413) from error
         except (UnavailableError, OverloadedError):
             if not session.is_held(answer.call_id):
                 session.withdraw(answer.call_id)
             raise
-        self._counters["calls"] += 1
+        self._parts.counters["calls"] += 1
         return summary
 
     def _remember(
         self, session: Session, request: ChatRequest, prompt: Prompt, generation: Generation, answer: Answer
     ) -> None:
         """Keeps the turn for the next splice, if there is room."""
-        if not self._has_room(session):
-            self._counters["turn_not_remembered"] += 1
+        if not self._parts.sessions.has_room(session):
+            self._parts.counters["turn_not_remembered"] += 1
             return
         turn = ServedTurn(
             call_id=answer.call_id,
@@ -177,7 +158,7 @@ class CallServer:
             is_cut=answer.is_cut,
         )
         session.history.remember(splice_context(request), request.messages, message_of(answer), turn)
-        self._has_room(session)  # counts the turn, which may push a captured trace out
+        self._parts.sessions.has_room(session)  # counts the turn, which may push a captured trace out
 
 
 async def _parse(

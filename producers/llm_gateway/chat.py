@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -24,12 +23,12 @@ from tracegrad.schemas.ids import TraceId
 from .api.chat_request import ChatRequest
 from .api.events import Api
 from .calls import CallServer, Served
-from .config import LlmGatewayConfig
 from .door import Endpoint, claims_of, read_body
 from .identity import Caller, judge
+from .parts import Parts
 from .respond import CallResponse, status_of
 from .sampling import without_strict
-from .sessions import Session, Sessions
+from .sessions import Session
 
 __all__ = ["ChatEndpoints"]
 
@@ -37,33 +36,24 @@ __all__ = ["ChatEndpoints"]
 class ChatEndpoints:
     """The agents' endpoints, one for each API, with one bound on the calls of all."""
 
-    def __init__(
-        self,
-        config: LlmGatewayConfig,
-        sessions: Sessions,
-        *,
-        calls: Callable[[], CallServer],
-        counters: Counter[str],
-    ) -> None:
-        self._config = config
-        self._sessions = sessions
+    def __init__(self, parts: Parts, calls: Callable[[], CallServer]) -> None:
+        self._parts = parts
         self._calls = calls
-        self._counters = counters
         self.num_inflight = 0
 
     def endpoint(self, api: Api) -> Endpoint:
         """Serves one API."""
 
         async def chat(request: Request) -> Response:
-            caller = judge(claims_of(request), self._config.run_hash)
-            session = self._sessions.find(caller)
-            if self.num_inflight >= self._config.max_inflight:
+            caller = judge(claims_of(request), self._parts.config.run_hash)
+            session = self._parts.sessions.find(caller)
+            if self.num_inflight >= self._parts.config.max_inflight:
                 if session is not None:
                     session.last_fault = 503
                 raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
             with self._slot():
-                asked = api.read(await read_body(request, self._config.max_body_bytes))
-            if not self._config.allow_strict:
+                asked = api.read(await read_body(request, self._parts.config.max_body_bytes))
+            if not self._parts.config.allow_strict:
                 asked = without_strict(asked)
             if session is None:
                 caller, session = self._captured(caller, asked)
@@ -75,13 +65,13 @@ class ChatEndpoints:
 
     def _captured(self, caller: Caller, asked: ChatRequest) -> tuple[Caller, Session]:
         """A captured agent: its episode is its trace; a call without one is an episode of its own."""
-        self._counters["captured"] += 1
+        self._parts.counters["captured"] += 1
         if caller.trace_id is None and caller.rollout_id is None:
             caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-        names = [policy.name for policy in self._config.policies]
+        names = [policy.name for policy in self._parts.config.policies]
         policy = asked.model if asked.model in names else names[0]
         key = caller.rollout_id or caller.trace_id or ""
-        return caller, self._sessions.captured(key, policy=str(policy))
+        return caller, self._parts.sessions.captured(key, policy=str(policy))
 
     def _respond(self, api: Api, session: Session, caller: Caller, asked: ChatRequest) -> Response:
         entered = contextlib.ExitStack()
@@ -93,16 +83,16 @@ class ChatEndpoints:
             status = status_of(error) if error is not None else 200
             session.last_fault = status if status >= 500 else None
             if served is not None:
-                self._counters[f"outcome_{served.summary.outcome}"] += 1
+                self._parts.counters[f"outcome_{served.summary.outcome}"] += 1
             elif error is not None:
-                self._counters[f"failed_{type(error).__name__}"] += 1
+                self._parts.counters[f"failed_{type(error).__name__}"] += 1
 
         return CallResponse(
             lambda: self._calls().serve(session, caller, asked, number),
             api=api,
             writer=api.write(asked),
             is_stream=asked.is_stream,
-            keep_alive_s=self._config.keep_alive_s,
+            keep_alive_s=self._parts.config.keep_alive_s,
             settled=settled,
         )
 

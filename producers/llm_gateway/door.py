@@ -7,10 +7,8 @@ log's wire.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,16 +16,24 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, TracegradError, UnavailableError
+from tracegrad.schemas.errors import (
+    IdentityError,
+    OverloadedError,
+    RecordError,
+    RequestError,
+    TracegradError,
+    UnavailableError,
+)
 from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.keys import original_key
-from tracegrad.schemas.log.protocol import LogWriter, Record
+from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import Identity
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.topics import Topic
 
 from .api.events import Api
-from .config import LlmGatewayConfig
 from .identity import collect
+from .parts import Parts
 from .respond import problem_of, problem_response
 
 __all__ = ["Endpoint", "claims_of", "guard", "json_response", "path_ids", "read_body"]
@@ -36,33 +42,21 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _STAGE = "llm_gateway"
 
 
-def guard(
-    endpoint: Endpoint,
-    api: Api,
-    config: LlmGatewayConfig,
-    *,
-    writer: Callable[[], LogWriter],
-    dead_letters: str,
-    counters: Counter[str],
-) -> Endpoint:
-    """The endpoint behind the token, its errors counted and in the API's words.
-
-    Args:
-        dead_letters: the topic of requests whose claims cannot be believed.
-    """
+def guard(endpoint: Endpoint, api: Api, parts: Parts) -> Endpoint:
+    """The endpoint behind the token, its errors counted and in the API's words."""
 
     async def guarded(request: Request) -> Response:
         try:
-            _authorize(request, config.token)
+            _authorize(request, parts.config.token)
             return await endpoint(request)
         except IdentityError as error:
-            counters[error.reason] += 1
-            await _quarantine(request, error, writer(), dead_letters, config.append_timeout_s)
+            parts.counters[error.reason] += 1
+            await _quarantine(request, error, parts)
             answer: TracegradError = RequestError(str(error), code=error.reason)
         except TracegradError as error:
             answer = error
         problem = problem_of(answer)
-        counters[f"status_{problem.status}"] += 1
+        parts.counters[f"status_{problem.status}"] += 1
         return problem_response(problem, api)
 
     return guarded
@@ -78,14 +72,13 @@ def _authorize(request: Request, token: str | None) -> None:
     raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
 
 
-async def _quarantine(request: Request, error: IdentityError, writer: LogWriter, topic: str, timeout_s: float) -> None:
+async def _quarantine(request: Request, error: IdentityError, parts: Parts) -> None:
     """A dead letter by reference: the claims, no content."""
     origin = Record(topic="http", partition=0, offset=0, key=None, value=None)
     headers = dead_letter_headers(origin, stage=_STAGE, reason=error.reason, detail=str(error))
     value = msgspec.json.encode(claims_of(request))
-    with contextlib.suppress(UnavailableError, OverloadedError):
-        future = writer.append(topic, key=original_key(origin), value=value, headers=headers)
-        await asyncio.wait({asyncio.wrap_future(future)}, timeout=timeout_s)
+    with contextlib.suppress(UnavailableError, OverloadedError, RecordError):
+        await parts.append(Topic.DEAD_LETTERS, key=original_key(origin), value=value, headers=headers)
 
 
 def claims_of(request: Request) -> Identity:

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tracegrad.schemas.errors import EngineRefusal, OverloadedError, RequestError, UnavailableError
+from tracegrad.schemas.errors import OverloadedError, RequestError, UnavailableError
 from tracegrad.schemas.records.calls import CallOutcome
 
 from .api.events import Api, Failed, Problem, Writer
@@ -27,13 +27,10 @@ __all__ = ["CallResponse", "problem_of", "problem_response", "status_of"]
 
 _LOGGER = logging.getLogger(__name__)
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-_TOO_LONG = ("context length", "max_model_len", "maximum model length")
 
 
 def status_of(error: BaseException) -> int:
     """The HTTP status of an error; from 500 on the agent is not to blame."""
-    if isinstance(error, EngineRefusal):
-        return 400 if error.status < 500 else 502
     if isinstance(error, RequestError):
         return error.status
     if isinstance(error, OverloadedError | UnavailableError):
@@ -43,26 +40,23 @@ def status_of(error: BaseException) -> int:
 
 def problem_of(error: BaseException) -> Problem:
     """What an agent is told of an error; a fault of the gateway's own is logged here."""
-    status = status_of(error)
-    retry_after_s = 1 if status == 503 else None
+    message, param, code = str(error), None, None
+    wait_s = 1.0
     match error:
-        case EngineRefusal():
-            too_long = any(words in str(error) for words in _TOO_LONG)
-            code = "context_length_exceeded" if too_long else None
-            return Problem(status=status, message=str(error), code=code)
         case RequestError():
-            return Problem(
-                status=status, message=str(error), param=error.param, code=error.code, retry_after_s=retry_after_s
-            )
+            param, code = error.param, error.code
         case OverloadedError():
-            retry_after_s = max(1, round(error.retry_after_s))
-            return Problem(status=status, message=str(error), code="overloaded", retry_after_s=retry_after_s)
+            code, wait_s = "overloaded", error.retry_after_s
         case UnavailableError():
-            return Problem(status=status, message=str(error), code="unavailable", retry_after_s=retry_after_s)
+            code = "unavailable"
         case asyncio.CancelledError():
-            return Problem(status=status, message="the attempt ended before the call was answered")
-    _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
-    return Problem(status=status, message="the gateway failed; its log says why")
+            message = "the attempt ended before the call was answered"
+        case _:
+            _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
+            message = "the gateway failed; its log says why"
+    status = status_of(error)
+    retry_after_s = max(1, round(wait_s)) if status == 503 else None
+    return Problem(status=status, message=message, param=param, code=code, retry_after_s=retry_after_s)
 
 
 def problem_response(problem: Problem, api: Api) -> Response:

@@ -12,9 +12,10 @@ import contextlib
 import json
 import re
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import ToolCall
@@ -95,18 +96,18 @@ class NamedTool(msgspec.Struct, frozen=True):
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """How the agent would like to be sampled; None: it does not say."""
+    """How the agent would like to be sampled; None: it does not say. Readers convert to it, which checks the bounds."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     filters: dict[str, Any] = {}
     """What else changes the logits, by the engine's names; values that change nothing are left out."""
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """How many alternatives a token's logprob comes with; None: no logprobs."""
 
 
@@ -139,9 +140,9 @@ def read_as(body: Any, type_: type[T]) -> T:
         raise RequestError(f"{path or 'body'}: {said[0].lower()}{said[1:]}", param=param) from None
 
 
-def rest_of(body: dict[str, Any], type_: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields that the type does not name; null counts as absent."""
-    known = type_.__struct_encode_fields__
+def rest_of(body: dict[str, Any], *types: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields that no type names; null counts as absent."""
+    known = {name for type_ in types for name in type_.__struct_encode_fields__}
     return {name: value for name, value in body.items() if name not in known and value is not None}
 
 

@@ -51,9 +51,6 @@ _FILTERS = {
 """What changes the logits besides the parameters of the record, with the value that changes nothing."""
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
-_Count = Annotated[int, Meta(ge=1)]
-_Stop = Annotated[str, Meta(min_length=1)]
-
 
 class _Arguments(msgspec.Struct):
     name: str
@@ -101,21 +98,12 @@ class _Body(msgspec.Struct):
     parallel_tool_calls: bool | None = None
     n: int | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
-    seed: int | None = None
-    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
 def _read(body: dict[str, Any]) -> ChatRequest:
     read = read_as(body, _Body)
-    limit = read.max_tokens if read.max_completion_tokens is None else read.max_completion_tokens
     choice = read.tool_choice
     return ChatRequest(
         messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
@@ -123,24 +111,25 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         tools=None if read.tools is None else tuple(map(_tool, read.tools, body["tools"])),
         tool_choice=NamedTool(choice.function.name) if isinstance(choice, _Named) else choice,
         allows_parallel_calls=read.parallel_tool_calls is not False,
-        wishes=Wishes(
-            temperature=read.temperature,
-            top_p=read.top_p,
-            top_k=read.top_k,
-            min_p=read.min_p,
-            max_tokens=limit,
-            seed=read.seed,
-            stop=(read.stop,) if isinstance(read.stop, str) else tuple(read.stop or ()),
-            filters={
-                name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
-            },
-            top_logprobs=(read.top_logprobs or 0) if read.logprobs else None,
-        ),
+        wishes=_wishes(read, body),
         num_answers=1 if read.n is None else read.n,
         is_stream=bool(read.stream),
         asked={name: body[name] for name in _ASKED if name in body},
-        extra=rest_of(body, _Body),
+        extra=rest_of(body, _Body, Wishes),
     )
+
+
+def _wishes(read: _Body, body: dict[str, Any]) -> Wishes:
+    named = {name: body[name] for name in Wishes.__struct_fields__ if body.get(name) is not None}
+    if isinstance(named.get("stop"), str):
+        named["stop"] = [named["stop"]]
+    if read.max_completion_tokens is not None:
+        named["max_tokens"] = read.max_completion_tokens
+    named["filters"] = {
+        name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
+    }
+    wishes = read_as(named, Wishes)
+    return msgspec.structs.replace(wishes, top_logprobs=(wishes.top_logprobs or 0) if read.logprobs else None)
 
 
 def _message(read: _Message, body: dict[str, Any]) -> Message:

@@ -32,6 +32,7 @@ _FIRST_PAUSE_S = 0.05
 _MAX_FAULTS = 3
 """A 500 so often is no accident: the engine's template or parser fails on this input."""
 _MAX_PAUSE_S = 1.0
+_TOO_LONG = ("context length", "max_model_len", "maximum model length")
 _JSON = {"content-type": "application/json"}
 
 
@@ -71,7 +72,7 @@ class EngineClient:
         Args:
             timeout_s: for one request.
         Raises:
-            EngineRefusal: a 4xx, or a 500 three times.
+            EngineRefusal: a 4xx (400), or a 500 three times (502).
             UnavailableError: past the deadline.
         """
         data = msgspec.json.encode(body)
@@ -83,7 +84,7 @@ class EngineClient:
                 return await self._post_once(engine, path, data, timeout_s), engine
             except EngineRefusal as refusal:
                 faults += 1
-                if refusal.status < 500 or faults == _MAX_FAULTS:
+                if refusal.status == 400 or faults == _MAX_FAULTS:
                     raise
                 tries += 1
             except UnavailableError as error:
@@ -113,7 +114,9 @@ class EngineClient:
             raise UnavailableError(
                 f"engine {engine.id}: {path} gave status {response.status}; start it with --enable-scale-out"
             )
-        raise EngineRefusal(_message(answer), status=response.status)
+        said = _message(answer)
+        code = "context_length_exceeded" if any(words in said for words in _TOO_LONG) else None
+        raise EngineRefusal(said, status=400 if response.status < 500 else 502, code=code)
 
     async def label(self, engine: EngineRef) -> str | None:
         """The engine's weight label, or None when it does not tell (no developer routes) or is away."""

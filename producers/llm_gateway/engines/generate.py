@@ -19,7 +19,7 @@ from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.versions import VersionSpan
 
-from ..config import EngineRef
+from ..config import EngineRef, LlmGatewayConfig
 from .client import GENERATE, EngineClient, Waits
 from .lineage import LineageTail
 
@@ -79,18 +79,11 @@ class Generator:
     """Samples for all calls of a gateway."""
 
     def __init__(
-        self,
-        client: EngineClient,
-        lineage: LineageTail,
-        *,
-        timeout_s: float,
-        lineage_lag_s: float,
-        counters: Counter[str],
+        self, config: LlmGatewayConfig, client: EngineClient, lineage: LineageTail, counters: Counter[str]
     ) -> None:
+        self._config = config
         self._client = client
         self._lineage = lineage
-        self._timeout_s = timeout_s
-        self._lineage_lag_s = lineage_lag_s
         self._counters = counters
 
     async def generate(
@@ -106,7 +99,7 @@ class Generator:
         """
         body = {"token_ids": ids, "sampling_params": parameters, "stream": False}
         while True:
-            data, engine = await self._client.post(GENERATE, body, waits, timeout_s=self._timeout_s)
+            data, engine = await self._client.post(GENERATE, body, waits, timeout_s=self._config.generate_timeout_s)
             try:
                 choice = _GENERATE_ANSWER.decode(data).choices[0]
                 return await self._check(policy, purpose, choice, engine)
@@ -139,7 +132,7 @@ class Generator:
     async def _versions(self, policy: str, purpose: Purpose, spans: list[_Span]) -> tuple[VersionSpan, ...]:
         """The spans' versions; for a rollout each must be known, a captured agent may meet any label."""
         labels = {span.version for span in spans}
-        deadline = time.monotonic() + self._lineage_lag_s
+        deadline = time.monotonic() + self._config.lineage_lag_s
         while True:
             known = {label: self._lineage.lineages.known(policy, label) for label in labels}
             if (spans and all(known.values())) or purpose is Purpose.UNKNOWN:

@@ -349,6 +349,6 @@ async def test_memory_is_bounded_by_token_ids() -> None:
         again = [*ASK, answer, {"role": "user", "content": "and 3 plus 4? " * 9}]
         await r.chat(again)
         await r.chat([*again, {"role": "user", "content": "and then?"}])
-        assert r.gateway.counters["forgotten_open_memory"] > 0
-        assert r.gateway.counters["turn_not_remembered"] > 0
+        assert r.gateway.parts.counters["forgotten_open_memory"] > 0
+        assert r.gateway.parts.counters["turn_not_remembered"] > 0
         assert len(await r.end()) == 3

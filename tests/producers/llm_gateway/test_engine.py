@@ -218,8 +218,8 @@ async def test_the_answer_equals_the_engines_own(engine: tuple[str, Path], case:
     async with contextlib.AsyncExitStack() as stack:
         remote = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, render="engine"))
         local = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, folder=str(folder)))
-        await until(lambda: "renders_locally" in local.gateway.counters, 60)
-        assert local.gateway.counters["renders_locally"] == 1
+        await until(lambda: "renders_locally" in local.gateway.parts.counters, 60)
+        assert local.gateway.parts.counters["renders_locally"] == 1
         async with remote.http.post(url + "/v1/chat/completions", json={**body, "temperature": 0}) as response:
             own = await response.json()
         for r in (remote, local):

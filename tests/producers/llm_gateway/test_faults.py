@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_within_its_request_harms_nobody(caplog: pyte
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-        await until(lambda: r.gateway.counters["status_400"])
+        await until(lambda: r.gateway.parts.counters["status_400"])
         await r.chat(ASK)
         assert len(await r.end()) == 1
     assert "ClientDisconnect" not in caplog.text
@@ -79,7 +79,7 @@ async def test_a_client_that_left_is_recorded_and_its_retry_supersedes() -> None
                 timeout = aiohttp.ClientTimeout(total=0.05)
                 async with r.http.post(path, json={"messages": messages}, timeout=timeout):
                     pass
-            await until(lambda: r.gateway.sessions.num_open() == 1)
+            await until(lambda: r.gateway.parts.sessions.num_open() == 1)
         calls = await r.end()
         assert [call["outcome"] for call in calls] == ["superseded", "delivered", "client_disconnected"]
         assert len(r.calls()) == 3
@@ -142,7 +142,7 @@ async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(unkn
         await asyncio.sleep(0.01)
         r.engine.label = label(0)
         assert (await call)["choices"][0]["message"]["content"] == "right"
-        assert len(r.calls()) == 1 and r.gateway.counters["generation_refused"] == 1
+        assert len(r.calls()) == 1 and r.gateway.parts.counters["generation_refused"] == 1
 
 
 async def test_a_version_published_a_moment_ago_is_awaited() -> None:
@@ -155,7 +155,7 @@ async def test_a_version_published_a_moment_ago_is_awaited() -> None:
         r.publish(1)
         await call
         assert r.calls()[0].versions == (sampled_by(1),)
-        assert r.gateway.counters["generation_refused"] == 0
+        assert r.gateway.parts.counters["generation_refused"] == 0
 
 
 async def test_a_version_split_is_kept() -> None:
@@ -181,7 +181,7 @@ async def test_an_engine_that_fails_is_tried_again() -> None:
         r.engine.replies.append(Reply("ok"))
         await r.begin()
         await r.chat(ASK)
-        assert r.gateway.counters["engine_unavailable"] == 3
+        assert r.gateway.parts.counters["engine_unavailable"] == 3
 
 
 async def test_an_engine_that_stays_away_is_a_503_with_retry_after() -> None:

@@ -140,5 +140,5 @@ async def test_memory_is_bounded_and_the_forgotten_get_409() -> None:
         for i in range(5):
             await r.begin(attempt=f"{i:04x}")
         assert (await r.chat_raw(ASK, attempt="0000"))[0] == 409
-        assert r.gateway.counters["forgotten_open_full"] == 2
-        assert r.gateway.config.run_hash == RUN_HASH
+        assert r.gateway.parts.counters["forgotten_open_full"] == 2
+        assert r.gateway.parts.config.run_hash == RUN_HASH

@@ -1,0 +1,58 @@
+"""What all parts of one gateway share: its settings, its sessions, its writer, its counters.
+
+In: made once by the gateway, handed to each part. Out: acknowledged records. Failure: UnavailableError when a record
+is not acknowledged within `append_timeout_s`; whether it still arrives is then unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.log.protocol import Headers, LogWriter, Position
+from tracegrad.schemas.topics import Topic, Topics
+
+from .config import LlmGatewayConfig
+from .sessions import Sessions
+
+__all__ = ["Parts"]
+
+
+@dataclass
+class Parts:
+    """One gateway's; used in its event loop only."""
+
+    config: LlmGatewayConfig
+    topics: Topics
+    writer: LogWriter
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.config, counters=self.counters)
+
+    async def append(
+        self,
+        topic: Topic,
+        *,
+        key: bytes | None,
+        value: bytes,
+        headers: Headers = (),
+        late: Callable[[asyncio.Future[Position]], None] | None = None,
+    ) -> None:
+        """Appends a record and waits until it is acknowledged. Raises what the writer raises, or UnavailableError.
+
+        Args:
+            late: gets the append that was not acknowledged in time; it may still be.
+        """
+        future = self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers)
+        acknowledged = asyncio.wrap_future(future)
+        done, _ = await asyncio.wait({acknowledged}, timeout=self.config.append_timeout_s)
+        if not done:
+            self.counters["append_timeout"] += 1
+            if late is not None:
+                late(acknowledged)
+            raise UnavailableError("the record was not acknowledged in time; try again")
+        acknowledged.result()
