@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, RecordError
 from .ids import RunName
 from .keys import (
     closed_key,
@@ -27,8 +27,8 @@ from .keys import (
 __all__ = [
     "DEFAULT_PARTITIONS",
     "INPUTS",
+    "MAX_CLIENT_BYTES",
     "MAX_MESSAGE_BYTES",
-    "MAX_VALUE_BYTES",
     "REGISTRY",
     "STREAMS",
     "Stage",
@@ -39,8 +39,11 @@ __all__ = [
 
 DEFAULT_PARTITIONS = 4
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-MAX_VALUE_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
-"""Room for key, headers and the batch's frame; a value above it would be refused by the broker."""
+"""`max.message.bytes` of a topic, unless its spec or `[kafka.max_message_bytes]` says otherwise."""
+MAX_CLIENT_BYTES = 64 * 1024 * 1024
+"""The greatest record that clients send: brokers and clients take no request of 100 MB unless told so."""
+_FRAME_BYTES = 64 * 1024
+"""Of a message's bytes, room for key, headers and the batch's frame; a value beyond would be refused by the broker."""
 _DAY_MS = 24 * 3600 * 1000
 _FOREVER = "-1"
 
@@ -100,6 +103,8 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     read_by: str
     partitions: str = "run"
     """`run`: the run's count; `policies`: one partition per policy; `one`."""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """`max.message.bytes`, where `Topics` has no other."""
     settings: dict[str, str] = {}
 
 
@@ -203,6 +208,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="credit",
         read_by="trainer, audit",
         partitions="policies",
+        max_message_bytes=4 * MAX_MESSAGE_BYTES,
         settings=_KEPT,
     ),
     TopicSpec(
@@ -238,22 +244,34 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="the original bytes; headers tell reason, stage and origin",
         written_by="streams, gateways, runner, trainer",
         read_by="audit, people",
+        max_message_bytes=4 * MAX_MESSAGE_BYTES,
         settings=_KEPT,
     ),
 )
 
 
+_SPECS = {spec.topic: spec for spec in REGISTRY}
+
+
 class Topics(msgspec.Struct, frozen=True, kw_only=True):
     """Full names of the topics and consumer groups of one run.
 
-    `renames` maps a raw topic's registry name to its full name on the user's cluster (a Collector's topic).
+    `renames` maps a raw topic's registry name to its full name on the user's cluster (a Collector's topic);
+    `max_message_bytes` a topic's registry name to its `max.message.bytes`, where that is not the spec's.
     """
 
     run: RunName
     prefix: str = ""
     renames: Mapping[str, str] = {}
+    max_message_bytes: Mapping[str, int] = {}
 
     def __post_init__(self) -> None:
+        for name, size in self.max_message_bytes.items():
+            if name not in set(Topic) or not 2 * _FRAME_BYTES <= size <= MAX_CLIENT_BYTES:
+                raise ConfigurationError(
+                    f"[kafka.max_message_bytes] {name} = {size}: expected one of {', '.join(Topic)} and a size in "
+                    f"[{2 * _FRAME_BYTES}, {MAX_CLIENT_BYTES}]"
+                )
         raw = {spec.topic.value for spec in REGISTRY if spec.raw}
         for name in self.renames:
             if name not in raw:
@@ -263,11 +281,27 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
 
     def name(self, topic: Topic) -> str:
         """The full name of a topic."""
-        spec = next(spec for spec in REGISTRY if spec.topic is topic)
-        if spec.raw:
+        if _SPECS[topic].raw:
             return self.renames.get(topic.value, f"{self.prefix}{topic.value}")
         return f"{self.prefix}{self.run}.{topic.value}"
 
     def group(self, stage: Stage) -> str:
         """The consumer group of a stage."""
         return f"{self.prefix}{self.run}.{stage.value}"
+
+    def message_bytes(self, topic: Topic) -> int:
+        """The topic's `max.message.bytes`."""
+        return self.max_message_bytes.get(topic.value, _SPECS[topic].max_message_bytes)
+
+    def value_bytes(self, topic: Topic) -> int:
+        """Of the greatest value that the topic takes."""
+        return self.message_bytes(topic) - _FRAME_BYTES
+
+    def check_size(self, topic: Topic, value: bytes) -> None:
+        """Raises RecordError (`too_large`; it names the key to raise, and to what) for a value that is too large."""
+        if len(value) > self.value_bytes(topic):
+            raise RecordError(
+                f"expected at most {self.value_bytes(topic)} bytes of a record on {topic}, got {len(value)}; it needs "
+                f"[kafka.max_message_bytes] {topic} = {len(value) + _FRAME_BYTES}",
+                reason="too_large",
+            )

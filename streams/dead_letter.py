@@ -7,7 +7,7 @@ from tracegrad.schemas.fold import Output
 from tracegrad.schemas.keys import original_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic
 
 from .counters import Counters
 
@@ -23,15 +23,11 @@ def dead_letter(
     value: bytes | None = None,
     item: int | None = None,
 ) -> Output:
-    """The dead letter of a record, or of the part of it that `value` holds; counted.
-
-    A value too large for the topic is left out: its headers still name where the original lies.
-    """
+    """The dead letter of a record, or of the part of it that `value` holds; counted."""
     counters.add(f"dead_letter:{error.reason}")
-    body = (record.value or b"") if value is None else value
     return Output(
         topic=Topic.DEAD_LETTERS,
         key=original_key(record),
-        value=body if len(body) <= MAX_VALUE_BYTES else b"",
+        value=(record.value or b"") if value is None else value,
         headers=dead_letter_headers(record, stage=stage.value, reason=error.reason, detail=str(error), item=item),
     )

@@ -15,7 +15,7 @@ __all__ = ["build_fold"]
 
 
 def build_fold(stage: Stage, config: StreamsConfig, topics: Topics) -> Fold:
-    """An empty fold for a stage; `topics` tells normalize which raw topic a record's full name stands for.
+    """An empty fold for a stage; `topics` tells which raw topic a full name stands for, and how large a record may be.
 
     Raises:
         ConfigurationError: the stage is not one of the streams.
@@ -23,7 +23,7 @@ def build_fold(stage: Stage, config: StreamsConfig, topics: Topics) -> Fold:
     if stage is Stage.NORMALIZE:
         return Normalize(config, topics)
     if stage is Stage.ASSEMBLE:
-        return Assemble(config)
+        return Assemble(config, topics)
     if stage is Stage.CREDIT:
-        return Credit(config)
+        return Credit(config, topics)
     raise ConfigurationError(f"expected a stage of {[name.value for name in STREAMS]}, got {stage.value!r}")

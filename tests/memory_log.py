@@ -66,6 +66,7 @@ class MemoryLog:
         """Committed next offsets."""
         self.members: dict[str, list[_MemberReader]] = defaultdict(list)
         self._topics: dict[str, list[_Partition]] = {}
+        self._message_bytes: dict[str, int] = {}
         self._random = random.Random(0)
         self._held: list[tuple[Future[Position], Position]] | None = None
         self._failures: list[Exception] = []
@@ -80,6 +81,7 @@ class MemoryLog:
         counts = {"run": partitions, "policies": len(policies), "one": 1}
         for spec in REGISTRY:
             self.create_topic(topics.name(spec.topic), counts[spec.partitions])
+            self._message_bytes[topics.name(spec.topic)] = topics.message_bytes(spec.topic)
 
     def hold(self) -> None:
         """From now on records lie on the log, but nobody is told that they are acknowledged."""
@@ -203,8 +205,9 @@ class MemoryLog:
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None
     ) -> Position:
         partitions = self._partitions(topic)
-        if len(key or b"") + len(value or b"") > MAX_MESSAGE_BYTES - 1024:
-            raise RecordError(f"expected at most {MAX_MESSAGE_BYTES} bytes, got more", reason="too_large")
+        limit = self._message_bytes.get(topic, MAX_MESSAGE_BYTES)
+        if len(key or b"") + len(value or b"") > limit - 1024:
+            raise RecordError(f"expected at most {limit} bytes, got more", reason="too_large")
         if partition is None:
             count = len(partitions)
             partition = self._random.randrange(count) if key is None else partition_for(key, count)

@@ -14,7 +14,7 @@ from msgspec import field
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Section
-from tracegrad.schemas.topics import MAX_MESSAGE_BYTES
+from tracegrad.schemas.topics import MAX_CLIENT_BYTES, MAX_MESSAGE_BYTES
 
 __all__ = [
     "CLIENT_SETTINGS",
@@ -63,6 +63,9 @@ class KafkaConfig(Section, frozen=True, kw_only=True):
     """Of each topic of the run; fixed when the run is made."""
     topics: dict[str, str] = field(default_factory=dict)
     """Registry name of a raw topic -> its full name on your cluster (a Collector's topic)."""
+    max_message_bytes: dict[str, int] = field(default_factory=dict)
+    """Registry name of a topic -> its `max.message.bytes`, when we create it; fixed when the run is made.
+    `transitions` and `dead_letters` have 32 MiB, others 8. What is larger is left out, with the reason `too_large`."""
     client: dict[str, str] = field(default_factory=dict)
     """Client settings from the allow-list: security.protocol, sasl.*, ssl.*."""
     replication: Count = 1
@@ -108,7 +111,8 @@ def producer_settings(base: Settings, *, queue_bytes: int, queue_records: int, d
         "compression.type": "zstd",
         # librdkafka's own default partitioner agrees with no other client.
         "partitioner": "murmur2_random",
-        "message.max.bytes": MAX_MESSAGE_BYTES,
+        # What a topic takes is said by its own setting, at the broker.
+        "message.max.bytes": MAX_CLIENT_BYTES,
         "linger.ms": 5,
         "message.timeout.ms": int(delivery_timeout_s * 1000),
         # Else an unknown topic fails only after message.timeout.ms.
@@ -132,6 +136,7 @@ def consumer_settings(base: Settings, *, group: str | None) -> Settings:
         "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
         "queued.max.messages.kbytes": 32 * 1024,
+        # A record above it comes alone (KIP-74), however large its topic lets it be.
         "fetch.message.max.bytes": MAX_MESSAGE_BYTES,
     }
     if group is not None:

@@ -99,7 +99,7 @@ def plan_topics(topics: Topics, *, partitions: int, policies: Sequence[str], rep
             name=topics.name(spec.topic),
             partitions=counts[spec.partitions],
             replication=replication,
-            settings={"max.message.bytes": str(MAX_MESSAGE_BYTES), **spec.settings},
+            settings={"max.message.bytes": str(topics.message_bytes(spec.topic)), **spec.settings},
             writers=spec.written_by,
             readers=spec.read_by,
         )
@@ -200,7 +200,8 @@ def topics_markdown() -> str:
         "belong to a run, `<prefix><run>.<topic>`. Consumer groups are `<prefix><run>.<stage>`, stages "
         + ", ".join(f"`{stage}`" for stage in Stage)
         + ".",
-        f"Every topic has `max.message.bytes={MAX_MESSAGE_BYTES}`. Private topics may change between releases.",
+        f"`max.message.bytes` is {MAX_MESSAGE_BYTES}, or as the last column says; `[kafka.max_message_bytes]` sets it.",
+        "Private topics may change between releases.",
         f"Equal partition counts: {', '.join(f'`{topic}`' for topic in CO_PARTITIONED)}.",
         "",
         "| topic | scope | key | value | written by | read by | partitions | settings |",
@@ -208,7 +209,8 @@ def topics_markdown() -> str:
     ]
     for spec in REGISTRY:
         scope = ("raw" if spec.raw else "run") + ("" if spec.public else ", private")
-        settings = ", ".join(f"`{name}={value}`" for name, value in sorted(spec.settings.items()))
+        own = {} if spec.max_message_bytes == MAX_MESSAGE_BYTES else {"max.message.bytes": str(spec.max_message_bytes)}
+        settings = ", ".join(f"`{name}={value}`" for name, value in sorted({**own, **spec.settings}.items()))
         cells = [f"`{spec.topic}`", scope, _key_text(spec), spec.value, spec.written_by, spec.read_by]
         lines.append("| " + " | ".join([*cells, _partitions_text(spec), settings]) + " |")
     return "\n".join(lines) + "\n"

@@ -157,6 +157,7 @@ class RunDir:
             for name, old, new in (
                 ("seed", record.seed, settings.seed),
                 ("[kafka] partitions", before.kafka.partitions, settings.kafka.partitions),
+                ("[kafka] max_message_bytes", before.kafka.max_message_bytes, settings.kafka.max_message_bytes),
                 ("[kafka] topic_prefix", before.kafka.topic_prefix, settings.kafka.topic_prefix),
                 ("[policy] name", before.policy.name, settings.policy.name),
                 ("[policy] model", before.policy.model, settings.policy.model),

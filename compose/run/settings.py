@@ -274,4 +274,10 @@ class RunSettings(Section, frozen=True, kw_only=True):
     @property
     def topics(self) -> Topics:
         """The full names of the run's topics."""
-        return Topics(run=RunName(self.run), prefix=self.kafka.topic_prefix, renames=self.kafka.topics)
+        kafka = self.kafka
+        return Topics(
+            run=RunName(self.run),
+            prefix=kafka.topic_prefix,
+            renames=kafka.topics,
+            max_message_bytes=kafka.max_message_bytes,
+        )

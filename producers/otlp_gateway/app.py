@@ -31,7 +31,7 @@ from tracegrad.schemas.ids import parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.topics import MAX_VALUE_BYTES, Topic, Topics
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
 from ..exposure import check_exposure
@@ -62,8 +62,6 @@ class OtlpGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of all requests that wait for their acknowledgement."""
     record_target_bytes: int = 1_000_000
     """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
-    record_limit_bytes: int = MAX_VALUE_BYTES
-    """One span above this is a dead letter."""
     ack_timeout_s: float = 8.0
     """Shorter than the SDK's export timeout of 10 s, so that the client hears 503 and sends again."""
     retry_after_s: int = 1
@@ -152,7 +150,8 @@ class OtlpGateway:
         message = decode_traces(body, content_type)
         rejected = add_identity(message, *identity) if identity else ()
         config = self._config
-        found = split(message, target_bytes=config.record_target_bytes, item_limit_bytes=config.record_limit_bytes)
+        limit_bytes = self._topics.value_bytes(Topic.OTLP_SPANS)
+        found = split(message, target_bytes=config.record_target_bytes, item_limit_bytes=limit_bytes)
         return SplitRequest(pieces=found.pieces, rejected=(*rejected, *found.rejected))
 
     async def _append(self, decoded: SplitRequest) -> None:

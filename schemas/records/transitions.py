@@ -60,6 +60,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     excluded: str = ""
     """Why the whole group trains nothing, decided by credit: `all_members_excluded`, `too_large`, `unencodable`; else
     empty."""
+    detail: str = ""
+    """Of the last two: expected, got, and the key to raise."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from tracegrad.schemas.records.facts import (
     RewardFact,
     RolloutFact,
 )
-from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..closed import ClosedIds
 from ..config import StreamsConfig
@@ -48,9 +48,10 @@ class Assemble:
 
     marker_topic: Topic | None = Topic.CLOSED_EPISODES
 
-    def __init__(self, config: StreamsConfig) -> None:
+    def __init__(self, config: StreamsConfig, topics: Topics) -> None:
         self.counters = Counters()
         self._config = config
+        self._topics = topics
         self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
         self._open: dict[str, OpenEpisode] = {}
         self._deadlines = Deadlines(config)
@@ -178,15 +179,14 @@ class Assemble:
     def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
         written = write_episode(episode, self._config, closed_by=closed_by)
         value = EPISODES.encode(written)
-        if len(value) <= MAX_VALUE_BYTES:
-            return (_output(written, value),)
-        # Its group must still close, so the record goes out without what made it too large.
-        error = RecordError(
-            f"expected an episode of at most {MAX_VALUE_BYTES} bytes, got {len(value)}", reason="too_large"
-        )
-        letter = dead_letter(record, error, stage=Stage.ASSEMBLE, counters=self.counters, value=b"")
-        small = msgspec.structs.replace(written, calls=(), error=str(error))
-        return (_output(small, EPISODES.encode(small)), letter)
+        try:
+            self._topics.check_size(Topic.EPISODES, value)
+        except RecordError as error:
+            # Its group must still close, so the record goes out without what made it too large.
+            letter = dead_letter(record, error, stage=Stage.ASSEMBLE, counters=self.counters, value=b"")
+            small = msgspec.structs.replace(written, calls=(), error=str(error))
+            return (_output(small, EPISODES.encode(small)), letter)
+        return (_output(written, value),)
 
 
 def _output(episode: Episode, value: bytes) -> Output:

@@ -18,7 +18,7 @@ from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..closed import ClosedIds
 from ..config import StreamsConfig
@@ -52,9 +52,10 @@ class Credit:
 
     marker_topic: Topic | None = Topic.CLOSED_GROUPS
 
-    def __init__(self, config: StreamsConfig) -> None:
+    def __init__(self, config: StreamsConfig, topics: Topics) -> None:
         self.counters = Counters()
         self._config = config
+        self._topics = topics
         self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
         self._open: dict[str, _OpenGroup] = {}
 
@@ -125,7 +126,7 @@ class Credit:
             Output(
                 topic=Topic.TRANSITIONS,
                 key=policy_key(policy),
-                value=credit_group(members, policy, self.counters),
+                value=credit_group(members, policy, self._topics, self.counters),
                 partition=index,
             )
             for index, policy in enumerate(self._config.policies)

@@ -11,22 +11,27 @@ Invariant: computes only what one group determines; sums by math.fsum, members i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+
+import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
 from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
-from tracegrad.schemas.topics import MAX_VALUE_BYTES
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..counters import Counters
 from .segments import CallSlice, Segment, build_segments
 
 __all__ = ["credit_group", "returns_to_go"]
 
+_LOGGER = logging.getLogger(__name__)
 
-def credit_group(members: Sequence[Episode], policy: str, counters: Counters) -> bytes:
+
+def credit_group(members: Sequence[Episode], policy: str, topics: Topics, counters: Counters) -> bytes:
     """The `transitions` record of a closed group for one policy; never raises for what members hold."""
     summaries: list[MemberSummary] = []
     rows: list[SegmentRow] = []
@@ -40,8 +45,16 @@ def credit_group(members: Sequence[Episode], policy: str, counters: Counters) ->
         if reason:
             counters.add(f"excluded:{reason}")
         summaries.append(_summary(episode, reason))
-    excluded = "" if any(not summary.excluded for summary in summaries) else "all_members_excluded"
-    return _encode(members[0], policy, summaries, rows, excluded)
+    assert members[0].group is not None
+    summary = GroupSummary(
+        group_id=members[0].group.id,
+        group_index=members[0].group.index,
+        task_id=members[0].task_id or "",
+        policy=policy,
+        members=tuple(summaries),
+        excluded="" if any(not summary.excluded for summary in summaries) else "all_members_excluded",
+    )
+    return _encode(summary, rows, topics)
 
 
 def returns_to_go(final: float, calls: Sequence[EpisodeCall]) -> list[float]:
@@ -106,30 +119,13 @@ def _summary(episode: Episode, excluded: str) -> MemberSummary:
     )
 
 
-def _encode(first: Episode, policy: str, members: list[MemberSummary], rows: list[SegmentRow], excluded: str) -> bytes:
+def _encode(summary: GroupSummary, rows: list[SegmentRow], topics: Topics) -> bytes:
     """The record; without rows, and with the reason, when they do not fit."""
-    assert first.group is not None
-    summary = GroupSummary(
-        group_id=first.group.id,
-        group_index=first.group.index,
-        task_id=first.task_id or "",
-        policy=policy,
-        members=tuple(members),
-        excluded=excluded,
-    )
     try:
         value = encode_group(summary, rows)
-    except (OverflowError, TypeError, ValueError):  # Arrow's refusals derive from the last two
-        return encode_group(_excluded(summary, "unencodable"), [])
-    return value if len(value) <= MAX_VALUE_BYTES else encode_group(_excluded(summary, "too_large"), [])
-
-
-def _excluded(summary: GroupSummary, reason: str) -> GroupSummary:
-    return GroupSummary(
-        group_id=summary.group_id,
-        group_index=summary.group_index,
-        task_id=summary.task_id,
-        policy=summary.policy,
-        members=summary.members,
-        excluded=reason,
-    )
+        topics.check_size(Topic.TRANSITIONS, value)
+    except (OverflowError, TypeError, ValueError) as error:  # Arrow's refusals derive from the last two
+        reason = error.reason if isinstance(error, RecordError) else "unencodable"
+        _LOGGER.warning("group %s trains nothing: %s", summary.group_id, error)
+        return encode_group(msgspec.structs.replace(summary, excluded=reason, detail=str(error)[:500]), [])
+    return value

@@ -27,7 +27,7 @@ from tracegrad.schemas.records.facts import (
     RolloutFact,
 )
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, RolloutEvent
-from tracegrad.schemas.topics import MAX_VALUE_BYTES, Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamsConfig
 from ..counters import Counters
@@ -51,6 +51,7 @@ class Normalize:
 
     def __init__(self, config: StreamsConfig, topics: Topics) -> None:
         self.counters = Counters()
+        self._topics = topics
         self._identities = Identities(config.runs)
         self._spans = SpanReader(
             self._identities,
@@ -93,7 +94,7 @@ class Normalize:
         for episode, facts in scan.facts.items():
             self.counters.add("spans", len(facts))
             for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
-                outputs.append(_facts(record, episode, facts[start : start + MAX_FACTS_PER_RECORD]))
+                outputs.append(self._facts(record, episode, facts[start : start + MAX_FACTS_PER_RECORD]))
         for refused in scan.refused.values():
             outputs.append(
                 dead_letter(
@@ -138,15 +139,13 @@ class Normalize:
             self.counters.add(f"not_selected_{what}")
             return []
         self.counters.add(what)
-        return [_facts(record, episode, [fact])]
+        return [self._facts(record, episode, [fact])]
 
-
-def _facts(record: Record, episode: EpisodeKey, facts: Sequence[Fact]) -> Output:
-    try:
-        value = EPISODE_EVENTS.encode(Facts(episode_id=episode.episode_id, facts=tuple(facts)))
-    except (OverflowError, RecursionError) as error:
-        raise RecordError(f"expected values that msgpack can hold, got others: {error}") from error
-    if len(value) > MAX_VALUE_BYTES:
-        raise RecordError(f"expected at most {MAX_VALUE_BYTES} bytes of facts, got {len(value)}", reason="too_large")
-    origin = f"{record.topic}/{record.partition}/{record.offset}".encode()
-    return Output(topic=Topic.EPISODE_EVENTS, key=episode.key, value=value, headers=((ORIGIN_HEADER, origin),))
+    def _facts(self, record: Record, episode: EpisodeKey, facts: Sequence[Fact]) -> Output:
+        try:
+            value = EPISODE_EVENTS.encode(Facts(episode_id=episode.episode_id, facts=tuple(facts)))
+        except (OverflowError, RecursionError) as error:
+            raise RecordError(f"expected values that msgpack can hold, got others: {error}") from error
+        self._topics.check_size(Topic.EPISODE_EVENTS, value)
+        origin = f"{record.topic}/{record.partition}/{record.offset}".encode()
+        return Output(topic=Topic.EPISODE_EVENTS, key=episode.key, value=value, headers=((ORIGIN_HEADER, origin),))

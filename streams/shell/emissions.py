@@ -217,16 +217,13 @@ class Emissions:
             error = future.exception()
             if error is None:
                 continue
-            if not isinstance(error, RecordError) or output.topic is Topic.DEAD_LETTERS:
+            if not isinstance(error, RecordError) or (output.topic is Topic.DEAD_LETTERS and not output.value):
                 raise error
-            letter = Output(
-                topic=Topic.DEAD_LETTERS,
-                key=original_key(item.record),
-                value=b"",
-                headers=dead_letter_headers(
-                    item.record, stage=self._stage.value, reason=f"unwritable_{output.topic.value}", detail=str(error)
-                ),
-            )
+            headers = output.headers
+            if output.topic is not Topic.DEAD_LETTERS:
+                reason = f"unwritable_{output.topic.value}"
+                headers = dead_letter_headers(item.record, stage=self._stage.value, reason=reason, detail=str(error))
+            letter = Output(topic=Topic.DEAD_LETTERS, key=original_key(item.record), value=b"", headers=headers)
             item.futures[index] = (letter, await self.append(letter))
             replaced = True
         return not replaced

@@ -6,13 +6,14 @@ import ast
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
 from tracegrad.schemas import keys
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, REGISTRY, Stage, Topic, Topics
 
 ROOT = Path(__file__).parents[2]
 TOPICS = Topics(run=RunName("mine"), prefix="team.", renames={"otlp_spans": "collector_spans"})
@@ -61,8 +62,24 @@ def test_plan_has_equal_counts_where_markers_follow() -> None:
     assert {plans[TOPICS.name(topic)].partitions for topic in CO_PARTITIONED} == {6}
     assert plans[TOPICS.name(Topic.TRANSITIONS)].partitions == 2
     assert plans[TOPICS.name(Topic.WEIGHTS)].partitions == 1
-    assert all(plan.settings["max.message.bytes"] == str(MAX_MESSAGE_BYTES) for plan in plans.values())
     assert all(plan.replication == 3 for plan in plans.values())
+
+
+def test_each_topic_has_a_message_limit_of_its_own() -> None:
+    """8 MiB; 32 where groups lie, and where any topic's record may end; a key overrides either."""
+    topics = msgspec.structs.replace(TOPICS, max_message_bytes={"episodes": 16 << 20, "transitions": 4 << 20})
+    for given in (TOPICS, topics):
+        plans = {plan.name: plan for plan in plan_topics(given, partitions=1, policies=["a"])}
+        defaults = dict.fromkeys(map(str, Topic), 8 << 20) | {"transitions": 32 << 20, "dead_letters": 32 << 20}
+        limits = {topic.value: int(plans[given.name(topic)].settings["max.message.bytes"]) for topic in Topic}
+        assert limits == {**defaults, **given.max_message_bytes}
+
+
+@pytest.mark.parametrize("wrong", [{"nowhere": 8 << 20}, {"episodes": 1000}, {"episodes": 100 << 20}], ids=str)
+def test_a_message_limit_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+    """An unknown topic, no room for a value, more than clients send."""
+    with pytest.raises(ConfigurationError, match=r"\[kafka.max_message_bytes\]"):
+        Topics(run=RunName("mine"), max_message_bytes=wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"partitions": 0}, {"policies": []}, {"replication": 0}], ids=str)

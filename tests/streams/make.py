@@ -206,11 +206,11 @@ def raw(item: Item) -> Raw:
 class Streams:
     """normalize -> assemble -> credit in memory, one partition each; remembers all that was appended."""
 
-    def __init__(self, settings: StreamsConfig | None = None) -> None:
+    def __init__(self, settings: StreamsConfig | None = None, topics: Topics = TOPICS) -> None:
         self.config = settings or config()
-        self.normalize = build_fold(Stage.NORMALIZE, self.config, TOPICS)
-        self.assemble = build_fold(Stage.ASSEMBLE, self.config, TOPICS)
-        self.credit = build_fold(Stage.CREDIT, self.config, TOPICS)
+        self.normalize = build_fold(Stage.NORMALIZE, self.config, topics)
+        self.assemble = build_fold(Stage.ASSEMBLE, self.config, topics)
+        self.credit = build_fold(Stage.CREDIT, self.config, topics)
         self.log: dict[Topic, list[Record]] = {}
         self.done: set[tuple[str, int]] = set()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -226,6 +227,19 @@ def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, un
     assert [record.value for record in other.records(STEPS)] == [kept[-1].value]
     train(other, config)
     assert len(other.records(STEPS)) == 1
+
+
+def test_a_malformed_record_too_large_for_dead_letters_goes_there_by_reference(
+    memory_log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Whatever its size, it stops no partition."""
+    topics = msgspec.structs.replace(TOPICS, max_message_bytes={"dead_letters": 128 * 1024})
+    memory_log.create_topics(topics, policies=["policy"])
+    append_groups(memory_log, TRANSITIONS, [b"x" * 200_000, group_bytes(0), group_bytes(1)])
+    train(memory_log, config_of(untied, tmp_path, steps=1))
+    (letter,) = memory_log.records(TOPICS.name(Topic.DEAD_LETTERS))
+    assert letter.value == b""
+    assert dict(letter.headers)["tracegrad.offset"] == b"0"
 
 
 def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, untied: Path, tmp_path: Path) -> None:

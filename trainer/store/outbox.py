@@ -10,8 +10,9 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.keys import original_key, policy_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
@@ -56,7 +57,7 @@ class Outbox:
 
     def dead_letter(self, verdicts: Iterable[Verdict]) -> None:
         """Appends malformed records, with reason and origin."""
-        futures = []
+        letters = []
         for verdict in verdicts:
             headers = dead_letter_headers(verdict.record, stage="trainer", reason=verdict.reason, detail=verdict.detail)
             _log.warning(
@@ -65,13 +66,13 @@ class Outbox:
                 verdict.reason,
                 verdict.group_id,
             )
-            futures.append(
-                self._writer.append(
-                    self._dead_topic, key=original_key(verdict.record), value=verdict.record.value, headers=headers
-                )
-            )
-        for future in futures:
-            acknowledged(future, self._timeout_s)
+            letter = partial(self._writer.append, self._dead_topic, key=original_key(verdict.record), headers=headers)
+            letters.append((letter, letter(value=verdict.record.value)))
+        for letter, future in letters:
+            try:
+                acknowledged(future, self._timeout_s)
+            except RecordError:  # too large for the topic: its headers still name where the original lies
+                acknowledged(letter(value=b""), self._timeout_s)
 
     def _all_steps(self) -> Iterator[Record]:
         """The topic, from its beginning to its present end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -201,8 +202,9 @@ def test_record_too_large_is_refused_alone(log: Log, new_topic: NewTopic) -> Non
     """Its neighbours go through."""
     topic = new_topic(1)
     writer = log.writer()
-    large = writer.append(topic, key=None, value=b"x" * (MAX_MESSAGE_BYTES + 1))
-    small = writer.append(topic, key=None, value=b"x" * (MAX_MESSAGE_BYTES - 2048))
+    # Brokers count compressed bytes.
+    large = writer.append(topic, key=None, value=os.urandom(MAX_MESSAGE_BYTES + 1))
+    small = writer.append(topic, key=None, value=os.urandom(MAX_MESSAGE_BYTES - 2048))
     with pytest.raises(RecordError) as caught:
         large.result(DEADLINE_S)
     assert caught.value.reason == "too_large"

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -40,7 +41,8 @@ def log(memory_log: MemoryLog) -> MemoryLog:
 
 def client_of(log: MemoryLog, **settings: Any) -> httpx.AsyncClient:
     """A client of a gateway with these settings."""
-    gateway = OtlpGateway(OtlpGatewayConfig(**settings), topics=TOPICS, writer=log.writer())
+    topics = settings.pop("topics", TOPICS)
+    gateway = OtlpGateway(OtlpGatewayConfig(**settings), topics=topics, writer=log.writer())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
 
 
@@ -212,8 +214,9 @@ async def test_a_log_that_is_away_is_503_and_frees_its_bytes(log: MemoryLog) -> 
 async def test_a_span_that_fits_nowhere_is_a_dead_letter_by_reference(log: MemoryLog) -> None:
     """Its neighbours are kept, the client hears of it, and the dead letter holds no payload."""
     request = request_of([(TRACE, 1)])
-    request.MergeFrom(request_of([(TRACE, 2)], payload="p" * 5000))
-    answer = await post(log, request.SerializeToString(), record_limit_bytes=2000)
+    request.MergeFrom(request_of([(TRACE, 2)], payload="p" * 70_000))
+    topics = msgspec.structs.replace(TOPICS, max_message_bytes={"otlp_spans": 128 * 1024})
+    answer = await post(log, request.SerializeToString(), topics=topics)
     assert answer.status_code == 200
     assert ExportTraceServiceResponse.FromString(answer.content).partial_success.rejected_spans == 1
     assert span_ids(values(log)) == [(TRACE.hex(), 1)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.streams.credit.test_credit import feed, member, turns
-from tests.streams.make import RUN_HASH, config
+from tests.streams.make import RUN_HASH, TOPICS, config
 from tracegrad.producers.tasks.run_state import RunState
 from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, why_excluded
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -29,7 +29,7 @@ def test_admission_and_credit_tell_one_reason(
     reason = why_excluded(episode, "policy")
     admission = RunState(RUN_HASH, "policy")
     admission.fold(episode)
-    (emission,) = feed(Credit(config()), episode)
+    (emission,) = feed(Credit(config(), TOPICS), episode)
     summary, rows = decode_group(emission.outputs[0].value)
     assert summary.members[0].excluded == reason
     assert [told.split(" (")[0] for told in admission.exclusions] == [reason] * bool(reason)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.streams.assemble.test_assemble import R1, A, B, episodes, markers
-from tests.streams.make import Streams, agent_span, call, closed, config, event, otlp, reward, rollout, span
+from tests.streams.make import TOPICS, Streams, agent_span, call, closed, config, event, otlp, reward, rollout, span
 from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -113,14 +114,14 @@ def test_open_episodes_are_bounded() -> None:
     assert reasons(streams) == ["too_many_open"]
 
 
-def test_an_episode_above_the_message_limit_goes_out_without_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_above_the_message_limit_goes_out_without_calls() -> None:
     """Its group must close all the same."""
-    monkeypatch.setattr("tracegrad.streams.assemble.fold.MAX_VALUE_BYTES", 1500)
-    streams = Streams()
-    big = call("a", R1, list(range(1000)))
+    streams = Streams(topics=msgspec.structs.replace(TOPICS, max_message_bytes={"episodes": 128 * 1024}))
+    big = call("a", R1, list(range(20_000)))
     streams.feed(big, closed(R1, [big]), reward(R1), event(R1))
     (episode,) = episodes(streams)
     assert (episode.calls, episode.reward) == ((), 1.0)
+    assert "[kafka.max_message_bytes] episodes = " in (episode.error or "")
     assert reasons(streams) == ["too_large"]
     summary, _ = decode_group(streams.values(Topic.TRANSITIONS)[0])
     assert summary.members[0].excluded == "no_calls"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.streams.credit.test_segments import call, child
-from tests.streams.make import RUN_HASH, config, rollout
+from tests.streams.make import RUN_HASH, TOPICS, config, rollout
 from tests.versions import sampled_by
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.log.protocol import Record
@@ -20,7 +21,7 @@ from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, AppliedReward, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.streams.config import StreamLimits, StreamsConfig
 from tracegrad.streams.credit.fold import Credit
 from tracegrad.streams.credit.return_to_go import returns_to_go
@@ -63,9 +64,9 @@ def feed(credit: Credit, *episodes: Episode | bytes) -> list[Emission]:
     return [credit.fold(record(episode, offset)) for offset, episode in enumerate(episodes)]
 
 
-def close(*episodes: Episode, settings_: StreamsConfig | None = None) -> Emission:
+def close(*episodes: Episode, settings_: StreamsConfig | None = None, topics: Topics = TOPICS) -> Emission:
     """The emission that closes a group."""
-    emission = feed(Credit(settings_ or config()), *episodes)[-1]
+    emission = feed(Credit(settings_ or config(), topics), *episodes)[-1]
     assert emission.marker is not None
     return emission
 
@@ -162,7 +163,7 @@ def test_a_group_without_a_usable_member_says_so() -> None:
 
 def test_validation_superseded_and_captured_episodes_end_here() -> None:
     """They join no group and are done at once."""
-    credit = Credit(config())
+    credit = Credit(config(), TOPICS)
     emissions = feed(credit, member(0, purpose=Purpose.VALIDATION), member(0, is_final=False), member(0, group=None))
     assert [(e.outputs, e.marker, len(e.done)) for e in emissions] == [((), None, 1)] * 3
     assert credit.num_open == 0
@@ -171,11 +172,11 @@ def test_validation_superseded_and_captured_episodes_end_here() -> None:
 
 def test_a_closed_group_does_not_open_again() -> None:
     """After a restart the markers are read first; an episode that comes again is done."""
-    first = Credit(config())
+    first = Credit(config(), TOPICS)
     marker = feed(first, member(0), member(1))[-1].marker
     assert marker is not None
     assert feed(first, member(0))[0] == Emission(done=(record(b"", 0).position,))
-    second = Credit(config())
+    second = Credit(config(), TOPICS)
     second.restore([Record(topic="m", partition=3, offset=0, key=b"", value=marker.value)])
     assert len(feed(second, member(0))[0].done) == 1
     second.reset()
@@ -202,7 +203,7 @@ def test_a_really_run_episode_beats_a_given_up_one() -> None:
 )
 def test_bad_episodes_are_dead_letters(episode: Episode | bytes, reason: str) -> None:
     """Done, with the reason; the group may still close."""
-    credit = Credit(config())
+    credit = Credit(config(), TOPICS)
     (emission,) = feed(credit, episode)
     assert dict(emission.outputs[0].headers)[HEADER_PREFIX + "reason"] == reason.encode()
     assert len(emission.done) == 1
@@ -211,18 +212,28 @@ def test_bad_episodes_are_dead_letters(episode: Episode | bytes, reason: str) ->
 
 def test_open_groups_are_bounded() -> None:
     """Beyond the bound an episode is a dead letter, not memory."""
-    credit = Credit(config(limits=StreamLimits(max_open_groups=1)))
+    credit = Credit(config(limits=StreamLimits(max_open_groups=1)), TOPICS)
     other = member(0, group=GroupRef(id="other", size=2, member=0, index=0))
     emissions = feed(credit, member(0), other, member(1))
     assert dict(emissions[1].outputs[0].headers)[HEADER_PREFIX + "reason"] == b"too_many_open"
     assert emissions[2].marker is not None
 
 
-def test_a_record_above_the_message_limit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group is excluded as a whole, never lost."""
-    monkeypatch.setattr("tracegrad.streams.credit.return_to_go.MAX_VALUE_BYTES", 100)
-    summary, rows = decode_group(close(member(0), member(1)).outputs[0].value)
+def limited(message_bytes: int) -> Topics:
+    """The run's topics with this limit on `transitions`."""
+    return msgspec.structs.replace(TOPICS, max_message_bytes={"transitions": message_bytes})
+
+
+def test_a_group_above_the_message_limit_names_the_key_and_the_size_it_needs() -> None:
+    """The group is excluded as a whole, never lost; with the limit that it asks for, and no byte less, it leaves."""
+    members = [member(number, calls=(call("c", [1], [7] * 5000),)) for number in range(2)]
+    summary, rows = decode_group(close(*members, topics=limited(128 * 1024)).outputs[0].value)
     assert (rows, summary.excluded) == ([], "too_large")
+    asked = re.search(r"\[kafka\.max_message_bytes\] transitions = (\d+)", summary.detail)
+    assert asked is not None
+    for needed, excluded in ((int(asked[1]), ""), (int(asked[1]) - 1, "too_large")):
+        summary, rows = decode_group(close(*members, topics=limited(needed)).outputs[0].value)
+        assert (summary.excluded, len(rows)) == (excluded, 0 if excluded else 2)
 
 
 def test_numbers_that_arrow_cannot_hold_exclude_the_group() -> None:
@@ -243,7 +254,7 @@ def test_the_order_of_the_members_does_not_matter(seed: int, size: int) -> None:
     expected = close(*episodes).outputs
     shuffled = episodes * 2
     rng.shuffle(shuffled)
-    credit = Credit(config())
+    credit = Credit(config(), TOPICS)
     emissions = feed(credit, *shuffled)
     assert [e.outputs for e in emissions if e.outputs] == [expected]
     assert sorted(position.offset for e in emissions for position in e.done) == list(range(2 * size))

@@ -15,6 +15,8 @@ from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.streams.counters import Counters
+from tracegrad.streams.dead_letter import dead_letter
 from tracegrad.streams.shell.emissions import Emissions
 
 TOPICS = Topics(run=RunName("run"))
@@ -34,9 +36,9 @@ class _Shell:
             log.writer(), TOPICS, self.ledger, stage=Stage.ASSEMBLE, max_in_flight=bounds.get("max_in_flight", 100)
         )
 
-    def deliver(self, offset: int) -> Record:
+    def deliver(self, offset: int, value: bytes = b"v") -> Record:
         self.ledger.deliver(EVENTS, 2, offset)
-        return Record(topic=EVENTS, partition=2, offset=offset, key=b"k", value=b"v")
+        return Record(topic=EVENTS, partition=2, offset=offset, key=b"k", value=value)
 
     def emission(self, *records: Record, marker: bool = True) -> Emission:
         return Emission(
@@ -146,6 +148,19 @@ async def test_an_output_too_large_becomes_a_dead_letter_by_reference(memory_log
         assert headers["tracegrad.reason"] == b"unwritable_episodes"
         assert headers["tracegrad.offset"] == b"5"
         assert shell.emissions.counts["dead_letter:unwritable_episodes"] == 1
+        assert shell.mark == 6
+
+
+async def test_a_dead_letter_too_large_goes_by_reference(memory_log: MemoryLog) -> None:
+    """It keeps its own reason."""
+    shell = _Shell(memory_log)
+    async with _running(shell):
+        record = shell.deliver(5, value=b"x" * (40 << 20))
+        letter = dead_letter(record, RecordError("bad"), stage=Stage.ASSEMBLE, counters=Counters())
+        await shell.emissions.emit(Emission(outputs=(letter,), done=(record.position,)), record, epoch=shell.epoch)
+        await shell.settle()
+        (kept,) = memory_log.records(TOPICS.name(Topic.DEAD_LETTERS))
+        assert (kept.value, kept.headers) == (b"", letter.headers)
         assert shell.mark == 6
 
 
