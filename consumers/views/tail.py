@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -83,7 +84,7 @@ def _builtins(topic: Topic, record: Record) -> Any:
     decoded = _DECODERS[topic](record.value)
     if isinstance(decoded, tuple):
         summary, rows = decoded
-        return {**msgspec.to_builtins(summary), "rows": msgspec.to_builtins(rows)}
+        return {**msgspec.to_builtins(summary), "rows": msgspec.to_builtins(rows, enc_hook=np.ndarray.tolist)}
     return _numbers(decoded)
 
 
@@ -171,7 +172,7 @@ def _describe(value: Any) -> str:
 
 def _group(summary: GroupSummary, rows: list[SegmentRow]) -> str:
     rewards = " ".join("-" if member.reward is None else f"{member.reward:g}" for member in summary.members)
-    tokens = sum(sum(row.loss_mask) for row in rows)
+    tokens = sum(int(row.loss_mask.sum()) for row in rows)
     return f"group {summary.group_index}: {len(rows)} segments, {tokens} trained tokens, rewards {rewards}"
 
 

@@ -3,18 +3,24 @@
 A segment is a maximal chain of calls in which each prompt extends the last prompt + sampled ids. Its turns tell
 where each call's sampled tokens lie ([start, end) in the row), so paper-exact mode (a row a call) and merged
 mode (each token once) read the same bytes. What belongs to the group as a whole stands in the schema's
-metadata, so a group without rows still says why.
+metadata, so a group without rows still says why. Tokens are numpy arrays on both sides, copied once to be written and
+not at all when read; nothing here touches them one by one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import RecordError
+from .tokens import Ids, Logprobs, Mask
 from .versions import VersionSpan, are_complete
 
 __all__ = [
@@ -86,21 +92,28 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Why its tokens carry loss_mask 0; else empty."""
 
 
-class SegmentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row; `token_ids`, `loss_mask` and `logprobs` have the same length T."""
+class SegmentRow(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One row; `token_ids`, `loss_mask` and `logprobs` have the same length T, and are read-only views when decoded."""
 
     rollout_id: str
     attempt_id: str
     segment: int
     """The segment's number within the rollout, from 0."""
-    token_ids: list[int]
-    loss_mask: list[int]
+    token_ids: Ids
+    loss_mask: Mask
     """1 where the token was sampled and trains here; 0 for prompts, masked calls and repeated prefixes."""
-    logprobs: list[float]
+    logprobs: Logprobs
     """The sampler's; 0.0 where loss_mask is 0."""
     turns: tuple[Turn, ...]
     rollout_tokens: int
     """Tokens with loss_mask 1 over all rows of the rollout."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SegmentRow) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 _TURN = pa.struct(
@@ -156,27 +169,27 @@ TRANSITIONS_SCHEMA = pa.schema(
 
 def encode_group(summary: GroupSummary, rows: list[SegmentRow]) -> bytes:
     """The group's Arrow IPC stream, uncompressed (Kafka compresses); equal groups give equal bytes."""
-    columns: dict[str, list[Any]] = {name: [] for name in TRANSITIONS_SCHEMA.names}
-    for row in rows:
-        columns["task_id"].append(summary.task_id)
-        columns["group_id"].append(summary.group_id)
-        columns["policy"].append(summary.policy)
-        columns["rollout_id"].append(row.rollout_id)
-        columns["attempt_id"].append(row.attempt_id)
-        columns["segment"].append(row.segment)
-        columns["token_ids"].append(row.token_ids)
-        columns["loss_mask"].append(row.loss_mask)
-        columns["logprobs"].append(row.logprobs)
-        columns["turns"].append([_turn_to_arrow(turn) for turn in row.turns])
-        columns["rollout_tokens"].append(row.rollout_tokens)
     encoded_summary = msgspec.json.encode(summary, order="deterministic")
     schema = TRANSITIONS_SCHEMA.with_metadata({_METADATA_KEY: encoded_summary})
-    arrays = [pa.array(columns[field.name], field.type) for field in TRANSITIONS_SCHEMA]
+    arrays = [_column(field, summary, rows) for field in TRANSITIONS_SCHEMA]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded
+
+
+def _column(field: pa.Field, summary: GroupSummary, rows: Sequence[SegmentRow]) -> pa.Array:
+    if field.name == "turns":
+        return pa.array([[_turn_to_arrow(turn) for turn in row.turns] for row in rows], field.type)
+    if field.name in ("task_id", "group_id", "policy"):
+        return pa.array([getattr(summary, field.name)] * len(rows), field.type)
+    values = [getattr(row, field.name) for row in rows]
+    if not pa.types.is_list(field.type):
+        return pa.array(values, field.type)
+    offsets = np.cumsum([0, *map(len, values)])
+    tokens = np.concatenate(values) if values else []
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, field.type.value_type))
 
 
 def _turn_to_arrow(turn: Turn) -> dict[str, Any]:
@@ -218,7 +231,7 @@ def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
             _refuse_nulls(batches[0].column(field.name), field.name)
         metadata = (schema.metadata or {}).get(_METADATA_KEY, b"")
         summary = msgspec.json.decode(metadata, type=GroupSummary)
-        rows = [_row_from_arrow(row) for row in batches[0].to_pylist()]
+        rows = _rows(batches[0])
     except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         # OSError: what Arrow raises for flatbuffers that do not verify.
         raise RecordError(f"expected a transitions/1 Arrow stream, got {error}") from error
@@ -252,6 +265,21 @@ def _refuse_nulls(array: pa.Array, path: str) -> None:
     elif pa.types.is_struct(array.type):
         for field in array.type:
             _refuse_nulls(array.field(field.name), f"{path}.{field.name}")
+
+
+def _rows(batch: pa.RecordBatch) -> list[SegmentRow]:
+    columns = [
+        _views(batch.column(name)) if pa.types.is_list(type_) and name != "turns" else batch.column(name).to_pylist()
+        for name, type_ in zip(batch.schema.names, batch.schema.types, strict=True)
+    ]
+    return [_row_from_arrow(dict(zip(batch.schema.names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def _views(column: pa.ListArray) -> list[npt.NDArray[Any]]:
+    """Each row's tokens, of a column without nulls."""
+    tokens = column.flatten().to_numpy()
+    offsets = column.offsets.to_numpy()
+    return [tokens[begin:end] for begin, end in itertools.pairwise((offsets - offsets[0]).tolist())]
 
 
 def _row_from_arrow(row: dict[str, Any]) -> SegmentRow:
@@ -292,16 +320,16 @@ def _check_row(row: SegmentRow) -> None:
         raise RecordError(
             f"expected {num_tokens} loss_mask and logprobs, got {len(row.loss_mask)} and {len(row.logprobs)}, {where}"
         )
-    if any(token < 0 for token in row.token_ids):
+    if (row.token_ids < 0).any():
         raise RecordError(f"expected token ids >= 0, got a negative one, {where}")
-    if any(mask not in (0, 1) for mask in row.loss_mask):
+    if (row.loss_mask > 1).any():
         raise RecordError(f"expected loss_mask of 0 and 1, got another value, {where}")
-    if not all(math.isfinite(value) and value <= MAX_LOGPROB for value in row.logprobs):
+    if not ((row.logprobs > -np.inf) & (row.logprobs <= MAX_LOGPROB)).all():
         raise RecordError(f"expected finite logprobs <= 0, got another, {where}")
     for turn in row.turns:
         if not 0 <= turn.start <= turn.end <= num_tokens:
             raise RecordError(f"expected 0 <= start <= end <= {num_tokens}, got {turn.start}, {turn.end}, {where}")
         if not math.isfinite(turn.return_) or not math.isfinite(turn.weight) or turn.temperature < 0:
             raise RecordError(f"expected a finite return and weight, temperature >= 0, got others, {where}")
-        if any(row.loss_mask[turn.start : turn.end]) and not are_complete(turn.versions, turn.end - turn.start):
+        if row.loss_mask[turn.start : turn.end].any() and not are_complete(turn.versions, turn.end - turn.start):
             raise RecordError(f"expected complete versions on a trained turn, got others, call={turn.call_id}, {where}")

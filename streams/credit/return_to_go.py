@@ -71,7 +71,7 @@ def _rows(episode: Episode, policy: str) -> list[SegmentRow]:
     assert episode.reward is not None
     segments = build_segments(episode.calls, policy)
     returns = returns_to_go(episode.reward, episode.calls)
-    num_tokens = sum(sum(segment.loss_mask) for segment in segments)
+    num_tokens = sum(int(segment.loss_mask.sum()) for segment in segments)
     return [_row(episode, number, segment, returns, num_tokens) for number, segment in enumerate(segments)]
 
 

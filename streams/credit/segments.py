@@ -17,7 +17,7 @@ import numpy as np
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.episodes import EpisodeCall
 from tracegrad.schemas.records.prompts import rebuild_prompt
-from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.tokens import Ids, Logprobs, Mask, ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import MAX_LOGPROB
 from tracegrad.schemas.records.versions import are_complete
 
@@ -45,11 +45,11 @@ class CallSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One chain; the three lists have one length."""
+    """One chain; the three arrays have one length."""
 
-    token_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float]
+    token_ids: Ids
+    loss_mask: Mask
+    logprobs: Logprobs
     slices: tuple[CallSlice, ...]
 
 
@@ -109,9 +109,7 @@ class _Chain:
             if not piece.masked:
                 mask[piece.start : piece.end] = 1
                 logprobs[piece.start : piece.end] = logprobs_from_bytes(piece.call.logprobs)
-        return Segment(
-            token_ids=ids.tolist(), loss_mask=mask.tolist(), logprobs=logprobs.tolist(), slices=tuple(self.slices)
-        )
+        return Segment(token_ids=ids, loss_mask=mask, logprobs=logprobs, slices=tuple(self.slices))
 
 
 def build_segments(calls: Sequence[EpisodeCall], policy: str) -> tuple[Segment, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from tests.versions import sampled_by
 from tracegrad.schemas.ids import CallId, RunHash
@@ -253,9 +254,9 @@ ROW = transitions.SegmentRow(
     rollout_id=ROLLOUT,
     attempt_id="9a3c",
     segment=0,
-    token_ids=[5, 6, 9, 10, 7],
-    loss_mask=[0, 0, 1, 1, 0],
-    logprobs=[0.0, 0.0, -0.5, -1.25, 0.0],
+    token_ids=np.array([5, 6, 9, 10, 7], np.int32),
+    loss_mask=np.array([0, 0, 1, 1, 0], np.uint8),
+    logprobs=np.array([0.0, 0.0, -0.5, -1.25, 0.0], np.float32),
     turns=(
         transitions.Turn(
             start=2,

@@ -90,13 +90,17 @@ def test_raw_records_become_arrow_rows() -> None:
         ("truncated", 0.0, 1, 0, ""),
     ]
     good, bad = rows
-    assert (good.token_ids, good.loss_mask) == ([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1])
-    assert good.logprobs == [0, 0, -0.5, -0.5, 0, -0.5]
+    assert (good.token_ids.tolist(), good.loss_mask.tolist()) == ([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1])
+    assert good.logprobs.tolist() == [0, 0, -0.5, -0.5, 0, -0.5]
     assert [(t.agent, t.peers, t.return_, t.reward_parts) for t in good.turns] == [
         ("calculator", "0", 1.5, (("air:tool_success", 0.5),)),
         ("calculator", "1", 1.0, ()),
     ]
-    assert (bad.token_ids, bad.loss_mask, bad.rollout_tokens) == ([1, 2, 9, 5, 7, 8], [0, 0, 1, 0, 0, 0], 1)
+    assert (bad.token_ids.tolist(), bad.loss_mask.tolist(), bad.rollout_tokens) == (
+        [1, 2, 9, 5, 7, 8],
+        [0, 0, 1, 0, 0, 0],
+        1,
+    )
     # The second call has no span: it trains without a name, and is still compared with second turns.
     assert [(t.agent, t.turn, t.return_, t.masked) for t in bad.turns] == [
         ("calculator", 0, 0.0, ""),
@@ -123,7 +127,7 @@ def test_without_the_otlp_gateway_calls_still_train() -> None:
     streams.tick(0.0)
     streams.tick(5.0)
     _, rows = decode_group(streams.values(Topic.TRANSITIONS)[0])
-    assert [row.token_ids for row in rows] == [[1, 2, 3, 4, 5, 6], [1, 2, 9, 5, 7, 8]]
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4, 5, 6], [1, 2, 9, 5, 7, 8]]
     assert [[t.return_ for t in row.turns] for row in rows] == [[1.0, 1.0], [0.0, 0.0]]
     assert [[(t.agent, t.peers) for t in row.turns] for row in rows] == [[(None, "0"), (None, "1")]] * 2
 

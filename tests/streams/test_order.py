@@ -99,7 +99,7 @@ def test_the_two_agent_episode_by_hand() -> None:
     assert [[r.value for r in c.rewards] for c in episode.calls] == [[0.5], [], [], []]
     summary, rows = decode_group(EXPECTED.values(Topic.TRANSITIONS)[0])
     assert summary.members[0].reward == 1.0
-    assert [row.token_ids for row in rows] == [[1, 2, 3, 9, 10], [4, 5, 6, 7, 8]]
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 9, 10], [4, 5, 6, 7, 8]]
     assert [[(t.agent, t.peers, t.return_) for t in row.turns] for row in rows] == [
         [("planner", "0", 1.5), ("planner", "1", 1.0)],
         [("coder", "0", 1.0), ("coder", "1", 1.0)],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
+
 from tests.versions import sampled_by
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
@@ -62,9 +64,9 @@ def segment(
         rollout_id=rollout,
         attempt_id="aaaa",
         segment=number,
-        token_ids=[rng.randrange(VOCABULARY) for _ in range(num_tokens)],
-        loss_mask=list(mask),
-        logprobs=[-5.5 + rng.uniform(-0.3, 0.3) if m else 0.0 for m in mask],
+        token_ids=np.array([rng.randrange(VOCABULARY) for _ in range(num_tokens)], np.int32),
+        loss_mask=np.array(mask, np.uint8),
+        logprobs=np.array([-5.5 + rng.uniform(-0.3, 0.3) if m else 0.0 for m in mask], np.float32),
         turns=tuple(turns),
         rollout_tokens=sum(mask) if rollout_tokens is None else rollout_tokens,
     )

@@ -33,7 +33,7 @@ def row(advantage: float = 1.0, *, version: int = 0, mu: float = -5.5, seed: int
     mask = np.arange(12) >= 7
     return TrainingRow(
         rollout_id="r0",
-        token_ids_T=rng.integers(0, 261, 12),
+        token_ids_T=rng.integers(0, 261, 12, dtype=np.int32),
         loss_mask_T=mask,
         sampler_logprobs_T=np.where(mask, mu, 0.0).astype(np.float32),
         advantages_T=np.where(mask, advantage, 0.0).astype(np.float32),

@@ -93,9 +93,9 @@ def _check_row(row: SegmentRow, limits: GroupLimits) -> None:
         raise RecordError(
             f"expected at most {limits.max_row_tokens} tokens, got {len(row.token_ids)}, {where}", reason="too_long"
         )
-    if row.token_ids and max(row.token_ids) >= limits.vocabulary:
+    if (row.token_ids >= limits.vocabulary).any():
         raise RecordError(f"expected token ids < {limits.vocabulary}, got a greater one, {where}", reason="vocabulary")
-    if row.loss_mask and row.loss_mask[0]:
+    if row.loss_mask[:1].any():
         raise RecordError(f"expected loss_mask 0 on the first token (nothing precedes it), got 1, {where}")
     end = 0
     inside = 0
@@ -103,12 +103,12 @@ def _check_row(row: SegmentRow, limits: GroupLimits) -> None:
         if turn.start < end:
             raise RecordError(f"expected turns that do not overlap, got overlap at call={turn.call_id}, {where}")
         end = turn.end
-        trained = sum(row.loss_mask[turn.start : turn.end])
+        trained = int(row.loss_mask[turn.start : turn.end].sum())
         inside += trained
         if trained:
             _check_trained_turn(turn, where)
-    if inside != sum(row.loss_mask):
-        raise RecordError(f"expected loss_mask 1 inside turns only, got {sum(row.loss_mask) - inside} outside, {where}")
+    if outside := int(row.loss_mask.sum()) - inside:
+        raise RecordError(f"expected loss_mask 1 inside turns only, got {outside} outside, {where}")
 
 
 def _check_trained_turn(turn: Turn, where: str) -> None:
@@ -128,7 +128,7 @@ def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
     for number, row in enumerate(rows):
         if row.rollout_id not in members:
             raise RecordError(f"expected rows of included members only, got rollout={row.rollout_id}")
-        tokens[row.rollout_id] = tokens.get(row.rollout_id, 0) + sum(row.loss_mask)
+        tokens[row.rollout_id] = tokens.get(row.rollout_id, 0) + int(row.loss_mask.sum())
         for turn in row.turns:
             call = (row.rollout_id, turn.call_id)
             if meanings.setdefault(call, (turn.return_, turn.peers, turn.weight)) != (
@@ -137,7 +137,7 @@ def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
                 turn.weight,
             ):
                 raise RecordError(f"expected equal return, peers and weight in all rows, got two, call={turn.call_id}")
-            trains = any(row.loss_mask[turn.start : turn.end])
+            trains = row.loss_mask[turn.start : turn.end].any()
             if trains and trained_in.setdefault(call, number) != number:
                 raise RecordError(f"expected each call to train in one row, got two, call={turn.call_id}")
     for row in rows:
@@ -164,5 +164,5 @@ def trained_versions(group: Group) -> list[VersionSpan]:
         for row in group.rows
         for turn in row.turns
         for start, end, span in token_versions(turn)
-        if any(row.loss_mask[start:end])
+        if row.loss_mask[start:end].any()
     ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,29 +63,29 @@ def micro_batches(
 
 
 def _micro_batch(rows: Sequence[TrainingRow], longest: int) -> MicroBatch:
-    def stack(name: str, fill: float) -> npt.NDArray[np.generic]:
+    def stack(name: str, fill: float = 0) -> npt.NDArray[Any]:
         arrays = [getattr(row, name) for row in rows]
         padded = np.full((len(rows), longest), fill, dtype=arrays[0].dtype)
         for number, array in enumerate(arrays):
             padded[number, : len(array)] = array
         return padded
 
-    mask = stack("loss_mask_T", 0)
+    ids, mask = stack("token_ids_T").astype(np.int64), stack("loss_mask_T")
     # Token t is predicted at position t - 1; logits are made only where some row trains the next token.
     targets = np.flatnonzero(mask.any(axis=0))
 
-    def kept(name: str, fill: float = 0) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(stack(name, fill)[:, targets]))
+    def kept(padded: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(padded.take(targets, axis=1))
 
     weights = torch.tensor([[row.token_weight] for row in rows], dtype=torch.float64)
     return MicroBatch(
-        input_ids_BL=torch.from_numpy(np.ascontiguousarray(stack("token_ids_T", 0)[:, : int(targets[-1])])),
+        input_ids_BL=torch.from_numpy(np.ascontiguousarray(ids[:, : int(targets[-1])])),
         keep_K=torch.from_numpy(targets - 1),
-        targets_BK=kept("token_ids_T"),
-        loss_mask_BK=kept("loss_mask_T"),
-        sampler_logprobs_BK=kept("sampler_logprobs_T"),
-        advantages_BK=kept("advantages_T"),
-        temperatures_BK=kept("temperatures_T", 1),
-        token_weights_BK=(weights * kept("loss_mask_T")).float(),
-        versions_BK=kept("versions_T", -1),
+        targets_BK=kept(ids),
+        loss_mask_BK=kept(mask),
+        sampler_logprobs_BK=kept(stack("sampler_logprobs_T")),
+        advantages_BK=kept(stack("advantages_T")),
+        temperatures_BK=kept(stack("temperatures_T", 1)),
+        token_weights_BK=(weights * kept(mask)).float(),
+        versions_BK=kept(stack("versions_T", -1)),
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracegrad.schemas.records.tokens import Ids, Logprobs
 from tracegrad.schemas.records.transitions import SegmentRow, Turn
 
 from ..algorithm.recipe import Recipe
@@ -26,7 +27,6 @@ __all__ = ["CallKey", "TrainingRow", "group_advantages", "rollout_tokens", "trai
 CallKey = tuple[str, str]
 """(rollout id, call id)."""
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class TrainingRow:
     """One segment with all that the loss needs, aligned with its tokens."""
 
     rollout_id: str
-    token_ids_T: Ints
+    token_ids_T: Ids
     loss_mask_T: npt.NDArray[np.bool_]
-    sampler_logprobs_T: Floats
+    sampler_logprobs_T: Logprobs
     advantages_T: Floats
     """0 outside the loss mask."""
     temperatures_T: Floats
-    versions_T: Ints
+    versions_T: npt.NDArray[np.int64]
     """-1 outside the loss mask."""
     token_weight: float
     """What one trained token weighs in the loss."""
@@ -59,7 +59,7 @@ def training_rows(groups: Sequence[Group], recipe: Recipe) -> list[TrainingRow]:
     for group in groups:
         advantages = group_advantages(group.rows, recipe)
         for row in group.rows:
-            if any(row.loss_mask):
+            if row.loss_mask.any():
                 rows.append(_training_row(row, advantages, weights[row.rollout_id]))
     return rows
 
@@ -99,7 +99,7 @@ def group_advantages(rows: Iterable[SegmentRow], recipe: Recipe) -> dict[CallKey
 
 def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_weight: float) -> TrainingRow:
     num_tokens = len(row.token_ids)
-    mask = np.asarray(row.loss_mask, dtype=np.bool_)
+    mask = row.loss_mask.view(np.bool_)
     advantages_T = np.zeros(num_tokens, dtype=np.float32)
     temperatures_T = np.ones(num_tokens, dtype=np.float32)
     versions_T = np.full(num_tokens, -1, dtype=np.int64)
@@ -111,9 +111,9 @@ def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_we
             versions_T[start:end] = span.version
     return TrainingRow(
         rollout_id=row.rollout_id,
-        token_ids_T=np.asarray(row.token_ids, dtype=np.int64),
+        token_ids_T=row.token_ids,
         loss_mask_T=mask,
-        sampler_logprobs_T=np.asarray(row.logprobs, dtype=np.float32),
+        sampler_logprobs_T=row.logprobs,
         advantages_T=np.where(mask, advantages_T, np.float32(0.0)),
         temperatures_T=temperatures_T,
         versions_T=np.where(mask, versions_T, -1),

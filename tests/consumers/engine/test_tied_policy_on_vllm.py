@@ -57,7 +57,7 @@ def row_of(call: CallRecord, calls: list[CallRecord], advantage: float) -> Train
     logprobs_T[mask_T] = logprobs_from_bytes(call.logprobs)
     return TrainingRow(
         rollout_id=call.call_id,
-        token_ids_T=np.array(prompt + sampled, np.int64),
+        token_ids_T=np.array(prompt + sampled, np.int32),
         loss_mask_T=mask_T,
         sampler_logprobs_T=logprobs_T,
         advantages_T=np.where(mask_T, advantage, 0.0).astype(np.float32),

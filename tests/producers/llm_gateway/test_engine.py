@@ -155,7 +155,7 @@ async def test_without_the_splice_turns_do_not_merge(engine: tuple[str, Path], m
             assert_merged(rows, r.calls())
         # The first answer is the one learnt by heart, spelt letter by letter; the later ones may be anything.
         assert len(rows) > 1
-        assert rows[1].token_ids[: len(rows[0].token_ids)] != rows[0].token_ids
+        assert rows[1].token_ids[: len(rows[0].token_ids)].tolist() != rows[0].token_ids.tolist()
 
 
 async def _rendered(r: Rig, url: str, messages: list[Any]) -> list[int]:

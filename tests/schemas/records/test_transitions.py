@@ -6,10 +6,12 @@ import random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from tests.schemas.released import GOLDEN, ROW, SUMMARY
 from tracegrad.schemas.errors import RecordError
@@ -60,9 +62,9 @@ def rows(draw: st.DrawFn) -> SegmentRow:
         rollout_id=draw(TEXT),
         attempt_id=draw(TEXT),
         segment=draw(st.integers(0, 10)),
-        token_ids=draw(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count)),
-        loss_mask=draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)),
-        logprobs=draw(st.lists(st.floats(-50, 0, width=32), min_size=count, max_size=count)),
+        token_ids=draw(arrays(np.int32, count, elements=st.integers(0, 2**31 - 1))),
+        loss_mask=draw(arrays(np.uint8, count, elements=st.integers(0, 1))),
+        logprobs=draw(arrays(np.float32, count, elements=st.floats(-50, 0, width=32))),
         turns=tuple(draw(st.lists(turns(count), max_size=3))),
         rollout_tokens=draw(st.integers(0, 100)),
     )
@@ -75,6 +77,18 @@ def test_group_survives_and_its_bytes_are_its_own(group: list[SegmentRow]) -> No
     data = encode_group(SUMMARY, group)
     assert decode_group(data) == (SUMMARY, group)
     assert encode_group(*decode_group(data)) == data
+
+
+def test_decoded_tokens_are_views_of_the_records_bytes() -> None:
+    """Not copied, not writable, of the column's own type, each row its own slice."""
+    data = encode_group(SUMMARY, [ROW, msgspec.structs.replace(ROW, token_ids=ROW.token_ids[::-1])])
+    _, rows = decode_group(data)
+    assert [row.token_ids.tolist() for row in rows] == [[5, 6, 9, 10, 7], [7, 10, 9, 6, 5]]
+    for row in rows:
+        columns = (row.token_ids, row.loss_mask, row.logprobs)
+        assert [column.dtype for column in columns] == [np.int32, np.uint8, np.float32]
+        assert all(np.shares_memory(column, np.frombuffer(data, np.uint8)) for column in columns)
+        assert not any(column.flags.writeable for column in columns)
 
 
 def test_mutants_only_ever_raise_record_errors() -> None:
@@ -154,13 +168,13 @@ def test_missing_summary_is_refused() -> None:
 
 TURN = ROW.turns[0]
 WRONG: dict[str, dict[str, Any]] = {
-    "short mask": {"loss_mask": [0, 0, 1, 1]},
-    "short logprobs": {"logprobs": [0.0]},
-    "negative token": {"token_ids": [5, 6, 9, -1, 7]},
-    "mask of 2": {"loss_mask": [0, 0, 1, 2, 0]},
-    "positive logprob": {"logprobs": [0.0, 0.0, 0.5, -1.25, 0.0]},
-    "infinite logprob": {"logprobs": [0.0, 0.0, float("-inf"), -1.25, 0.0]},
-    "nan logprob": {"logprobs": [0.0, 0.0, float("nan"), -1.25, 0.0]},
+    "short mask": {"loss_mask": np.array([0, 0, 1, 1], np.uint8)},
+    "short logprobs": {"logprobs": np.array([0.0], np.float32)},
+    "negative token": {"token_ids": np.array([5, 6, 9, -1, 7], np.int32)},
+    "mask of 2": {"loss_mask": np.array([0, 0, 1, 2, 0], np.uint8)},
+    "positive logprob": {"logprobs": np.array([0.0, 0.0, 0.5, -1.25, 0.0], np.float32)},
+    "infinite logprob": {"logprobs": np.array([0.0, 0.0, -np.inf, -1.25, 0.0], np.float32)},
+    "nan logprob": {"logprobs": np.array([0.0, 0.0, np.nan, -1.25, 0.0], np.float32)},
     "turn past the end": {"turns": (msgspec.structs.replace(TURN, end=6),)},
     "turn backwards": {"turns": (msgspec.structs.replace(TURN, start=4, end=2),)},
     "infinite return": {"turns": (msgspec.structs.replace(TURN, return_=float("inf")),)},

@@ -95,7 +95,11 @@ def test_a_group_becomes_one_record_with_a_row_a_segment() -> None:
     ]
     assert [row.rollout_id for row in rows] == [rollout(0), rollout(1)]
     first = rows[0]
-    assert (first.token_ids, first.loss_mask, first.rollout_tokens) == ([1, 10, 2, 11], [0, 1, 0, 1], 2)
+    assert (first.token_ids.tolist(), first.loss_mask.tolist(), first.rollout_tokens) == (
+        [1, 10, 2, 11],
+        [0, 1, 0, 1],
+        2,
+    )
     got = [(t.start, t.end, t.turn, t.peers, t.return_, t.weight, t.reward_parts, t.versions) for t in first.turns]
     assert got == [
         (1, 2, 0, "0", 1.5, 1.0, (("air:ok", 0.5),), (sampled_by(1),)),
@@ -120,7 +124,7 @@ def test_each_policy_has_a_record_in_its_own_partition() -> None:
         (b"unused", 2),
     ]
     decoded = [decode_group(output.value) for output in emission.outputs]
-    assert [[row.token_ids for row in rows] for _, rows in decoded] == [[[5, 6]], [[1, 2]], []]
+    assert [[row.token_ids.tolist() for row in rows] for _, rows in decoded] == [[[5, 6]], [[1, 2]], []]
     assert decoded[1][1][0].turns[0].return_ == 1.25
     assert decoded[2][0].members[0].excluded == "no_calls"
 

@@ -41,46 +41,46 @@ def child(
 def test_a_chain_of_two_turns_is_one_row() -> None:
     """Prompt 1 2, sampled 3 4; the next prompt adds the tool's 5 6; sampled 7."""
     (row,) = build_segments([call("a", [1, 2], [3, 4]), child("b", "a", 4, [5, 6], [7])], "policy")
-    assert row.token_ids == [1, 2, 3, 4, 5, 6, 7]
-    assert row.loss_mask == [0, 0, 1, 1, 0, 0, 1]
-    assert row.logprobs == [0, 0, -1, -2, 0, 0, -1]
+    assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert row.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1]
+    assert row.logprobs.tolist() == [0, 0, -1, -2, 0, 0, -1]
     assert [(piece.call.call_id, piece.start, piece.end) for piece in row.slices] == [("a", 2, 4), ("b", 6, 7)]
 
 
 def test_a_prompt_that_drops_tokens_starts_a_new_row() -> None:
     """It shares only 1 2 3 with its parent: the history was changed."""
     rows = build_segments([call("a", [1, 2], [3, 4]), child("b", "a", 3, [9], [7])], "policy")
-    assert [row.token_ids for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 9, 7]]
-    assert [row.loss_mask for row in rows] == [[0, 0, 1, 1], [0, 0, 0, 0, 1]]
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 9, 7]]
+    assert [row.loss_mask.tolist() for row in rows] == [[0, 0, 1, 1], [0, 0, 0, 0, 1]]
 
 
 def test_branches_repeat_the_prefix_with_mask_zero() -> None:
     """Two calls continue `a`: the first stays in the row, the second repeats what was sampled without training it."""
     calls = [call("a", [1], [2]), child("b", "a", 2, [3], [4]), child("c", "a", 2, [5], [6])]
     rows = build_segments(calls, "policy")
-    assert [row.token_ids for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
-    assert [row.loss_mask for row in rows] == [[0, 1, 0, 1], [0, 0, 0, 1]]
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    assert [row.loss_mask.tolist() for row in rows] == [[0, 1, 0, 1], [0, 0, 0, 1]]
     assert [[piece.call.call_id for piece in row.slices] for row in rows] == [["a", "b"], ["c"]]
 
 
 def test_parallel_calls_are_not_chained_by_time() -> None:
     """Same prompt, one after the other on the log: two rows."""
     rows = build_segments([call("a", [1, 2], [3]), call("b", [1, 2], [4])], "policy")
-    assert [row.token_ids for row in rows] == [[1, 2, 3], [1, 2, 4]]
+    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3], [1, 2, 4]]
 
 
 def test_an_equal_prefix_chains_without_a_declared_parent() -> None:
     """The match is on tokens; the reference only stores the prompt."""
     (row,) = build_segments([call("a", [1], [2]), call("b", [1, 2, 3], [4])], "policy")
-    assert row.token_ids == [1, 2, 3, 4]
+    assert row.token_ids.tolist() == [1, 2, 3, 4]
 
 
 def test_a_masked_call_keeps_its_tokens() -> None:
     """A truncated answer stays context for what follows."""
     calls = [call("a", [1], [2, 3], masked="truncated"), child("b", "a", 3, [4], [5])]
     (row,) = build_segments(calls, "policy")
-    assert (row.token_ids, row.loss_mask) == ([1, 2, 3, 4, 5], [0, 0, 0, 0, 1])
-    assert row.logprobs == [0, 0, 0, 0, -1]
+    assert (row.token_ids.tolist(), row.loss_mask.tolist()) == ([1, 2, 3, 4, 5], [0, 0, 0, 0, 1])
+    assert row.logprobs.tolist() == [0, 0, 0, 0, -1]
     assert [piece.masked for piece in row.slices] == ["truncated", ""]
 
 
@@ -88,9 +88,9 @@ def test_other_policies_are_context() -> None:
     """A prompt may rest on another policy's call; its tokens are not sampled here."""
     calls = [call("a", [1], [2], policy="other"), child("b", "a", 2, [3], [4])]
     (row,) = build_segments(calls, "policy")
-    assert (row.token_ids, row.loss_mask) == ([1, 2, 3, 4], [0, 0, 0, 1])
+    assert (row.token_ids.tolist(), row.loss_mask.tolist()) == ([1, 2, 3, 4], [0, 0, 0, 1])
     (other,) = build_segments(calls, "other")
-    assert other.token_ids == [1, 2]
+    assert other.token_ids.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_segments_partition_the_sampled_tokens(calls: list[EpisodeCall]) -> None
         for piece in row.slices:
             prompt = prompts[piece.index]
             assert prompt is not None
-            assert row.token_ids[: piece.start] == ids_from_bytes(prompt).tolist()
-            assert row.token_ids[piece.start : piece.end] == ids_from_bytes(piece.call.sampled_ids).tolist()
+            assert row.token_ids[: piece.start].tolist() == ids_from_bytes(prompt).tolist()
+            assert row.token_ids[piece.start : piece.end].tolist() == ids_from_bytes(piece.call.sampled_ids).tolist()
             trained[piece.start : piece.end] = [1] * (piece.end - piece.start)
-        assert row.loss_mask == trained
-    assert sum(sum(row.loss_mask) for row in rows) == sum(len(c.sampled_ids) // 4 for c in calls)
+        assert row.loss_mask.tolist() == trained
+    assert sum(row.loss_mask.sum() for row in rows) == sum(len(c.sampled_ids) // 4 for c in calls)

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
@@ -31,16 +32,19 @@ def test_good_record_is_a_group() -> None:
 
 
 BAD_ROWS = {
-    "outside the vocabulary": ([row(token_ids=[VOCABULARY] * 8)], "vocabulary"),
-    "negative id": ([row(token_ids=[-1] * 8)], "malformed"),
+    "outside the vocabulary": ([row(token_ids=np.full(8, VOCABULARY, np.int32))], "vocabulary"),
+    "negative id": ([row(token_ids=np.full(8, -1, np.int32))], "malformed"),
     "too long": ([segment("r0", [turn(2, 5)], num_tokens=65)], "too_long"),
     "first token trained": ([segment("r0", [turn(0, 3)])], "malformed"),
-    "trained outside turns": ([row(loss_mask=[0, 0, 1, 1, 1, 1, 0, 0], rollout_tokens=4)], "malformed"),
+    "trained outside turns": (
+        [row(loss_mask=np.array([0, 0, 1, 1, 1, 1, 0, 0], np.uint8), rollout_tokens=4)],
+        "malformed",
+    ),
     "turns overlap": ([segment("r0", [turn(2, 5), turn(4, 6, call="b")])], "malformed"),
     "greedy tokens trained": ([segment("r0", [turn(2, 5, temperature=0.0)])], "zero_temperature"),
     "rollout_tokens off": ([row(rollout_tokens=9)], "malformed"),
     "not a member": ([segment("r9", [turn(2, 5)])], "malformed"),
-    "logprob above 0": ([row(logprobs=[0.5] * 8)], "malformed"),
+    "logprob above 0": ([row(logprobs=np.full(8, 0.5, np.float32))], "malformed"),
     "one call trained twice": (
         [
             segment("r0", [turn(2, 5)], rollout_tokens=6),
