@@ -37,22 +37,30 @@ from tracegrad.schemas.topics import Topic, Topics
 from .batch.batches import Batch, OpenBatch, TransitionsSource, account
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow, training_rows
-from .config import TrainerConfig
+from .config import TrainerConfig, TrainerHandles
 from .metrics import describe_step
 from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
 from .store.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng
 from .store.epoch import Ownership
-from .store.outbox import Outbox
+from .store.outbox import APPEND_TIMEOUT_S, Outbox
 from .store.publish import Publisher
 from .store.resume import Progress, resume
 
 __all__ = ["Trainer", "run"]
 
 _log = logging.getLogger(__name__)
+_POLL_S = 0.25
+"""Longest wait for records before the stop event and the epoch are looked at again."""
+_WAIT_LOG_S = 30.0
+"""A waiting trainer says so, with its lag, this often."""
+_LOGPROB_ERROR_WARN = 0.1
+"""Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights)."""
+_COARSE_LOGPROB_ERROR_WARN = 1.0
+"""The same where bfloat16 is published: its rounding alone gave 0.26."""
 
 
-def run(config: TrainerConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: Log, stop: threading.Event) -> None:
     """Trains until `steps` batches are done or `stop` is set; blocking.
 
     Raises:
@@ -60,20 +68,20 @@ def run(config: TrainerConfig, *, topics: Topics, log: Log, stop: threading.Even
         ConfigurationError, LogGapError: a person must act.
         UnavailableError, OSError: a restart may cure it.
     """
-    device = configure_torch(config)
-    learner = Learner(load_policy(config, device), config)
+    device = configure_torch(config, seed=handles.seed)
+    learner = Learner(load_policy(config, handles.model, device), config)
     writer = log.writer()
     ownership = Ownership(
-        policy=config.policy,
-        run=config.run,
+        policy=handles.policy,
+        run=handles.run,
         topic=topics.name(Topic.WEIGHTS),
         log=log,
         writer=writer,
-        timeout_s=config.append_timeout_s,
+        timeout_s=APPEND_TIMEOUT_S,
     )
     try:
         ownership.claim()
-        trainer = Trainer(config, topics=topics, log=log, writer=writer, ownership=ownership, learner=learner)
+        trainer = Trainer(config, handles, topics=topics, log=log, writer=writer, ownership=ownership, learner=learner)
         try:
             trainer.train(stop)
         finally:
@@ -89,6 +97,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainerConfig,
+        handles: TrainerHandles,
         *,
         topics: Topics,
         log: Log,
@@ -98,26 +107,27 @@ class Trainer:
     ) -> None:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
+        self._handles = handles
         self._ownership = ownership
         self._learner = learner
-        self._outbox = Outbox(config, topics=topics, log=log, writer=writer)
-        work_dir = Path(config.work_dir)
+        self._outbox = Outbox(handles.policy, topics=topics, log=log, writer=writer)
+        work_dir = Path(handles.work_dir)
         self._checkpoints = Checkpoints(work_dir / "checkpoints", keep=config.keep_checkpoints)
         self._publisher = Publisher(
-            policy=config.policy,
-            base=Path(config.model),
+            policy=handles.policy,
+            base=Path(handles.model),
             root=work_dir / "weights",
             adapters=work_dir / "adapters",
             keep=config.keep_versions,
         )
         self._limits = GroupLimits(
-            policy=config.policy, vocabulary=learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
+            policy=handles.policy, vocabulary=learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
         self._progress = self._begin()
         self._source = TransitionsSource(
             log,
             topic=topics.name(Topic.TRANSITIONS),
-            partition=config.partition,
+            partition=handles.partition,
             next_offset=self._progress.state.next_offset,
         )
 
@@ -154,7 +164,7 @@ class Trainer:
         busy_s = 0.0
         said_at = time.monotonic()
         while not batch.is_complete:
-            record = self._source.next(config.poll_s)
+            record = self._source.next(_POLL_S)
             if record is not None:
                 began = time.perf_counter()
                 batch.add(record)
@@ -164,18 +174,18 @@ class Trainer:
                 return None, busy_s
             self._ownership.look()
             self._serve_rollbacks()
-            if time.monotonic() - said_at >= config.wait_log_s:
+            if time.monotonic() - said_at >= _WAIT_LOG_S:
                 said_at = time.monotonic()
                 _log.info(
                     "waiting for groups: policy=%s step=%d has %d of %d, lag=%s records",
-                    config.policy,
+                    state.policy,
                     state.step + 1,
                     batch.num_seen,
                     config.groups_per_step,
                     self._source.lag,
                 )
-        max_staleness = config.loss.max_staleness
-        return batch.close(run=config.run, version=state.version, max_staleness=max_staleness), busy_s
+        max_staleness = config.max_staleness
+        return batch.close(run=state.run, version=state.version, max_staleness=max_staleness), busy_s
 
     # advantage, loss, optimise
 
@@ -262,7 +272,7 @@ class Trainer:
 
     def _begin(self) -> Progress:
         loaded = self._checkpoints.load_newest()
-        self._progress = resume(self._config, loaded, lineage=self._ownership.lineage, learner=self._learner)
+        self._progress = resume(self._handles, loaded, lineage=self._ownership.lineage, learner=self._learner)
         if loaded is None:
             self._save(msgspec.structs.replace(self._progress.state, epoch=self._ownership.epoch))
         if self._progress.state.version not in self._ownership.lineage.versions:
@@ -319,7 +329,7 @@ class Trainer:
             f" skipped={record.skipped}" if record.skipped else "",
         )
         is_exact = self._learner.policy.dtype == torch.float32
-        bound = self._config.logprob_error_warn if is_exact else self._config.coarse_logprob_error_warn
+        bound = _LOGPROB_ERROR_WARN if is_exact else _COARSE_LOGPROB_ERROR_WARN
         if record.logprob_error_max > bound:
             _log.warning(
                 "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "

@@ -20,12 +20,16 @@ from .algorithm.ratio import sampled_logprobs
 from .algorithm.recipe import Recipe, TokenLoss
 from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import TrainingRow
-from .config import LossConfig, OptimiserConfig, TrainerConfig
+from .config import TrainerConfig
 from .model.policy import Policy
 
 __all__ = ["Learner", "StepResult"]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_BETAS = (0.9, 0.95)
+"""AdamW's; the second is shorter than torch's .999, for gradients change with the policy."""
+_MICRO_BATCH_LOGITS = 1 << 28
+"""Logits (tokens x vocabulary) that one forward pass may take: bounds memory with large vocabularies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ class _Watch:
             self.error_max = max(self.error_max, error) if math.isfinite(error) else 1e9
 
 
-def _recipe(config: LossConfig) -> Recipe:
+def _recipe(config: TrainerConfig) -> Recipe:
     return Recipe(
         scale="std" if config.scale_advantages else "none",
         low=config.clip_low,
@@ -84,17 +88,17 @@ class Learner:
 
     def __init__(self, policy: Policy, config: TrainerConfig) -> None:
         self.policy = policy
-        self.recipe = _recipe(config.loss)
+        self.recipe = _recipe(config)
         self._config = config
         self._names = sorted(policy.masters)
-        self._optimiser = self._new_optimiser(config.optimiser)
+        self._optimiser = self._new_optimiser()
 
-    def _new_optimiser(self, config: OptimiserConfig) -> torch.optim.AdamW:
+    def _new_optimiser(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(
             [self.policy.masters[name] for name in self._names],
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
+            lr=self._config.lr,
+            betas=_BETAS,
+            weight_decay=self._config.weight_decay,
         )
 
     def step(self, rows: Sequence[TrainingRow], *, version: int, step: int) -> StepResult:
@@ -113,7 +117,7 @@ class Learner:
         started = time.perf_counter()
         loss, watch = self._accumulate(useful, version)
         computed = time.perf_counter()
-        config = self._config.optimiser
+        config = self._config
         masters = [self.policy.masters[name] for name in self._names]
         grad_norm = float(torch.nn.utils.clip_grad_norm_(masters, config.clip_norm))
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
@@ -144,7 +148,7 @@ class Learner:
         for batch in micro_batches(
             rows,
             max_tokens=config.micro_batch_tokens or (1024 if self.policy.device.type == "cpu" else 16384),
-            max_logits=config.micro_batch_logits,
+            max_logits=_MICRO_BATCH_LOGITS,
             vocabulary=self.policy.vocabulary,
         ):
             batch = batch.to(self.policy.device)
@@ -176,7 +180,7 @@ class Learner:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes `state()` back; an empty mapping makes the optimiser new (first step, rollback)."""
-        self._optimiser = self._new_optimiser(self._config.optimiser)
+        self._optimiser = self._new_optimiser()
         for name in self._names:
             master = self.policy.masters[name]
             moments = {moment: tensors[key] for moment in _MOMENTS if (key := f"{name}.{moment}") in tensors}

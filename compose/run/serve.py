@@ -120,7 +120,7 @@ def _runner(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: i
 def _trainer(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
     from tracegrad.trainer import loop
 
-    loop.run(wiring.trainer(), topics=wiring.topics, log=wiring.log(), stop=stop)
+    loop.run(wiring.settings.trainer, wiring.trainer(), topics=wiring.topics, log=wiring.log(), stop=stop)
 
 
 def _weight_sync(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:

@@ -17,6 +17,7 @@ from tracegrad.schemas.ids import RunName, parse_run_hash, parse_run_name
 from tracegrad.schemas.section import Count, File, Folder, Function, Model, Program, Seconds, Section, Whole
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
+from tracegrad.trainer.config import TrainerConfig
 
 from ..kafka.client_settings import KafkaConfig
 
@@ -30,7 +31,6 @@ __all__ = [
     "SelectSettings",
     "StreamsSettings",
     "TasksSettings",
-    "TrainerSettings",
 ]
 
 
@@ -142,51 +142,6 @@ class EngineSettings(Section, frozen=True, kw_only=True):
             raise ConfigurationError(f"url: expected http://host:port, got {self.url!r}")
 
 
-class TrainerSettings(Section, frozen=True, kw_only=True):
-    """`[trainer]`: how the policy learns."""
-
-    steps: Count = 80
-    """Batches until the run is done."""
-    groups_per_step: Count = 8
-    """G, the training groups of one batch."""
-    lr: Annotated[float, Meta(ge=0)] = 1e-5
-    """AdamW's learning rate after the warm-up."""
-    warmup_steps: Whole = 3
-    """Linear warm-up."""
-    clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
-    """The ratio may fall to 1 - clip_low."""
-    clip_high: Annotated[float, Meta(ge=0)] = 0.28
-    """The ratio may rise to 1 + clip_high."""
-    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
-    """Gradient norm clip."""
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    """AdamW's."""
-    lora_rank: Count | None = None
-    """Rank of a low-rank adapter; None: every weight is trained."""
-    lora_alpha: Count = 32
-    """Scale of the adapter."""
-    aggregation: Literal["token_mean", "rollout_mean", "constant"] = "token_mean"
-    """What one token weighs in the loss: `token_mean`, `rollout_mean` or `constant`."""
-    constant_tokens: Count = 1024
-    """L of `constant`: the greatest length of a rollout, say."""
-    max_staleness: Whole = 8
-    """Versions that a trained token may be behind; beyond it the group is excluded as `stale`. A safety net."""
-    scale_advantages: bool = False
-    """Also divide by the spread of the peers' returns (GRPO); off is Dr. GRPO."""
-    device: str = "auto"
-    """`auto`: the accelerator when there is one, else `cpu`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """`float32`, `bfloat16`; `auto`: float32 on CPU, bfloat16 on an accelerator."""
-    publish_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the published files; `auto`: `dtype`, whatever the model came in."""
-    threads: Count = 1
-    """CPU threads; two intra-op threads on a busy two-core machine are 15 to 30 times slower than one."""
-    micro_batch_tokens: Whole = 0
-    """Padded tokens of a forward pass; bounds memory. 0: 1,024 on CPU (measured fastest), 16,384 on an accelerator."""
-    keep_versions: Whole = 20
-    """Newest version folders kept; version 0 always is; 0 keeps all."""
-
-
 class PaceSettings(Section, frozen=True, kw_only=True):
     """`[pace]`: how far rollouts may run ahead of the trainer."""
 
@@ -246,7 +201,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     otlp: ListenConfig = ListenConfig()
     llm: ListenConfig = ListenConfig()
     air: AirConfig = AirConfig()
-    trainer: TrainerSettings = TrainerSettings()
+    trainer: TrainerConfig = TrainerConfig()
     streams: StreamsSettings = StreamsSettings()
     pace: PaceSettings = PaceSettings()
     select: SelectSettings = SelectSettings()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracegrad.producers.runner.config import RunnerConfig
     from tracegrad.producers.tasks.admission import TasksConfig
     from tracegrad.streams.config import StreamsConfig
-    from tracegrad.trainer.config import TrainerConfig
+    from tracegrad.trainer.config import TrainerHandles
 
     from ..engine.server import EngineConfig
 
@@ -184,41 +184,16 @@ class Wiring:
             log_dir=str(self.run_dir.logs),
         )
 
-    def trainer(self) -> TrainerConfig:
+    def trainer(self) -> TrainerHandles:
         """`serve trainer`."""
-        from tracegrad.trainer.config import LoraConfig, LossConfig, OptimiserConfig, TrainerConfig
+        from tracegrad.trainer.config import TrainerHandles
 
-        trainer = self.settings.trainer
-        return TrainerConfig(
+        return TrainerHandles(
             run=self.record.hash,
             policy=self.settings.policy.name,
             model=self.settings.policy.model,
             work_dir=str(self.run_dir.trainer),
-            steps=trainer.steps,
-            groups_per_step=trainer.groups_per_step,
             seed=self.record.seed,
-            loss=LossConfig(
-                clip_low=trainer.clip_low,
-                clip_high=trainer.clip_high,
-                aggregation=trainer.aggregation,
-                constant_tokens=trainer.constant_tokens,
-                max_staleness=trainer.max_staleness,
-                scale_advantages=trainer.scale_advantages,
-            ),
-            optimiser=OptimiserConfig(
-                lr=trainer.lr,
-                warmup_steps=trainer.warmup_steps,
-                weight_decay=trainer.weight_decay,
-                clip_norm=trainer.clip_norm,
-            ),
-            method="full" if trainer.lora_rank is None else "lora",
-            lora=LoraConfig(rank=trainer.lora_rank or LoraConfig().rank, alpha=trainer.lora_alpha),
-            device=trainer.device,
-            dtype=trainer.dtype,
-            publish_dtype=trainer.publish_dtype,
-            threads=trainer.threads,
-            micro_batch_tokens=trainer.micro_batch_tokens,
-            keep_versions=trainer.keep_versions,
         )
 
     def weight_sync(self) -> WeightSyncConfig:

@@ -1,6 +1,7 @@
 """A trainer in a process of its own that kills itself with SIGKILL at a named seam.
 
-argv: bootstrap servers, Topics as JSON, TrainerConfig as JSON, the seam (`none` trains on), at which call of it.
+argv: bootstrap servers, Topics as JSON, TrainerConfig and TrainerHandles as JSON, the seam (`none` trains on), at
+which call of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.topics import Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.store import checkpoint, publish
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
@@ -52,12 +53,12 @@ def arm(seam: str, call: int) -> None:
 
 def main() -> int:
     """78 when fenced, as the command line has it."""
-    servers, topics, config, seam, call = sys.argv[1:]
+    servers, topics, settings, seam, call = sys.argv[1:]
     if seam != "none":
         arm(seam, int(call))
     try:
         loop.run(
-            msgspec.json.decode(config, type=TrainerConfig),
+            *msgspec.json.decode(settings, type=tuple[TrainerConfig, TrainerHandles]),
             topics=msgspec.json.decode(topics, type=Topics),
             log=KafkaLog(servers),
             stop=threading.Event(),

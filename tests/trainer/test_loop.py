@@ -19,14 +19,14 @@ from tests.memory_log import MemoryLog
 from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.schemas.errors import ConfigurationError, FencedError
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import LoraConfig, LossConfig, TrainerConfig
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
@@ -57,23 +57,21 @@ def fill(log: Log) -> None:
     append_groups(log, TRANSITIONS, values)
 
 
-def config_of(model: Path, work_dir: Path, **changes: Any) -> TrainerConfig:
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not on the log comes from a test at once."""
+    monkeypatch.setattr(loop, "_POLL_S", 0.005)
+
+
+def config_of(model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any) -> tuple[TrainerConfig, TrainerHandles]:
     """Four batches of two groups."""
-    settings: dict[str, Any] = {
-        "run": RUN,
-        "model": str(model),
-        "work_dir": str(work_dir),
-        "steps": 4,
-        "groups_per_step": 2,
-        "poll_s": 0.0,
-        "append_timeout_s": 5.0,
-    }
-    return TrainerConfig(**(settings | changes))
+    config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
+    return config, TrainerHandles(run=run, model=str(model), work_dir=str(work_dir))
 
 
-def train(log: Log, config: TrainerConfig, stop: threading.Event | None = None) -> None:
+def train(log: Log, settings: tuple[TrainerConfig, TrainerHandles], stop: threading.Event | None = None) -> None:
     """As compose calls it."""
-    loop.run(config, topics=TOPICS, log=log, stop=stop or threading.Event())
+    loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event())
 
 
 def steps_of(log: MemoryLog) -> list[TrainingStep]:
@@ -159,7 +157,7 @@ def test_batch_without_advantage_is_recorded_and_publishes_nothing(
 
 def test_stale_groups_are_excluded(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Bound 1: groups of version 0 are too old from version 2 on."""
-    train(log, config_of(untied, tmp_path, loss=LossConfig(max_staleness=1)))
+    train(log, config_of(untied, tmp_path, max_staleness=1))
     steps = steps_of(log)
     assert [set(step.excluded_ids.values()) for step in steps] == [set(), {"malformed"}, {"stale"}, {"stale"}]
     assert [step.skipped for step in steps] == ["", "", "no_tokens", "no_tokens"]
@@ -267,7 +265,7 @@ def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, un
 def test_second_trainer_fences_the_first(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """The first waits for groups that do not come; the second starts; the first stops with a clear error."""
     failures: list[BaseException] = []
-    config = config_of(untied, tmp_path, steps=99, poll_s=0.01)
+    config = config_of(untied, tmp_path, steps=99)
     stop = threading.Event()
 
     def first() -> None:
@@ -298,16 +296,19 @@ def test_stop_ends_a_waiting_trainer(log: MemoryLog, untied: Path, tmp_path: Pat
 
 
 def test_waiting_is_visible(
-    memory_log: MemoryLog, untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    memory_log: MemoryLog,
+    untied: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With what is there, what is needed and the lag."""
     memory_log.create_topics(TOPICS, policies=["policy"])
     append_groups(memory_log, TRANSITIONS, [group_bytes(0)])
     stop = threading.Event()
     caplog.set_level("INFO", logger="tracegrad.trainer.loop")
-    thread = threading.Thread(
-        target=train, args=(memory_log, config_of(untied, tmp_path, poll_s=0.005, wait_log_s=0.01), stop)
-    )
+    monkeypatch.setattr(loop, "_WAIT_LOG_S", 0.01)
+    thread = threading.Thread(target=train, args=(memory_log, config_of(untied, tmp_path), stop))
     thread.start()
     deadline = threading.Event()
     for _ in range(1000):
@@ -325,17 +326,17 @@ def request_rollback(log: MemoryLog, version: int) -> None:
     log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
 def test_rollback_publishes_old_content_under_a_new_number(
-    method: str, log: MemoryLog, untied: Path, tmp_path: Path
+    lora_rank: int | None, log: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
     """And training goes on from it; a request is executed once, also across restarts."""
-    config = config_of(untied, tmp_path, steps=2, method=method, lora=LoraConfig(rank=4))
+    config = config_of(untied, tmp_path, steps=2, lora_rank=lora_rank)
     train(log, config)
     request_rollback(log, 1)
     request_rollback(log, 40)
-    train(log, config_of(untied, tmp_path, steps=3, method=method, lora=LoraConfig(rank=4)))
-    train(log, config_of(untied, tmp_path, steps=4, method=method, lora=LoraConfig(rank=4)))
+    train(log, config_of(untied, tmp_path, steps=3, lora_rank=lora_rank))
+    train(log, config_of(untied, tmp_path, steps=4, lora_rank=lora_rank))
     versions, found = lineage_of(log).versions, content(log)
     assert sorted(versions) == [0, 1, 2, 3, 4, 5]
     assert versions[3].base_version == 1
@@ -376,10 +377,12 @@ def test_logprobs_that_differ_are_warned_of_by_the_bound_of_their_precision(
     untied: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The recorded logprobs are no model's: only the bound decides."""
     exact, coarse = bounds
-    more = {"logprob_error_warn": exact, "coarse_logprob_error_warn": coarse}
-    train(log, config_of(untied, tmp_path, steps=1, dtype=dtype, **more))
+    monkeypatch.setattr(loop, "_LOGPROB_ERROR_WARN", exact)
+    monkeypatch.setattr(loop, "_COARSE_LOGPROB_ERROR_WARN", coarse)
+    train(log, config_of(untied, tmp_path, steps=1, dtype=dtype))
     assert steps_of(log)[0].logprob_error_max > 1e-3
     assert ("sampler and trainer differ" in caplog.text) is is_warned

@@ -30,26 +30,22 @@ from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 GROUPS = [group_bytes(i) for i in range(8)]
 
 
-def config_of(model: Path, work_dir: Path, topics: Topics, **changes: Any) -> TrainerConfig:
+def config_of(model: Path, work_dir: Path, topics: Topics) -> tuple[TrainerConfig, TrainerHandles]:
     """Four batches of two groups."""
-    settings: dict[str, Any] = {
-        "run": RUN,
-        "model": str(model),
-        "work_dir": str(work_dir),
-        "steps": 4,
-        "groups_per_step": 2,
-    }
-    return TrainerConfig(**(settings | changes))
+    config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4)
+    return config, TrainerHandles(run=RUN, model=str(model), work_dir=str(work_dir))
 
 
-def start(servers: str, topics: Topics, config: TrainerConfig, seam: str, call: int) -> subprocess.Popen[str]:
+def start(
+    servers: str, topics: Topics, config: tuple[TrainerConfig, TrainerHandles], seam: str, call: int
+) -> subprocess.Popen[str]:
     """A trainer in a process of its own."""
     argv = [servers, msgspec.json.encode(topics).decode(), msgspec.json.encode(config).decode(), seam, str(call)]
     return subprocess.Popen(
@@ -96,9 +92,8 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     undisturbed = MemoryLog()
     undisturbed.create_topics(fresh_topics, policies=["policy"])
     append_groups(undisturbed, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
-    loop.run(
-        config_of(untied, tmp_path / "a", fresh_topics), topics=fresh_topics, log=undisturbed, stop=threading.Event()
-    )
+    plain = config_of(untied, tmp_path / "a", fresh_topics)
+    loop.run(*plain, topics=fresh_topics, log=undisturbed, stop=threading.Event())
 
     append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
     config = config_of(untied, tmp_path / "b", fresh_topics)
@@ -109,7 +104,7 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     half_written = list((tmp_path / "b").rglob(".tmp-*"))
     assert bool(half_written) == seam.startswith("half-written")
 
-    loop.run(config, topics=fresh_topics, log=kafka_log, stop=threading.Event())
+    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event())
     expected_steps, expected, _ = outcome(undisturbed, fresh_topics)
     steps, content, _ = outcome(kafka_log, fresh_topics)
     assert steps == expected_steps
@@ -137,7 +132,7 @@ def test_two_trainers_at_once_one_stops(
                 break
     stop = threading.Event()
     second = threading.Thread(
-        target=loop.run, args=(config,), kwargs={"topics": fresh_topics, "log": kafka_log, "stop": stop}
+        target=loop.run, args=config, kwargs={"topics": fresh_topics, "log": kafka_log, "stop": stop}
     )
     second.start()
     _, errors = first.communicate(timeout=90)

@@ -12,9 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from tests.versions import RUN
 from tracegrad.trainer.batch.rows import TrainingRow
-from tracegrad.trainer.config import OptimiserConfig, TrainerConfig
+from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import configure_torch, load_policy
 from tracegrad.trainer.step import Learner
 
@@ -23,8 +22,8 @@ pytestmark = pytest.mark.torch
 
 def learner_of(model: Path, **changes: Any) -> Learner:
     """A fresh one."""
-    config = TrainerConfig(run=RUN, model=str(model), work_dir="w", **changes)
-    return Learner(load_policy(config, configure_torch(config)), config)
+    config = TrainerConfig(**{"lr": 5e-4, **changes})
+    return Learner(load_policy(config, str(model), configure_torch(config, seed=0)), config)
 
 
 def row(advantage: float = 1.0, *, version: int = 0, mu: float = -5.5, seed: int = 0) -> TrainingRow:
@@ -113,14 +112,14 @@ def test_rows_without_advantage_change_nothing_but_their_weight(untied: Path) ->
 
 def test_learning_rate_warms_up(untied: Path) -> None:
     """A third, two thirds, all of it."""
-    learner = learner_of(untied, optimiser=OptimiserConfig(lr=3e-4))
+    learner = learner_of(untied, lr=3e-4)
     rates = [learner.step([row()], version=0, step=step).learning_rate for step in (1, 2, 3, 9)]
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
 
 
 def test_learning_rate_zero_takes_a_step_and_moves_nothing(untied: Path) -> None:
     """The control run: versions grow, content does not."""
-    learner = learner_of(untied, optimiser=OptimiserConfig(lr=0.0))
+    learner = learner_of(untied, lr=0.0)
     before = weights(learner)
     assert learner.step([row()], version=0, step=1).is_updated
     assert is_equal(weights(learner), before)
@@ -139,5 +138,5 @@ def test_logprob_error_is_taken_at_the_present_version_only(untied: Path) -> Non
 def test_gradient_norm_is_reported_before_clipping(untied: Path) -> None:
     """Clipping at a thousandth changes what AdamW sees, not what is told."""
     free = learner_of(untied).step([row()], version=0, step=1)
-    held = learner_of(untied, optimiser=OptimiserConfig(clip_norm=1e-3)).step([row()], version=0, step=1)
+    held = learner_of(untied, clip_norm=1e-3).step([row()], version=0, step=1)
     assert held.grad_norm == free.grad_norm > 1e-3

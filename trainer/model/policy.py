@@ -28,10 +28,10 @@ _HEAD = "lm_head.weight"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def configure_torch(config: TrainerConfig) -> torch.device:
+def configure_torch(config: TrainerConfig, *, seed: int) -> torch.device:
     """Threads, seed and determinism of this process; the device to train on."""
     torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
+    torch.manual_seed(seed)
     accelerator = torch.cuda.is_available()
     device = torch.device(("cuda" if accelerator else "cpu") if config.device == "auto" else config.device)
     if device.type == "cpu":
@@ -124,7 +124,7 @@ class Policy:
         if got != expected:
             raise ConfigurationError(
                 f"expected {len(expected)} trainable tensors of the model's names and shapes, got {len(got)} that "
-                "differ: [trainer] model, method or lora changed since this run began; use another run"
+                "differ: [policy] model or [trainer] lora_rank changed since this run began; use another run"
             )
         for name, master in self.masters.items():
             master.copy_(tensors[name])
@@ -172,11 +172,11 @@ def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
     return base, state
 
 
-def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
+def load_policy(config: TrainerConfig, base: str, device: torch.device) -> Policy:
     """The base model, ready to train (dropout off: its logprobs must be the sampler's)."""
     import transformers
 
-    folder = Path(config.model)
+    folder = Path(base)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
         raise ConfigurationError(
             f"[policy] model: expected a folder with config.json and *.safetensors, got {folder}; "
@@ -199,8 +199,8 @@ def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
             "[trainer] dtype: this CPU has no bfloat16 instructions, products take several times as long as in "
             "float32; set dtype = 'float32' in [trainer] and [engine]"
         )
-    if config.method == "lora":
-        model = _with_adapters(model, config)
+    if config.lora_rank is not None:
+        model = _with_adapters(model, rank=config.lora_rank, alpha=config.lora_alpha)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))
     _log.info(
         "model loaded: %d of %d parameters train, published as %s, device=%s",
@@ -212,17 +212,16 @@ def load_policy(config: TrainerConfig, device: torch.device) -> Policy:
     return policy
 
 
-def _with_adapters(model: Any, config: TrainerConfig) -> Any:
+def _with_adapters(model: Any, *, rank: int, alpha: int) -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigurationError("[trainer] method = 'lora' needs peft: pip install 'tracegrad[trainer]'") from error
-    targets = config.lora.target_modules
+        raise ConfigurationError("[trainer] lora_rank needs peft: pip install 'tracegrad[trainer]'") from error
     adapters = peft.LoraConfig(
-        r=config.lora.rank,
-        lora_alpha=config.lora.alpha,
+        r=rank,
+        lora_alpha=alpha,
         lora_dropout=0.0,
-        target_modules=targets if isinstance(targets, str) else list(targets),
+        target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():

@@ -19,9 +19,11 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..batch.groups import Verdict
-from ..config import TrainerConfig
 
-__all__ = ["Outbox", "acknowledged"]
+__all__ = ["APPEND_TIMEOUT_S", "Outbox", "acknowledged"]
+
+APPEND_TIMEOUT_S = 60.0
+"""For one record to be acknowledged by the log."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +39,8 @@ def acknowledged(future: Future[Position], timeout_s: float) -> Position:
 class Outbox:
     """One policy's training steps and dead letters."""
 
-    def __init__(self, config: TrainerConfig, *, topics: Topics, log: Log, writer: LogWriter) -> None:
-        self._key = policy_key(config.policy)
-        self._timeout_s = config.append_timeout_s
+    def __init__(self, policy: str, *, topics: Topics, log: Log, writer: LogWriter) -> None:
+        self._key = policy_key(policy)
         self._steps_topic = topics.name(Topic.TRAINING_STEPS)
         self._dead_topic = topics.name(Topic.DEAD_LETTERS)
         self._log = log
@@ -47,7 +48,9 @@ class Outbox:
 
     def training_step(self, encoded: bytes) -> None:
         """Appends one record of `training_steps`."""
-        acknowledged(self._writer.append(self._steps_topic, key=self._key, value=encoded, partition=0), self._timeout_s)
+        acknowledged(
+            self._writer.append(self._steps_topic, key=self._key, value=encoded, partition=0), APPEND_TIMEOUT_S
+        )
 
     def training_step_if_missing(self, encoded: bytes) -> None:
         """Appends it unless these very bytes are on the topic."""
@@ -70,21 +73,21 @@ class Outbox:
             letters.append((letter, letter(value=verdict.record.value)))
         for letter, future in letters:
             try:
-                acknowledged(future, self._timeout_s)
+                acknowledged(future, APPEND_TIMEOUT_S)
             except RecordError:  # too large for the topic: its headers still name where the original lies
-                acknowledged(letter(value=b""), self._timeout_s)
+                acknowledged(letter(value=b""), APPEND_TIMEOUT_S)
 
     def _all_steps(self) -> Iterator[Record]:
         """The topic, from its beginning to its present end."""
         ends = {partition: bounds.end for partition, bounds in self._log.offsets(self._steps_topic).items()}
         reader = self._log.tail([self._steps_topic])
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + APPEND_TIMEOUT_S
         try:
             while any(reader.positions().get(at, 0) < ends.get(at.partition, 0) for at in reader.positions()):
                 yield from reader.read(timeout_s=0.5)
                 if time.monotonic() > deadline:
                     raise UnavailableError(
-                        f"expected to read {self._steps_topic!r} to its end in {self._timeout_s:g} s"
+                        f"expected to read {self._steps_topic!r} to its end in {APPEND_TIMEOUT_S:g} s"
                     )
         finally:
             reader.close()

@@ -14,7 +14,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import Lineage
 
-from ..config import TrainerConfig
+from ..config import TrainerHandles
 from ..step import Learner
 from .checkpoint import Checkpoint, CheckpointState, restore_rng
 
@@ -43,7 +43,7 @@ class Progress:
         return figures if step.reward is None else figures | {"reward": step.reward}
 
 
-def resume(config: TrainerConfig, loaded: Checkpoint | None, *, lineage: Lineage, learner: Learner) -> Progress:
+def resume(handles: TrainerHandles, loaded: Checkpoint | None, *, lineage: Lineage, learner: Learner) -> Progress:
     """Sets the learner to the checkpoint and says where it stands; step 0 without one.
 
     Raises:
@@ -53,23 +53,23 @@ def resume(config: TrainerConfig, loaded: Checkpoint | None, *, lineage: Lineage
     if loaded is None:
         if newest is not None and newest > 0:
             raise ConfigurationError(
-                f"expected a checkpoint under {config.work_dir}, since version {newest} of policy "
-                f"{config.policy!r} was published, got none: restore the folder, or start a new run"
+                f"expected a checkpoint under {handles.work_dir}, since version {newest} of policy "
+                f"{handles.policy!r} was published, got none: restore the folder, or start a new run"
             )
         state = CheckpointState(
-            policy=config.policy, run=config.run, step=0, version=0, base_version=0, epoch=0, next_offset=0
+            policy=handles.policy, run=handles.run, step=0, version=0, base_version=0, epoch=0, next_offset=0
         )
         return Progress(state, {}, None)
     state = loaded.state
-    if (state.run, state.policy) != (config.run, config.policy):
+    if (state.run, state.policy) != (handles.run, handles.policy):
         raise ConfigurationError(
-            f"[trainer] work_dir: expected checkpoints of run {config.run!r}, policy {config.policy!r}, got "
+            f"[trainer] work_dir: expected checkpoints of run {handles.run!r}, policy {handles.policy!r}, got "
             f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
         )
     if newest is not None and newest > state.version:
         raise ConfigurationError(
             f"expected a checkpoint of version {newest} (published), got version {state.version} as the newest under "
-            f"{config.work_dir}: restore the folder, or start a new run"
+            f"{handles.work_dir}: restore the folder, or start a new run"
         )
     learner.policy.restore(loaded.weights)
     learner.restore(loaded.optimiser)

@@ -17,13 +17,13 @@ from tracegrad.compose.run.settings import (
     RunSettings,
     StreamsSettings,
     TasksSettings,
-    TrainerSettings,
 )
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import Stage
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal
+from tracegrad.trainer.config import TrainerConfig
 
 SETTINGS = RunSettings(
     run="mine",
@@ -51,8 +51,8 @@ def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
     [
         ({"seed": 4}, "seed"),
         ({"policy": PolicySettings(model="/somewhere/else")}, "[policy] model"),
-        ({"trainer": TrainerSettings(lora_rank=8)}, "[trainer] lora_rank"),
-        ({"trainer": TrainerSettings(lora_alpha=64)}, "[trainer] lora_alpha"),
+        ({"trainer": TrainerConfig(lora_rank=8)}, "[trainer] lora_rank"),
+        ({"trainer": TrainerConfig(lora_alpha=64)}, "[trainer] lora_alpha"),
         ({"tasks": TasksSettings(file="/x", group_size=4)}, "[tasks] group_size"),
     ],
 )

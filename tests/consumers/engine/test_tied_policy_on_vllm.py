@@ -18,13 +18,13 @@ import numpy as np
 from tests.consumers.engine.following import following
 from tests.engine_fixture import start_engine
 from tests.producers.llm_gateway.harness import TOPICS, Rig, full_prompt, rig, until
-from tests.versions import RUN, sampled_by
+from tests.versions import sampled_by
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.batch.rows import TrainingRow
-from tracegrad.trainer.config import OptimiserConfig, TrainerConfig
+from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import load_policy
 from tracegrad.trainer.step import Learner
 from tracegrad.trainer.store.publish import Publisher
@@ -94,13 +94,8 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
     from safetensors.torch import load_file
 
     with start_engine(tmp_path, "qwen2") as engine:
-        config = TrainerConfig(
-            run=RUN,
-            model=str(engine.model),
-            work_dir=str(tmp_path / "trainer"),
-            optimiser=OptimiserConfig(lr=5e-3, warmup_steps=1),
-        )
-        learner = Learner(load_policy(config, torch.device("cpu")), config)
+        config = TrainerConfig(lr=5e-3, warmup_steps=1)
+        learner = Learner(load_policy(config, str(engine.model), torch.device("cpu")), config)
         publisher = Publisher(
             policy="policy",
             base=engine.model,

@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 import torch
 
 from tests.trainer.material import VOCABULARY, group_bytes, record
-from tests.versions import RUN
 from tracegrad.trainer.algorithm.ratio import sampled_logprobs
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
@@ -40,8 +39,8 @@ def rows_of(count: int) -> list[TrainingRow]:
 @pytest.fixture(scope="module")
 def policy(untied: Path) -> Policy:
     """A loaded policy."""
-    config = TrainerConfig(run=RUN, model=str(untied), work_dir="w")
-    return load_policy(config, configure_torch(config))
+    config = TrainerConfig()
+    return load_policy(config, str(untied), configure_torch(config, seed=0))
 
 
 def logprobs_of(policy: Policy, batch: MicroBatch) -> torch.Tensor:

@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from tests.versions import RUN, sampled_by
+from tests.versions import sampled_by
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.trainer.config import LoraConfig, TrainerConfig
+from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
 from tracegrad.trainer.store.publish import Publisher
 
@@ -26,8 +26,8 @@ KEEP = torch.arange(20)
 
 def loaded(model: Path, **changes: Any) -> Policy:
     """A policy of the model."""
-    config = TrainerConfig(run=RUN, model=str(model), work_dir="w", **changes)
-    return load_policy(config, configure_torch(config))
+    config = TrainerConfig(**changes)
+    return load_policy(config, str(model), configure_torch(config, seed=0))
 
 
 def disturb(policy: Policy) -> None:
@@ -54,22 +54,20 @@ def opened(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
 def test_export_opens_in_transformers_with_equal_logits(
-    kind: str, method: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, lora_rank: int | None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """After the weights moved; the head is written out even when it is tied."""
     base: Path = request.getfixturevalue(kind)
-    policy = loaded(base, method=method, lora=LoraConfig(rank=4))
+    policy = loaded(base, lora_rank=lora_rank)
     before = policy.logits(IDS, KEEP).detach()
     disturb(policy)
     folder = published(policy, base, tmp_path)
     with torch.no_grad():
         expected, got = policy.logits(IDS, KEEP), opened(folder)(IDS).logits
     assert float((expected - before).abs().max()) > 1e-2
-    torch.testing.assert_close(
-        got, expected, atol=1e-5 if method == "lora" else 0, rtol=1e-5 if method == "lora" else 0
-    )
+    torch.testing.assert_close(got, expected, atol=1e-5 if lora_rank else 0, rtol=1e-5 if lora_rank else 0)
     tensors = load_file(folder / "model.safetensors")
     assert "lm_head.weight" in tensors
     if kind == "tied":
@@ -84,7 +82,7 @@ def test_export_names_every_tensor_of_the_base(untied: Path) -> None:
 
 def test_merging_leaves_the_live_weights_alone(untied: Path) -> None:
     """Publishing must not move what is trained."""
-    policy = loaded(untied, method="lora", lora=LoraConfig(rank=4))
+    policy = loaded(untied, lora_rank=4)
     disturb(policy)
     before = policy.logits(IDS, KEEP).detach()
     policy.export()
@@ -93,7 +91,7 @@ def test_merging_leaves_the_live_weights_alone(untied: Path) -> None:
 
 def test_bfloat16_adapters_train_in_float32_and_merge(untied: Path) -> None:
     """The real input's setting: what is exported is what was trained, to bfloat16's rounding."""
-    policy = loaded(untied, dtype="bfloat16", method="lora", lora=LoraConfig(rank=4))
+    policy = loaded(untied, dtype="bfloat16", lora_rank=4)
     assert {master.dtype for master in policy.masters.values()} == {torch.float32}
     base = policy.export()
     disturb(policy)
@@ -108,7 +106,7 @@ def test_bfloat16_adapters_train_in_float32_and_merge(untied: Path) -> None:
 
 def test_adapters_below_bfloat16s_steps_train_and_are_not_served_yet(untied: Path) -> None:
     """The trainer goes on from the unrounded adapters; engines get the nearest bfloat16 of weights and adapters."""
-    policy = loaded(untied, dtype="bfloat16", method="lora", lora=LoraConfig(rank=4))
+    policy = loaded(untied, dtype="bfloat16", lora_rank=4)
     base, before = policy.export(), policy.logits(IDS, KEEP).detach()
     names = [name for name in base if "_proj" in name and name.endswith("weight")]
     for scale, least, most in ((1e-3, 0.0, 0.3), (1e-1, 0.9, 1.0)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,9 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from tests.versions import RUN, label, sampled_by
+from tests.versions import label, sampled_by
 from tracegrad.schemas.records.weights import VersionManifest
-from tracegrad.trainer.config import LoraConfig, TrainerConfig
+from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
 from tracegrad.trainer.store.publish import Publisher
 
@@ -34,10 +35,10 @@ def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest
     )
 
 
-def loaded(base: Path, **changes: object) -> Policy:
+def loaded(base: Path, **changes: Any) -> Policy:
     """A policy of the base."""
-    config = TrainerConfig(run=RUN, model=str(base), work_dir="w", **changes)  # type: ignore[arg-type]
-    return load_policy(config, configure_torch(config))
+    config = TrainerConfig(**changes)
+    return load_policy(config, str(base), configure_torch(config, seed=0))
 
 
 def test_manifest_describes_every_file(untied: Path, tmp_path: Path) -> None:
@@ -93,10 +94,10 @@ def test_old_versions_are_retired_but_the_first(untied: Path, tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [label(0), label(3), label(4)]
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_recall_brings_old_weights_back(method: str, untied: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
+def test_recall_brings_old_weights_back(lora_rank: int | None, untied: Path, tmp_path: Path) -> None:
     """Bit for bit; adapters too, although the folder holds the merged model."""
-    policy = loaded(untied, method=method, lora=LoraConfig(rank=4))
+    policy = loaded(untied, lora_rank=lora_rank)
     one = publisher(untied, tmp_path)
     manifest = write(one, policy, 0)
     before = {name: master.detach().clone() for name, master in policy.masters.items()}
