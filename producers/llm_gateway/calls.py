@@ -9,7 +9,7 @@ fault), UnavailableError, OverloadedError (ours; the agent's client retries), Se
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import hashlib
 import time
 from collections.abc import Callable
@@ -19,7 +19,6 @@ import numpy as np
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.keys import episode_key
-from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 from tracegrad.schemas.topics import Topic
 
@@ -125,11 +124,8 @@ class CallServer:
             digest = hashlib.sha256(prompt.ids.tobytes()).digest()
             session.register(summary, prompt_digest=digest, started=number)
         key = episode_key(caller.rollout_id, caller.trace_id)
-
-        def hold(late: asyncio.Future[Position]) -> None:
-            # It may still arrive, so /end waits for it and then names it, as one that nobody was answered by.
-            session.hold(late, answer.call_id)
-
+        # A late append may still arrive: /end waits for it and then names the call, as one that nobody was answered by.
+        hold = functools.partial(session.hold, call_id=answer.call_id)
         try:
             await self._parts.append(Topic.LLM_CALLS, key=key, value=record, late=hold)
         except RecordError as error:

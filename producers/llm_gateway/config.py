@@ -37,7 +37,7 @@ class LlmGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8310
     token: str | None = None
-    """Required to bind elsewhere than to loopback; callers send it as Bearer key or `x-tracegrad-token`."""
+    """Required to bind elsewhere than to loopback; callers send it as API key or `x-tracegrad-token`."""
     run_hash: str
     """8 hex; a trace id that begins with it names a rollout's attempt."""
     engines: tuple[EngineRef, ...]

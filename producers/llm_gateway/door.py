@@ -32,7 +32,7 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic
 
 from .api.events import Api
-from .identity import collect
+from .identity import api_key_of, collect
 from .parts import Parts
 from .respond import problem_of, problem_response
 
@@ -65,8 +65,7 @@ def guard(endpoint: Endpoint, api: Api, parts: Parts) -> Endpoint:
 def _authorize(request: Request, token: str | None) -> None:
     if token is None or request.url.path == "/health":
         return
-    bearer = request.headers.get("authorization", "")[7:].strip()
-    for given in (request.headers.get("x-tracegrad-token", ""), bearer):
+    for given in (request.headers.get("x-tracegrad-token", ""), api_key_of(request.headers)):
         if hmac.compare_digest(given.encode(), token.encode()):
             return
     raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)

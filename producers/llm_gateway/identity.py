@@ -18,7 +18,7 @@ from tracegrad.schemas.errors import IdentityError
 from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, attempt_of, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.records.calls import Identity
 
-__all__ = ["Caller", "collect", "judge"]
+__all__ = ["Caller", "api_key_of", "collect", "judge"]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _KEY_PREFIX = "rt-"
@@ -42,8 +42,7 @@ def collect(path: tuple[str, str] | None, headers: Mapping[str, str]) -> Identit
         path: rollout and attempt of the URL, when it has them.
         headers: by lower-case name.
     """
-    authorization = headers.get("authorization", "")
-    key = authorization[7:].strip() if authorization[:7].lower() == "bearer " else ""
+    key = api_key_of(headers)
     return Identity(
         path=_join(*path) if path else None,
         api_key=key if key.startswith(_KEY_PREFIX) else None,
@@ -51,6 +50,12 @@ def collect(path: tuple[str, str] | None, headers: Mapping[str, str]) -> Identit
         baggage=_from_baggage(headers.get("baggage", "")),
         traceparent=headers.get("traceparent"),
     )
+
+
+def api_key_of(headers: Mapping[str, str]) -> str:
+    """The key as clients of either kind send it: Bearer, or `x-api-key`; empty without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _join(rollout: str | None, attempt: str | None) -> str | None:

@@ -6,7 +6,6 @@ request may reach the engine is listed here: its sampling parameters, and whatev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..api.chat_request import ChatRequest, Message, NamedTool, TextPart, Tool, ToolUse
@@ -19,14 +18,14 @@ _GRAMMAR_FIELDS = (
 )  # fmt: skip
 
 
-def chat_form(request: ChatRequest, messages: Sequence[Message], *, with_grammar: bool) -> dict[str, Any]:
-    """A chat request for the engine's template and parser: these messages, and what of the request they see.
+def chat_form(request: ChatRequest, *, with_grammar: bool) -> dict[str, Any]:
+    """A chat request for the engine's template and parser: the messages, and what else of the request they see.
 
     Args:
         with_grammar: also the fields from which the engine derives a grammar.
     """
     form: dict[str, Any] = engine_fields(request, with_grammar=with_grammar)
-    form["messages"] = [message_form(message) for message in messages]
+    form["messages"] = [message_form(message) for message in request.messages]
     if request.tools is not None:
         form["tools"] = [tool_form(tool) for tool in request.tools]
     choice = request.tool_choice

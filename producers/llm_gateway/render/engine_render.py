@@ -7,7 +7,6 @@ and the like. Failure: EngineRefusal for a request that the template refuses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -35,9 +34,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 class Renderer(Protocol):
     """Template, tokenizer and parser of a policy."""
 
-    async def ids(
-        self, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool = True
-    ) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
 
     async def parse(
@@ -95,11 +92,9 @@ class EngineRenderer:
         self._client = client
         self._timeout_s = timeout_s
 
-    async def ids(
-        self, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool = True
-    ) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
         """See Renderer."""
-        body = chat_form(request, messages, with_grammar=to_generate)
+        body = chat_form(request, with_grammar=to_generate)
         if not to_generate:
             body["add_generation_prompt"] = False
             if body.get("tool_choice") not in (None, "none"):
@@ -120,7 +115,7 @@ class EngineRenderer:
         body = {
             # Parsers look at the prompt to see whether reasoning is still open; messages they do not read.
             "generate_response": {"request_id": "derender", "choices": [choice], "prompt_token_ids": prompt_ids},
-            "chat_request": chat_form(request, _PROBE, with_grammar=False),
+            "chat_request": chat_form(msgspec.structs.replace(request, messages=_PROBE), with_grammar=False),
         }
         try:
             answer = await self._post(DERENDER, body, waits)

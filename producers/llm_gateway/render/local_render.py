@@ -8,7 +8,6 @@ raise and prompts near the context's end go to the engine, whose answer or refus
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,13 @@ class LocalRenderer:
         self._engine = engine
         self._max_tokens = max_tokens
 
-    async def ids(
-        self, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool = True
-    ) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
         """See Renderer."""
-        if can_render(request, messages):
-            ids = render(self._template, request, messages, to_generate=to_generate)
+        if can_render(request):
+            ids = render(self._template, request, to_generate=to_generate)
             if ids and len(ids) < self._max_tokens:
                 return Rendered(ids=ids)
-        return await self._engine.ids(request, messages, waits, to_generate=to_generate)
+        return await self._engine.ids(request, waits, to_generate=to_generate)
 
     async def parse(
         self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
@@ -101,14 +98,12 @@ class LocalRenderer:
         return await self._engine.parse(request, prompt_ids, ids, waits, logprobs=logprobs)
 
 
-def render(
-    template: LocalTemplate, request: ChatRequest, messages: Sequence[Message], *, to_generate: bool
-) -> list[int] | None:
+def render(template: LocalTemplate, request: ChatRequest, *, to_generate: bool) -> list[int] | None:
     """The ids, or None when the template refuses: it may raise anything that Jinja or its own code can."""
     from jinja2 import TemplateError
 
     try:
-        return template.ids(request, messages, generation_prompt=to_generate)
+        return template.ids(request, generation_prompt=to_generate)
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError):
         return None
 
@@ -123,9 +118,9 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
         for tools in (None, _TOOLS):
             request = ChatRequest(messages=messages, tools=tools)
             for to_generate in (True, False):
-                theirs = await _engine_ids(engine, request, messages, waits, to_generate=to_generate)
-                ours = render(template, request, messages, to_generate=to_generate)
-                if not can_render(request, messages) or theirs != ours:
+                theirs = await _engine_ids(engine, request, waits, to_generate=to_generate)
+                ours = render(template, request, to_generate=to_generate)
+                if not can_render(request) or theirs != ours:
                     _LOGGER.info("rendering here differs from the engine's (probe %d): the engine renders", number)
                     return None
     request = ChatRequest(messages=(_ASK,), tools=_TOOLS)
@@ -139,12 +134,10 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
     return LocalRenderer(template, engine, max_tokens=max_tokens)
 
 
-async def _engine_ids(
-    engine: Renderer, request: ChatRequest, messages: Sequence[Message], waits: Waits, *, to_generate: bool
-) -> list[int] | None:
+async def _engine_ids(engine: Renderer, request: ChatRequest, waits: Waits, *, to_generate: bool) -> list[int] | None:
     """The engine's ids; None when its template refuses, as ours must then."""
     try:
-        return (await engine.ids(request, messages, waits, to_generate=to_generate)).ids
+        return (await engine.ids(request, waits, to_generate=to_generate)).ids
     except EngineRefusal:
         return None
 

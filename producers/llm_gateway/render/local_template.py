@@ -36,10 +36,10 @@ class LocalTemplate:
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
 
-    def ids(self, request: ChatRequest, messages: Sequence[Message], *, generation_prompt: bool) -> list[int]:
+    def ids(self, request: ChatRequest, *, generation_prompt: bool) -> list[int]:
         """The ids of a conversation that `can_render`. May raise whatever the template raises."""
         text = self._template.render(
-            messages=[_plain(message) for message in messages],
+            messages=[_plain(message) for message in request.messages],
             tools=[_tool(tool) for tool in request.tools] if request.tools else None,
             documents=None,
             add_generation_prompt=generation_prompt,
@@ -130,19 +130,17 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-def can_render(request: ChatRequest, messages: Sequence[Message]) -> bool:
+def can_render(request: ChatRequest) -> bool:
     """Whether a request is of the plain kind that was proved; all else is the engine's to render."""
-    if engine_fields(request) or request.tool_choice not in (None, ToolUse.AUTO, ToolUse.NONE):
-        return False
-    tools = request.tools
-    if tools is not None and not (tools and all(tool.is_strict is None and not tool.extra for tool in tools)):
-        return False
-    return all(map(_is_plain, messages))
+    return can_parse(request) and all(map(_is_plain, request.messages))
 
 
 def can_parse(request: ChatRequest) -> bool:
     """Whether sampled ids may be parsed here."""
-    return can_render(request, ())
+    if engine_fields(request) or request.tool_choice not in (None, ToolUse.AUTO, ToolUse.NONE):
+        return False
+    tools = request.tools
+    return tools is None or (bool(tools) and all(tool.is_strict is None and not tool.extra for tool in tools))
 
 
 def _is_plain(message: Message) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from tracegrad.schemas.errors import EngineRefusal
 
 from ..api.chat_request import ChatRequest, Message
@@ -39,11 +41,10 @@ class EndOfTurn:
     async def find(self, renderer: Renderer, waits: Waits) -> int | None:
         """The token, or None for a template that ends an assistant's turn by nothing."""
         if not self._is_found:
-            probes = [(_ASK, Message(role="assistant", content=content)) for content in ("a", "b")]
+            answers = [Message(role="assistant", content=content) for content in ("a", "b")]
+            probes = [ChatRequest(messages=(_ASK, answer)) for answer in answers]
             try:
-                one, other = await asyncio.gather(
-                    *(renderer.ids(ChatRequest(messages=p), p, waits, to_generate=False) for p in probes)
-                )
+                one, other = await asyncio.gather(*(renderer.ids(probe, waits, to_generate=False) for probe in probes))
                 self._token = end_of_turn(one.ids, other.ids, self.terminals)
             except EngineRefusal:
                 # A template that refuses the probe; what has ended an answer so far is the best knowledge.
@@ -56,14 +57,11 @@ async def build_prompt(
     renderer: Renderer, ends: EndOfTurn, history: SpliceHistory, request: ChatRequest, waits: Waits
 ) -> tuple[Prompt, Any]:
     """The prompt of a request with the stored ids spliced in, and the grammar it asks for."""
-    messages = request.messages
-    match = history.match(splice_context(request), messages)
+    match = history.match(splice_context(request), request.messages)
     if match.turn is None:
-        rendered = await renderer.ids(request, messages, waits)
+        rendered = await renderer.ids(request, waits)
         return whole(rendered.ids, kind=match.kind, reason=match.reason), rendered.constraint
     token = await ends.find(renderer, waits)
-    full, up_to = await asyncio.gather(
-        renderer.ids(request, messages, waits),
-        renderer.ids(request, messages[: match.position + 1], waits, to_generate=False),
-    )
+    turn = msgspec.structs.replace(request, messages=request.messages[: match.position + 1])
+    full, up_to = await asyncio.gather(renderer.ids(request, waits), renderer.ids(turn, waits, to_generate=False))
     return splice(match, up_to.ids, full.ids, token), full.constraint

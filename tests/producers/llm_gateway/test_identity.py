@@ -38,6 +38,7 @@ async def test_each_claim_alone_finds_the_attempt() -> None:
         await r.begin()
         claims = [
             {"authorization": f"Bearer rt-{ROLLOUT}.{ATTEMPT}"},
+            {"x-api-key": f"rt-{ROLLOUT}.{ATTEMPT}"},
             {"x-rollout-id": ROLLOUT, "x-attempt-id": ATTEMPT},
             {"x-rollout-id": ROLLOUT},
             {"baggage": f"a=b,rollout.id={ROLLOUT};p=1, attempt.id={ATTEMPT}"},
@@ -48,8 +49,8 @@ async def test_each_claim_alone_finds_the_attempt() -> None:
             status, _ = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
             assert status == 200, headers
         assert {call.rollout_id for call in r.calls()} == {ROLLOUT}
-        assert r.calls()[4].parent_span_id == "00f067aa0ba902b7"
-        assert [len(r.records()), len(await r.end())] == [5, 5]
+        assert r.calls()[5].parent_span_id == "00f067aa0ba902b7"
+        assert [len(r.records()), len(await r.end())] == [6, 6]
 
 
 async def test_disagreeing_claims_are_quarantined() -> None:
@@ -130,6 +131,8 @@ async def test_a_token_guards_all_but_health() -> None:
         assert (await r.post(path, body))[0] == 401
         assert (await r.post(path, body, authorization="Bearer s3cret"))[0] == 200
         assert (await r.post(path, body, **{"x-tracegrad-token": "s3cret"}))[0] == 200
+        assert (await r.post(path, body, **{"x-api-key": "s3cret"}))[0] == 200
+        assert (await r.post(path, body, authorization="s3cret"))[0] == 401
         async with r.http.get(r.url + "/health") as response:
             assert response.status == 200
 

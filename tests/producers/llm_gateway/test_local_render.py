@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
 from tracegrad.producers.llm_gateway.answer import ParsedMessage
-from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, Message
+from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.engines.client import waits_until
 from tracegrad.producers.llm_gateway.render.engine_render import Rendered
@@ -39,13 +38,11 @@ class Engine:
         self.num_asked = 0
         self.end: list[int] = []
 
-    async def ids(
-        self, request: ChatRequest, messages: Sequence[Message], waits: Any, *, to_generate: bool = True
-    ) -> Rendered:
+    async def ids(self, request: ChatRequest, waits: Any, *, to_generate: bool = True) -> Rendered:
         self.num_asked += 1
-        if messages[0].content == "refuse":
+        if request.messages[0].content == "refuse":
             raise EngineRefusal("no", status=400)
-        return Rendered(ids=self.template.ids(request, messages, generation_prompt=to_generate) + self.end)
+        return Rendered(ids=self.template.ids(request, generation_prompt=to_generate) + self.end)
 
     async def parse(
         self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Any, *, logprobs: Any = None
@@ -76,7 +73,7 @@ async def test_an_equal_engine_is_no_longer_asked(folder: Path) -> None:
     assert isinstance(local, LocalRenderer)
     num_asked = engine.num_asked
     request = asked(tools=TOOLS)
-    ids = (await local.ids(request, request.messages, WAITS)).ids
+    ids = (await local.ids(request, WAITS)).ids
     said = loaded(folder).encode('so <tool_call>{"name": "calc", "arguments": {"expr": "1"}}</tool_call>')
     parsed = await local.parse(request, ids, said, WAITS)
     assert (parsed.content, parsed.tool_calls) == ("so ", (("calc", '{"expr": "1"}'),))
@@ -96,12 +93,12 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
     engine = Engine(loaded(folder))
     local = LocalRenderer(loaded(folder), engine, max_tokens=30)
     long = asked({"role": "user", "content": "long " * 40})
-    await local.ids(long, long.messages, WAITS)
+    await local.ids(long, WAITS)
     await local.parse(long, [1], [5, 6], WAITS, logprobs={"content": []})
     assert engine.num_asked == 2
     with pytest.raises(EngineRefusal):
         refused = asked({"role": "user", "content": "refuse"}, chat_template_kwargs={})
-        await local.ids(refused, refused.messages, WAITS)
+        await local.ids(refused, WAITS)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +118,7 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
 )
 def test_unusual_requests_are_not_rendered_here(fields: Any, message: Any) -> None:
     """The probes do not speak for them."""
-    request = asked(message, **fields)
-    assert not can_render(request, request.messages)
+    assert not can_render(asked(message, **fields))
 
 
 def test_a_prompt_is_neither_cut_nor_padded(folder: Path) -> None:
@@ -140,7 +136,7 @@ def test_the_template_runs_in_a_sandbox(folder: Path) -> None:
     """A template cannot reach Python's internals."""
     (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(Exception, match="unsafe"):
-        loaded(folder).ids(asked(), asked().messages, generation_prompt=True)
+        loaded(folder).ids(asked(), generation_prompt=True)
 
 
 def test_half_a_character_is_held_back(folder: Path) -> None:
