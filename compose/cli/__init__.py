@@ -13,6 +13,7 @@ import typer
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
 
+from ..run.serve import lacking
 from ..run.session import INTERRUPTED
 from . import look, run, serve, topics
 
@@ -40,6 +41,9 @@ def main() -> None:
     except TracegradError as error:
         sys.stderr.write(f"tracegrad: {error}\n")
         sys.exit(FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1)
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"tracegrad: {lacking(error, 'this command', 'cli')}\n")
+        sys.exit(FATAL_EXIT_STATUS)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     except typer.Exit as leave:

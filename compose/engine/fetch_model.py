@@ -30,7 +30,7 @@ def with_local_model(settings: RunSettings, say: Callable[[str], None]) -> RunSe
     except ImportError as error:
         raise ConfigurationError(
             f"[policy] model = {name!r} is a hub name, and huggingface_hub is not installed: "
-            "pip install 'tracegrad[trainer]', or name a folder"
+            "pip install 'tracegrad[cli]', or name a folder"
         ) from error
     say(f"fetching {name} from the hub")
     try:

@@ -111,11 +111,8 @@ def _check_tools(template: str, tokens: dict[str, str], folder: str) -> None:
 def _render(
     template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]], tokens: dict[str, str], folder: str
 ) -> str:
-    try:
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:  # torch brings it; the light core may lack it
-        raise ConfigurationError("chat templates need jinja2: pip install jinja2") from error
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)

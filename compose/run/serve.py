@@ -24,7 +24,7 @@ from tracegrad.schemas.topics import STREAMS, Stage
 from .run_dir import RunDir
 from .wiring import Wiring
 
-__all__ = ["NAMES", "serve"]
+__all__ = ["NAMES", "lacking", "serve"]
 
 _LOCK_WAIT_S = 5.0
 """A predecessor that was told to die may still be leaving."""
@@ -47,6 +47,9 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
     except TracegradError as error:
         _logger.error("%s: %s", type(error).__name__, error)
         return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
+    except ModuleNotFoundError as error:
+        _logger.error("%s", lacking(error, f"serve {name}", _EXTRAS[name]))
+        return FATAL_EXIT_STATUS
     except Exception:
         # The one outermost handler of the process: whatever it is, the supervisor tries again.
         _logger.exception("%s failed", name)
@@ -147,6 +150,27 @@ _ROOMS: dict[str, Callable[[Wiring, threading.Event, str | None, int], None]] = 
     "weight-sync": _weight_sync,
 }
 NAMES = tuple(_ROOMS)
+_EXTRAS = {
+    "otlp": "gateway",
+    "llm": "gateway",
+    "streams": "streams",
+    "tasks": "runner",
+    "runner": "runner",
+    "engine": "engine",
+    "trainer": "trainer",
+    "weight-sync": "engine",
+}
+"""What brings a program's libraries."""
+
+
+def lacking(error: ModuleNotFoundError, what: str, extra: str) -> str:
+    """One sentence with the remedy, for a library that is not installed."""
+    if (error.name or "").partition(".")[0] == "tracegrad":
+        raise error  # ours: the installation is broken, and a traceback says where
+    return (
+        f"{what} needs the module {error.name}, which is not in the environment of {sys.executable}: "
+        f"pip install 'tracegrad[{extra}]' there, or install the pinned lists of requirements/"
+    )
 
 
 def main() -> int:

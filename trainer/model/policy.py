@@ -213,10 +213,8 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device) -> Polic
 
 
 def _with_adapters(model: Any, *, rank: int, alpha: int) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigurationError("[trainer] lora_rank needs peft: pip install 'tracegrad[trainer]'") from error
+    import peft
+
     adapters = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,

