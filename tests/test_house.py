@@ -21,7 +21,6 @@ MAX_FILE = 350
 MAX_FUNCTION = 50
 MAX_FOLDER = 16
 STILL_LONG = {
-    "producers/runner/runner.py",
     "schemas/log/follow.py: follow",
     "streams/shell/worker.py",
     "trainer/metrics.py: describe_step",

@@ -1,7 +1,6 @@
 """One attempt of a rollout: begin at the gateway, run the agent, end at the gateway, grade.
 
-In: a request, an attempt id, a place to run. Out: an Outcome, from which the runner writes rewards and the end
-event. Invariant: only gateway, engine and runner faults make it `aborted`; an attempt is graded unless aborted,
+In: a request, an attempt id, a place to run. Out: an Outcome, and the end event and rewards that tell it. Invariant: only gateway, engine and runner faults make it `aborted`; an attempt is graded unless aborted,
 and only after its calls are closed. Failure: none; every fault becomes part of the outcome.
 """
 
@@ -13,14 +12,22 @@ from typing import Protocol
 import msgspec
 
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.records.rollouts import Reward, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import (
+    REWARDS,
+    ROLLOUT_EVENTS,
+    Reward,
+    RolloutEvent,
+    RolloutRequest,
+    RolloutState,
+)
 from tracegrad.schemas.text import clean
 
+from ..rollout_records import event_of
 from .agent_result import AgentResult
 from .gateway_client import GatewayClient
 from .grading import Graders, rewards_of
 
-__all__ = ["AttemptPerformer", "Outcome", "Slot", "unrecordable"]
+__all__ = ["AttemptPerformer", "Outcome", "Slot", "records_of"]
 
 
 class Slot(Protocol):
@@ -43,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(reward.name for reward in self.rewards)
 
 
-def unrecordable(outcome: Outcome, why: str) -> Outcome:
+def _unrecordable(outcome: Outcome, why: str) -> Outcome:
     """The outcome without what no record can hold: a failed attempt without a score, unless it was aborted."""
     result, error = outcome.result, f"its outcome cannot be recorded: {why}"
     state = RolloutState.ABORTED if result.state is RolloutState.ABORTED else RolloutState.FAILED
@@ -51,6 +58,35 @@ def unrecordable(outcome: Outcome, why: str) -> Outcome:
     rewards = [reward for reward in outcome.rewards if clean(reward.name) == reward.name]
     unscored = tuple(msgspec.structs.replace(reward, value=None, reason=error) for reward in rewards)
     return Outcome(result=plain, calls_closed=outcome.calls_closed, rewards=unscored)
+
+
+def records_of(
+    request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
+) -> tuple[RolloutEvent, list[bytes]]:
+    """The end event and the rewards as bytes; without what no record can hold."""
+    try:
+        return _records(request, attempt, number, outcome, is_final=is_final)
+    except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        plain = _unrecordable(outcome, type(error).__name__)
+        return _records(request, attempt, number, plain, is_final=is_final)
+
+
+def _records(
+    request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
+) -> tuple[RolloutEvent, list[bytes]]:
+    """The end event and the bytes of the rewards. Raises what encoding raises, before anything is on the log."""
+    result = outcome.result
+    event = msgspec.structs.replace(
+        event_of(request, attempt, number, result.state, is_final=is_final, error=result.error),
+        spans_exported=result.spans_exported,
+        spans_lost=result.spans_lost,
+        spans_marked=result.spans_exported is not None,
+        calls_closed=outcome.calls_closed,
+        rewards_awaited=outcome.reward_names or request.rewards_awaited,
+        duration_s=result.duration_s,
+    )
+    ROLLOUT_EVENTS.encode(event)
+    return event, [REWARDS.encode(reward) for reward in outcome.rewards]
 
 
 class AttemptPerformer:

@@ -22,14 +22,9 @@ import msgspec
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, parse_rollout_id, run_hash_of
-from tracegrad.schemas.keys import original_key, rollout_key
-from tracegrad.schemas.log.follow import Chunk, append_patiently, decoded, follow, in_thread
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
-from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import (
-    REWARDS,
-    ROLLOUT_EVENTS,
     ROLLOUTS,
     RolloutEvent,
     RolloutRequest,
@@ -37,19 +32,18 @@ from tracegrad.schemas.records.rollouts import (
 )
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ..rollout_histories import Histories
 from ..rollout_records import event_of
-from .attempt import AttemptPerformer, Outcome, Slot, unrecordable
+from .attempt import AttemptPerformer, Outcome, Slot, records_of
 from .children import Reaper
 from .commands import CommandPool
 from .config import RunnerConfig, check
 from .gateway_client import GatewayClient
 from .grading import Graders
 from .hosts import HostPool
+from .journal import Journal
 
 __all__ = ["Runner", "RunnerConfig", "run"]
 
-STAGE = "runner"
 _POLL_S = 0.05
 _KEEP_MEMBERSHIP_S = 20.0
 """A full runner still reads this often, well below Kafka's max.poll.interval."""
@@ -82,18 +76,12 @@ class Runner:
         starts: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         self._config = config
-        self._topics = topics
-        self._log = log
         self._stop = stop
         self._reader: LogReader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
-        self._events_topic = topics.name(Topic.ROLLOUT_EVENTS)
-        self._starts = starts
-        self._followed = Chunk((), {}, False)
-        self._writer = log.writer()
-        self._histories = Histories(config.run_hash)
+        self._journal = Journal(log, topics, config.run_hash, starts=starts, stop=stop)
+        self._histories = self._journal.histories
         self._ledger = Ledger()
         self._active: dict[str, _Active] = {}
-        self._has_followed = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owned: set[TopicPartition] = set()
         self._is_closing = False
@@ -117,7 +105,10 @@ class Runner:
                 await graders.start()
             async with self._pool.slot():
                 pass  # the agent can be started at all
-            loops = [asyncio.create_task(loop) for loop in (self._follow(), self._read(), self._until_stop())]
+            loops = [
+                asyncio.create_task(loop)
+                for loop in (self._journal.follow(self._note), self._read(), self._until_stop())
+            ]
             done, _ = await asyncio.wait([*loops, self._failed], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 ended.result()
@@ -133,24 +124,13 @@ class Runner:
     def close(self) -> None:
         """Releases the log."""
         self._reader.close()
-        self._writer.close()
+        self._journal.close()
 
     async def _until_stop(self) -> None:
         while not self._stop.is_set():
             await asyncio.sleep(0.1)
 
-    async def _follow(self) -> None:
-        chunks = follow(self._log, [self._events_topic], starts=self._starts, poll_s=_POLL_S, stop=self._stop)
-        async with contextlib.aclosing(in_thread(chunks)) as steps:
-            async for chunk in steps:
-                for _, event in decoded(chunk.records, {self._events_topic: ROLLOUT_EVENTS}):
-                    self._fold(event)
-                self._followed = chunk
-                self._has_followed.set()
-                self._has_followed = asyncio.Event()
-
-    def _fold(self, event: RolloutEvent) -> None:
-        self._histories.fold(event)
+    def _note(self, event: RolloutEvent) -> None:
         active = self._active.get(event.rollout_id)
         if active is not None and active.attempt == event.attempt_id and event.state.is_end and active.task:
             active.attempt = None
@@ -158,8 +138,7 @@ class Runner:
 
     async def _read(self) -> None:
         """Takes requests and commits what is done, once the histories hold what earlier runners wrote."""
-        while not self._followed.is_caught_up:
-            await self._has_followed.wait()
+        await self._journal.caught_up()
         clock = asyncio.get_running_loop().time
         last_read_s = 0.0
         while True:
@@ -204,7 +183,7 @@ class Runner:
             if run_hash_of(request.rollout_id) != self._config.run_hash:
                 raise RecordError(f"expected a rollout of run {self._config.run_hash}", reason="foreign_run")
         except ValueError as error:
-            await self._dead_letter(record, error)
+            await self._journal.dead_letter(record, error)
             self._ledger.done([record.position], epoch=self._ledger.epoch)
             return
         known = self._active.get(request.rollout_id)
@@ -215,18 +194,6 @@ class Runner:
         active = self._active[request.rollout_id] = _Active(request, record.position)
         active.task = asyncio.create_task(self._work(active))
         active.task.add_done_callback(self._note_failure)
-
-    async def _dead_letter(self, record: Record, error: ValueError) -> None:
-        reason = getattr(error, "reason", "malformed")
-        logger.warning("dead letter: %s: %s", record, reason)
-        await append_patiently(
-            self._writer,
-            self._topics.name(Topic.DEAD_LETTERS),
-            key=original_key(record),
-            value=record.value,
-            headers=dead_letter_headers(record, stage=STAGE, reason=reason, detail=str(error)),
-            stop=self._stop,
-        )
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
@@ -262,7 +229,7 @@ class Runner:
             return is_suspect
         number = history.next_number
         if number >= max_attempts:
-            await self._tell(
+            await self._journal.tell(
                 event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=history.error)
             )
             return is_suspect
@@ -270,7 +237,7 @@ class Runner:
             await asyncio.sleep(min(self._config.retry_backoff_s * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
         async with self._slot(is_suspect) as slot:
             attempt = _draw_attempt()
-            await self._tell(event_of(request, attempt, number, RolloutState.STARTED))
+            await self._journal.tell(event_of(request, attempt, number, RolloutState.STARTED))
             if self._histories.of(request).owners.get(number) != attempt:
                 await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)
                 return is_suspect
@@ -290,62 +257,19 @@ class Runner:
         calls_closed = await self._performer.close_calls(request.rollout_id, attempt)
         logger.info("rollout %s attempt %s: aborted: %s", request.rollout_id, attempt, reason)
         event = event_of(request, attempt, number, RolloutState.ABORTED, is_final=is_final, error=reason)
-        await self._tell(msgspec.structs.replace(event, calls_closed=calls_closed))
+        await self._journal.tell(msgspec.structs.replace(event, calls_closed=calls_closed))
 
     async def _finish(self, active: _Active, number: int, outcome: Outcome, *, is_final: bool) -> None:
         """Rewards first, then the end event, so that who reads the end finds them."""
         request, attempt = active.request, active.attempt
         assert attempt is not None
-        try:
-            event, rewards = _records(request, attempt, number, outcome, is_final=is_final)
-        except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-            outcome = unrecordable(outcome, type(error).__name__)
-            event, rewards = _records(request, attempt, number, outcome, is_final=is_final)
-        result = outcome.result
+        event, rewards = records_of(request, attempt, number, outcome, is_final=is_final)
         for reward in rewards:
-            await append_patiently(
-                self._writer,
-                self._topics.name(Topic.REWARDS),
-                key=rollout_key(request.rollout_id),
-                value=reward,
-                stop=self._stop,
-            )
+            await self._journal.reward(request.rollout_id, reward)
         active.attempt = None
-        await self._tell(event)
-        level = logging.WARNING if result.state is RolloutState.ABORTED else logging.DEBUG
-        logger.log(
-            level, "rollout %s attempt %s: %s: %s", request.rollout_id, attempt, result.state.value, result.error
-        )
-
-    async def _tell(self, event: RolloutEvent) -> None:
-        """Appends an event and waits until it was read back, so that histories are the log's, not ours."""
-        position = await append_patiently(
-            self._writer,
-            self._events_topic,
-            key=rollout_key(event.rollout_id),
-            value=ROLLOUT_EVENTS.encode(event),
-            stop=self._stop,
-        )
-        while not self._followed.has(position):
-            await self._has_followed.wait()
-
-
-def _records(
-    request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
-) -> tuple[RolloutEvent, list[bytes]]:
-    """The end event and the bytes of the rewards. Raises what encoding raises, before anything is on the log."""
-    result = outcome.result
-    event = msgspec.structs.replace(
-        event_of(request, attempt, number, result.state, is_final=is_final, error=result.error),
-        spans_exported=result.spans_exported,
-        spans_lost=result.spans_lost,
-        spans_marked=result.spans_exported is not None,
-        calls_closed=outcome.calls_closed,
-        rewards_awaited=outcome.reward_names or request.rewards_awaited,
-        duration_s=result.duration_s,
-    )
-    ROLLOUT_EVENTS.encode(event)
-    return event, [REWARDS.encode(reward) for reward in outcome.rewards]
+        await self._journal.tell(event)
+        level = logging.WARNING if event.state is RolloutState.ABORTED else logging.DEBUG
+        logger.log(level, "rollout %s attempt %s: %s: %s", request.rollout_id, attempt, event.state.value, event.error)
 
 
 def _pools(config: RunnerConfig, reaper: Reaper) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:

@@ -1,0 +1,95 @@
+"""What a runner writes, and what it follows of what all runners write: `rollout_events`, `rewards`, `dead_letters`.
+
+In: events, rewards, requests that cannot be read. Out: records, and the histories that `rollout_events` tell.
+Invariant: `tell` returns when the event has been read back, so that histories are the log's order and not ours: where
+two runners claim one attempt number, both see the same winner. Failure: the log is away -> waits until `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from tracegrad.schemas.keys import original_key, rollout_key
+from tracegrad.schemas.log.follow import Chunk, append_patiently, decoded, follow, in_thread
+from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from ..rollout_histories import Histories
+
+__all__ = ["Journal"]
+
+_POLL_S = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+class Journal:
+    """One per runner; use from one event loop.
+
+    Args:
+        starts: where the run began on the raw topics, which it shares with others; None: at their beginning.
+        stop: ends waiting for a log that is away.
+    """
+
+    def __init__(
+        self, log: Log, topics: Topics, run: str, *, starts: Mapping[TopicPartition, int] | None, stop: threading.Event
+    ) -> None:
+        self.histories = Histories(run)
+        self._log = log
+        self._topics = topics
+        self._events_topic = topics.name(Topic.ROLLOUT_EVENTS)
+        self._starts = starts
+        self._stop = stop
+        self._writer = log.writer()
+        self._followed = Chunk((), {}, False)
+        self._has_followed = asyncio.Event()
+
+    async def follow(self, on_event: Callable[[RolloutEvent], None]) -> None:
+        """Folds every runner's events until `stop` is set, and hands each one on."""
+        chunks = follow(self._log, [self._events_topic], starts=self._starts, poll_s=_POLL_S, stop=self._stop)
+        async with contextlib.aclosing(in_thread(chunks)) as steps:
+            async for chunk in steps:
+                for _, event in decoded(chunk.records, {self._events_topic: ROLLOUT_EVENTS}):
+                    self.histories.fold(event)
+                    on_event(event)
+                self._followed = chunk
+                self._has_followed.set()
+                self._has_followed = asyncio.Event()
+
+    async def caught_up(self) -> None:
+        """Waits until the histories hold what earlier runners wrote."""
+        while not self._followed.is_caught_up:
+            await self._has_followed.wait()
+
+    async def tell(self, event: RolloutEvent) -> None:
+        """Appends an event and waits until it was read back."""
+        value = ROLLOUT_EVENTS.encode(event)
+        position = await self._append(Topic.ROLLOUT_EVENTS, rollout_key(event.rollout_id), value)
+        while not self._followed.has(position):
+            await self._has_followed.wait()
+
+    async def reward(self, rollout_id: str, value: bytes) -> None:
+        """Appends a reward."""
+        await self._append(Topic.REWARDS, rollout_key(rollout_id), value)
+
+    async def dead_letter(self, record: Record, error: ValueError) -> None:
+        """Sets a request aside that cannot be read."""
+        reason = getattr(error, "reason", "malformed")
+        logger.warning("dead letter: %s: %s", record, reason)
+        headers = dead_letter_headers(record, stage=Stage.RUNNER.value, reason=reason, detail=str(error))
+        await self._append(Topic.DEAD_LETTERS, original_key(record), record.value, headers)
+
+    async def _append(self, topic: Topic, key: bytes | None, value: bytes | None, headers: Headers = ()) -> Position:
+        return await append_patiently(
+            self._writer, self._topics.name(topic), key=key, value=value, headers=headers, stop=self._stop
+        )
+
+    def close(self) -> None:
+        """Releases the log."""
+        self._writer.close()
