@@ -169,8 +169,5 @@ async def _parse(
     ids = generation.ids[:-1] if generation.has_terminal else generation.ids
     if not ids:
         return ParsedMessage(content="")
-    logprobs = None
-    if sampling.top_logprobs is not None:
-        pairs = zip(ids, generation.logprobs, strict=False)
-        logprobs = {"content": [{"token_id": token, "logprob": value} for token, value in pairs]}
+    logprobs = None if sampling.top_logprobs is None else generation.logprobs[: len(ids)]
     return await renderer.parse(request, prompt_ids, ids, waits, logprobs=logprobs)

@@ -66,24 +66,11 @@ def engine_parameters(sampling: Sampling, constraint: Any) -> dict[str, Any]:
     Args:
         constraint: the grammar that the engine derived from the request (`structured_outputs`), or None.
     """
-    used = sampling.used
-    parameters: dict[str, Any] = {
-        "n": 1,
-        "temperature": used.temperature,
-        "top_p": used.top_p,
-        "top_k": used.top_k,
-        "min_p": used.min_p,
-        "logprobs": sampling.top_logprobs or 0,
-        # Only a search for stop strings needs text, and text costs the engine time.
-        "detokenize": bool(used.stop),
-        **sampling.filters,
-    }
-    if used.max_tokens is not None:
-        parameters["max_tokens"] = used.max_tokens
-    if used.stop:
-        parameters["stop"] = list(used.stop)
-    if used.seed is not None:
-        parameters["seed"] = used.seed
+    used = msgspec.structs.asdict(sampling.used)
+    parameters = {name: value for name, value in used.items() if value is not None and value != ()}
+    # Only a search for stop strings needs text, and text costs the engine time.
+    parameters |= {"n": 1, "logprobs": sampling.top_logprobs or 0, "detokenize": "stop" in parameters}
+    parameters |= sampling.filters
     if constraint is not None:
         parameters["structured_outputs"] = constraint
     return parameters

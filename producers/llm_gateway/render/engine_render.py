@@ -7,9 +7,11 @@ and the like. Failure: EngineRefusal for a request that the template refuses.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
@@ -20,6 +22,7 @@ from .chat_form import chat_form
 
 __all__ = ["EngineRenderer", "Rendered", "Renderer"]
 
+T = TypeVar("T")
 _PROBE = (Message(role="user", content="x"),)
 
 
@@ -38,9 +41,15 @@ class Renderer(Protocol):
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
 
     async def parse(
-        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
+        self,
+        request: ChatRequest,
+        prompt_ids: list[int],
+        ids: list[int],
+        waits: Waits,
+        *,
+        logprobs: Sequence[float] | None = None,
     ) -> ParsedMessage:
-        """The message that sampled ids (not empty, no terminal token) say."""
+        """The message that sampled ids (not empty, no terminal token) say, and their logprobs in its words."""
 
 
 class _Chosen(msgspec.Struct):
@@ -73,7 +82,7 @@ class _Choice(msgspec.Struct):
 
 
 class _DerenderAnswer(msgspec.Struct):
-    choices: list[_Choice]
+    choices: Annotated[list[_Choice], Meta(min_length=1)]
 
 
 class _DetokenizeAnswer(msgspec.Struct):
@@ -99,32 +108,36 @@ class EngineRenderer:
             body["add_generation_prompt"] = False
             if body.get("tool_choice") not in (None, "none"):
                 body["tool_choice"] = "auto"
-        answer = await self._post(RENDER, body, waits)
-        try:
-            rendered = _RENDER_ANSWER.decode(answer)
-        except msgspec.MsgspecError as error:
-            raise UnavailableError(f"expected the engine's render answer, got {error}") from error
+        rendered = await self._ask(RENDER, body, waits, _RENDER_ANSWER)
         constraint = rendered.sampling_params.structured_outputs
         return Rendered(ids=rendered.token_ids, constraint=constraint)
 
     async def parse(
-        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
+        self,
+        request: ChatRequest,
+        prompt_ids: list[int],
+        ids: list[int],
+        waits: Waits,
+        *,
+        logprobs: Sequence[float] | None = None,
     ) -> ParsedMessage:
         """See Renderer."""
-        choice = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
+        said = None
+        if logprobs is not None:
+            pairs = zip(ids, logprobs, strict=True)
+            said = {"content": [{"token_id": token, "logprob": value} for token, value in pairs]}
+        choice = {"index": 0, "token_ids": ids, "logprobs": said, "finish_reason": "stop"}
         body = {
             # Parsers look at the prompt to see whether reasoning is still open; messages they do not read.
             "generate_response": {"request_id": "derender", "choices": [choice], "prompt_token_ids": prompt_ids},
             "chat_request": chat_form(msgspec.structs.replace(request, messages=_PROBE), with_grammar=False),
         }
         try:
-            answer = await self._post(DERENDER, body, waits)
+            parsed = (await self._ask(DERENDER, body, waits, _DERENDER_ANSWER)).choices[0]
         except EngineRefusal:
-            return await self._as_text(ids, waits)
-        try:
-            parsed = _DERENDER_ANSWER.decode(answer).choices[0]
-        except (msgspec.MsgspecError, IndexError) as error:
-            raise UnavailableError(f"expected the engine's derender answer, got {error}") from error
+            # A parser may fail on what a model may well sample (half an escape in its JSON): it is plain text then.
+            text = await self._ask(DETOKENIZE, {"tokens": ids}, waits, _DETOKENIZE_ANSWER)
+            return ParsedMessage(content=text.prompt)
         message = parsed.message
         return ParsedMessage(
             content=message.content,
@@ -133,14 +146,9 @@ class EngineRenderer:
             logprobs=parsed.logprobs,
         )
 
-    async def _as_text(self, ids: list[int], waits: Waits) -> ParsedMessage:
-        """Plain text, where the parser fails on what a model may well sample (half an escape in its JSON)."""
-        answer = await self._post(DETOKENIZE, {"tokens": ids}, waits)
+    async def _ask(self, path: str, body: Any, waits: Waits, decoder: msgspec.json.Decoder[T]) -> T:
+        answer, engine = await self._client.post(path, body, waits, timeout_s=self._timeout_s)
         try:
-            return ParsedMessage(content=_DETOKENIZE_ANSWER.decode(answer).prompt)
+            return decoder.decode(answer)
         except msgspec.MsgspecError as error:
-            raise UnavailableError(f"expected the engine's detokenize answer, got {error}") from error
-
-    async def _post(self, path: str, body: Any, waits: Waits) -> bytes:
-        answer, _ = await self._client.post(path, body, waits, timeout_s=self._timeout_s)
-        return answer
+            raise UnavailableError(f"engine {engine.id}: {path} gave an answer of another shape: {error}") from error

@@ -8,8 +8,8 @@ raise and prompts near the context's end go to the engine, whose answer or refus
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.records.calls import ToolCall
@@ -90,7 +90,13 @@ class LocalRenderer:
         return await self._engine.ids(request, waits, to_generate=to_generate)
 
     async def parse(
-        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Waits, *, logprobs: Any = None
+        self,
+        request: ChatRequest,
+        prompt_ids: list[int],
+        ids: list[int],
+        waits: Waits,
+        *,
+        logprobs: Sequence[float] | None = None,
     ) -> ParsedMessage:
         """See Renderer."""
         if logprobs is None and can_parse(request):

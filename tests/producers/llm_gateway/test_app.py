@@ -174,6 +174,23 @@ async def test_parallel_tool_calls_false_keeps_the_first() -> None:
         assert "parallel_tool_calls" not in r.asked("/v1/chat/completions/render")[0]
 
 
+async def test_logprobs_that_the_agent_asks_for_go_through_the_engines_parser() -> None:
+    """One for each token but the terminal one, as sampled; the engine words them."""
+    async with rig() as r:
+        r.engine.replies.extend([Reply("42"), Reply("42")])
+        await r.begin()
+        await r.chat(ASK, logprobs=True, top_logprobs=3)
+        await r.chat(ASK)
+        asked, plain = (body["generate_response"]["choices"][0] for body in r.asked("/v1/chat/completions/derender"))
+        (call, _) = r.calls()
+        sampled = zip(asked["token_ids"], logprobs_from_bytes(call.logprobs).tolist(), strict=False)
+        assert [(entry["token_id"], entry["logprob"]) for entry in asked["logprobs"]["content"]] == [
+            (token, pytest.approx(logprob)) for token, logprob in sampled
+        ]
+        assert plain["logprobs"] is None
+        assert [body["sampling_params"]["logprobs"] for body in r.asked(GENERATE)] == [3, 0]
+
+
 async def test_empty_output_is_an_empty_answer() -> None:
     """The engine refuses to derender nothing, so it is not asked."""
     async with rig() as r:

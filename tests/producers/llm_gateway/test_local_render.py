@@ -94,7 +94,7 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
     local = LocalRenderer(loaded(folder), engine, max_tokens=30)
     long = asked({"role": "user", "content": "long " * 40})
     await local.ids(long, WAITS)
-    await local.parse(long, [1], [5, 6], WAITS, logprobs={"content": []})
+    await local.parse(long, [1], [5, 6], WAITS, logprobs=[-0.1, -0.2])
     assert engine.num_asked == 2
     with pytest.raises(EngineRefusal):
         refused = asked({"role": "user", "content": "refuse"}, chat_template_kwargs={})
