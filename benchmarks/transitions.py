@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
@@ -24,6 +24,7 @@ from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.schemas.records.versions import VersionSpan
+from tracegrad.schemas.topics import Topics
 from tracegrad.streams.counters import Counters
 from tracegrad.streams.credit.return_to_go import credit_group
 from tracegrad.trainer.algorithm.recipe import Recipe
@@ -90,8 +91,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=8192, help="of a rollout")
     given = parser.parse_args()
+    topics = Topics(run=RunName("benchmark"))
     members = [_episode(member, given.rollouts, given.turns, given.tokens) for member in range(given.rollouts)]
-    value = credit_group(members, "policy", Counters())
+    value = credit_group(members, "policy", topics, Counters())
     summary, rows = decode_group(value)
     record = Record(topic="transitions", partition=0, offset=0, key=b"policy", value=value)
     limits = GroupLimits("policy", _VOCABULARY, max_row_tokens=given.tokens)
@@ -101,7 +103,7 @@ def main() -> None:
     ready = training_rows([group], recipe)
     num_tokens = sum(len(row.token_ids) for row in rows)
     steps: dict[str, Callable[[], object]] = {
-        "credit": lambda: credit_group(members, "policy", Counters()),
+        "credit": lambda: credit_group(members, "policy", topics, Counters()),
         "encode": lambda: encode_group(summary, rows),
         "judge": lambda: judge(record, limits),
         "rows": lambda: training_rows([group], recipe),

@@ -34,7 +34,7 @@ from tracegrad.schemas.records.versions import Version
 from tracegrad.schemas.records.weights import RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 
-from .batch.batches import Batch, OpenBatch, TransitionsSource, account
+from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow, training_rows
 from .config import TrainerConfig, TrainerHandles
@@ -194,16 +194,12 @@ class Trainer:
         before = self._progress.state
         rows, result = self._learn(batch)
         record = describe_step(
-            run=before.run,
-            policy=before.policy,
-            step=before.step + 1,
+            before,
             epoch=self._ownership.epoch,
-            version_before=before.version,
             batch=batch,
             rows=rows,
             result=result,
-            accounting=account(before.accounting, batch),
-            seconds=seconds | result.seconds | before.seconds,
+            seconds=seconds,
             started_at_ms=started_at_ms,
             ended_at_ms=_now_ms(),
         )

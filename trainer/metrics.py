@@ -11,67 +11,63 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.training import Accounting, TrainingStep
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.transitions import MemberSummary
 
-from .batch.batches import Batch
+from .batch.batches import Batch, account
 from .batch.groups import Group
 from .batch.rows import TrainingRow
 from .step import StepResult
+from .store.checkpoint import CheckpointState
 
 __all__ = ["describe_step"]
 
 
 def _reward_parts(groups: Sequence[Group], num_rollouts: int) -> dict[str, float]:
-    """Mean per rollout of what each rule paid; a call that stands in several rows counts once."""
+    """Mean per rollout of what each rule paid."""
     paid: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
-        calls: set[tuple[str, str]] = set()
-        for row in group.rows:
-            for turn in row.turns:
-                if (row.rollout_id, turn.call_id) not in calls:
-                    calls.add((row.rollout_id, turn.call_id))
-                    for rule, value in turn.reward_parts:
-                        paid[rule].append(value)
+        for turn in group.turns.values():
+            for part in turn.reward_parts:
+                paid[part.rule].append(part.value)
     return {rule: math.fsum(values) / num_rollouts for rule, values in sorted(paid.items())}
 
 
-def _staleness(rows: Sequence[TrainingRow], version: int) -> tuple[float, int]:
-    """Mean and maximum over trained tokens."""
-    if not rows:
-        return 0.0, 0
-    ages = np.concatenate([version - row.versions_T[row.loss_mask_T] for row in rows])
-    return float(ages.mean()), int(ages.max())
+def _tool_success(members: Sequence[MemberSummary]) -> float | None:
+    """Share of tools that succeeded; None without one."""
+    num_tools = sum(member.num_tools for member in members)
+    return sum(member.num_tools_succeeded for member in members) / num_tools if num_tools else None
+
+
+def _staleness(rows: Sequence[TrainingRow], version: int) -> npt.NDArray[np.int64]:
+    """Of each trained token."""
+    return np.concatenate([np.zeros(0, np.int64), *(version - row.versions_T[row.loss_mask_T] for row in rows)])
 
 
 def describe_step(
+    before: CheckpointState,
     *,
-    run: RunHash,
-    policy: str,
-    step: int,
     epoch: int,
-    version_before: int,
     batch: Batch,
     rows: Sequence[TrainingRow],
     result: StepResult,
-    accounting: Accounting,
     seconds: dict[str, float],
     started_at_ms: int,
     ended_at_ms: int,
 ) -> TrainingStep:
-    """The record of one batch."""
+    """The record of one batch that was trained from the state `before`."""
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
-    num_tools = sum(member.num_tools for member in members)
-    staleness_mean, staleness_max = _staleness(rows, version_before)
+    ages = _staleness(rows, before.version)
     return TrainingStep(
-        run=run,
-        policy=policy,
-        step=step,
+        run=before.run,
+        policy=before.policy,
+        step=before.step + 1,
         epoch=epoch,
-        version=version_before + 1 if result.is_updated else version_before,
+        version=before.version + result.is_updated,
         is_updated=result.is_updated,
         skipped=result.skipped,
         begin_offset=batch.begin_offset,
@@ -79,7 +75,7 @@ def describe_step(
         batch_hash=batch.hash,
         group_ids=batch.group_ids,
         excluded_ids=batch.excluded,
-        accounting=accounting,
+        accounting=account(before.accounting, batch),
         loss=result.loss,
         grad_norm=result.grad_norm,
         learning_rate=result.learning_rate,
@@ -88,17 +84,15 @@ def describe_step(
         num_rollouts=len(members),
         num_unscored=len(members) - len(rewards),
         num_tokens=sum(int(row.loss_mask_T.sum()) for row in rows),
-        num_turns=len(
-            {(row.rollout_id, turn.call_id) for group in batch.groups for row in group.rows for turn in row.turns}
-        ),
-        tool_success=sum(member.num_tools_succeeded for member in members) / num_tools if num_tools else None,
-        staleness_mean=staleness_mean,
-        staleness_max=staleness_max,
+        num_turns=sum(len(group.turns) for group in batch.groups),
+        tool_success=_tool_success(members),
+        staleness_mean=float(ages.mean()) if ages.size else 0.0,
+        staleness_max=int(ages.max()) if ages.size else 0,
         logprob_error_max=result.logprob_error_max,
         num_checked_tokens=result.num_checked_tokens,
         ratio_mean=result.ratio_mean,
         clip_fraction=result.clip_fraction,
-        seconds=seconds,
+        seconds=seconds | result.seconds | before.seconds,
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
     )

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import RecordError
+from .episodes import AppliedReward
 from .tokens import Ids, Logprobs, Mask
 from .versions import VersionSpan, are_complete
 
@@ -79,8 +79,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     agent: str | None
     temperature: float
-    reward_parts: tuple[tuple[str, float], ...]
-    """(rule, value) of what this turn itself earned."""
+    reward_parts: tuple[AppliedReward, ...]
+    """What this turn itself earned."""
     return_: float = msgspec.field(name="return")
     """The undiscounted return-to-go."""
     peers: str
@@ -181,7 +181,7 @@ def encode_group(summary: GroupSummary, rows: list[SegmentRow]) -> bytes:
 
 def _column(field: pa.Field, summary: GroupSummary, rows: Sequence[SegmentRow]) -> pa.Array:
     if field.name == "turns":
-        return pa.array([[_turn_to_arrow(turn) for turn in row.turns] for row in rows], field.type)
+        return pa.array(msgspec.to_builtins([row.turns for row in rows]), field.type)
     if field.name in ("task_id", "group_id", "policy"):
         return pa.array([getattr(summary, field.name)] * len(rows), field.type)
     values = [getattr(row, field.name) for row in rows]
@@ -190,23 +190,6 @@ def _column(field: pa.Field, summary: GroupSummary, rows: Sequence[SegmentRow]) 
     offsets = np.cumsum([0, *map(len, values)])
     tokens = np.concatenate(values) if values else []
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, field.type.value_type))
-
-
-def _turn_to_arrow(turn: Turn) -> dict[str, Any]:
-    return {
-        "start": turn.start,
-        "end": turn.end,
-        "turn": turn.turn,
-        "call_id": turn.call_id,
-        "agent": turn.agent,
-        "temperature": turn.temperature,
-        "reward_parts": [{"rule": rule, "value": value} for rule, value in turn.reward_parts],
-        "return": turn.return_,
-        "peers": turn.peers,
-        "weight": turn.weight,
-        "versions": [msgspec.structs.asdict(span) for span in turn.versions],
-        "masked": turn.masked,
-    }
 
 
 def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
@@ -268,48 +251,19 @@ def _refuse_nulls(array: pa.Array, path: str) -> None:
 
 
 def _rows(batch: pa.RecordBatch) -> list[SegmentRow]:
-    columns = [
-        _views(batch.column(name)) if pa.types.is_list(type_) and name != "turns" else batch.column(name).to_pylist()
-        for name, type_ in zip(batch.schema.names, batch.schema.types, strict=True)
-    ]
-    return [_row_from_arrow(dict(zip(batch.schema.names, row, strict=True))) for row in zip(*columns, strict=True)]
+    columns = {name: _values(name, batch.column(name)) for name in SegmentRow.__struct_fields__}
+    return [SegmentRow(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-def _views(column: pa.ListArray) -> list[npt.NDArray[Any]]:
-    """Each row's tokens, of a column without nulls."""
+def _values(name: str, column: pa.Array) -> list[Any]:
+    """What each row has of a column without nulls; tokens as views."""
+    if name == "turns":
+        return msgspec.convert(column.to_pylist(), list[tuple[Turn, ...]])
+    if not pa.types.is_list(column.type):
+        return list(column.to_pylist())
     tokens = column.flatten().to_numpy()
     offsets = column.offsets.to_numpy()
     return [tokens[begin:end] for begin, end in itertools.pairwise((offsets - offsets[0]).tolist())]
-
-
-def _row_from_arrow(row: dict[str, Any]) -> SegmentRow:
-    turns = tuple(
-        Turn(
-            start=turn["start"],
-            end=turn["end"],
-            turn=turn["turn"],
-            call_id=turn["call_id"],
-            agent=turn["agent"],
-            temperature=turn["temperature"],
-            reward_parts=tuple((part["rule"], part["value"]) for part in turn["reward_parts"]),
-            return_=turn["return"],
-            peers=turn["peers"],
-            weight=turn["weight"],
-            versions=tuple(VersionSpan(**span) for span in turn["versions"]),
-            masked=turn["masked"],
-        )
-        for turn in row["turns"]
-    )
-    return SegmentRow(
-        rollout_id=row["rollout_id"],
-        attempt_id=row["attempt_id"],
-        segment=row["segment"],
-        token_ids=row["token_ids"],
-        loss_mask=row["loss_mask"],
-        logprobs=row["logprobs"],
-        turns=turns,
-        rollout_tokens=row["rollout_tokens"],
-    )
 
 
 def _check_row(row: SegmentRow) -> None:

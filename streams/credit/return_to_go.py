@@ -97,7 +97,7 @@ def _turn(piece: CallSlice, return_: float) -> Turn:
         call_id=call.call_id,
         agent=call.agent,
         temperature=max(call.temperature, 0.0),
-        reward_parts=tuple((reward.rule, reward.value) for reward in call.rewards if is_usable(reward.value)),
+        reward_parts=tuple(reward for reward in call.rewards if is_usable(reward.value)),
         return_=return_,
         peers=str(call.turn),
         weight=1.0,

@@ -265,7 +265,7 @@ ROW = transitions.SegmentRow(
             call_id="chatcmpl-1",
             agent="solver",
             temperature=1.0,
-            reward_parts=(("air:tool_ok", 0.1),),
+            reward_parts=(episodes.AppliedReward(rule="air:tool_ok", value=0.1),),
             return_=1.1,
             peers="0",
             weight=1.0,

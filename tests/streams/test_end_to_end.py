@@ -26,7 +26,7 @@ from tests.streams.make import (
     tool_span,
 )
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.episodes import EPISODES, AppliedReward
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic
@@ -93,7 +93,7 @@ def test_raw_records_become_arrow_rows() -> None:
     assert (good.token_ids.tolist(), good.loss_mask.tolist()) == ([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1])
     assert good.logprobs.tolist() == [0, 0, -0.5, -0.5, 0, -0.5]
     assert [(t.agent, t.peers, t.return_, t.reward_parts) for t in good.turns] == [
-        ("calculator", "0", 1.5, (("air:tool_success", 0.5),)),
+        ("calculator", "0", 1.5, (AppliedReward(rule="air:tool_success", value=0.5),)),
         ("calculator", "1", 1.0, ()),
     ]
     assert (bad.token_ids.tolist(), bad.loss_mask.tolist(), bad.rollout_tokens) == (

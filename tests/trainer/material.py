@@ -28,7 +28,6 @@ def turn(
     version: int | VersionSpan = 0,
     temperature: float = 1.0,
     weight: float = 1.0,
-    parts: tuple[tuple[str, float], ...] = (),
 ) -> Turn:
     """A turn whose tokens one version sampled."""
     return Turn(
@@ -38,7 +37,7 @@ def turn(
         call_id=call,
         agent=None,
         temperature=temperature,
-        reward_parts=parts,
+        reward_parts=(),
         return_=returned,
         peers=peers,
         weight=weight,

@@ -16,7 +16,10 @@ from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, Turn, decode_group, group_id_of
 from tracegrad.schemas.records.versions import VersionSpan
 
-__all__ = ["Group", "GroupLimits", "Verdict", "judge", "token_versions", "trained_versions"]
+__all__ = ["CallKey", "Group", "GroupLimits", "Verdict", "judge", "token_versions", "trained_versions"]
+
+CallKey = tuple[str, str]
+"""(rollout id, call id)."""
 
 _GROUP_ID = re.compile(r"[0-9A-Za-z._:-]{1,128}")
 _REASON_CHARACTERS = 60
@@ -45,6 +48,15 @@ class Group:
         if self.rows:
             return ""
         return self.summary.excluded[:_REASON_CHARACTERS] or "no_rows"
+
+    @property
+    def turns(self) -> dict[CallKey, Turn]:
+        """Each call once, by the first row that has it: a shared prefix repeats calls in other rows."""
+        turns: dict[CallKey, Turn] = {}
+        for row in self.rows:
+            for turn in row.turns:
+                turns.setdefault((row.rollout_id, turn.call_id), turn)
+        return turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +134,8 @@ def _check_trained_turn(turn: Turn, where: str) -> None:
 def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
     """Between rows: members, one meaning per call, each call trained once, rollout_tokens."""
     members = {member.rollout_id for member in summary.members if not member.excluded}
-    meanings: dict[tuple[str, str], tuple[float, str, float]] = {}
-    trained_in: dict[tuple[str, str], int] = {}
+    meanings: dict[CallKey, tuple[float, str, float]] = {}
+    trained_in: dict[CallKey, int] = {}
     tokens: dict[str, int] = {}
     for number, row in enumerate(rows):
         if row.rollout_id not in members:
@@ -131,11 +143,8 @@ def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:
         tokens[row.rollout_id] = tokens.get(row.rollout_id, 0) + int(row.loss_mask.sum())
         for turn in row.turns:
             call = (row.rollout_id, turn.call_id)
-            if meanings.setdefault(call, (turn.return_, turn.peers, turn.weight)) != (
-                turn.return_,
-                turn.peers,
-                turn.weight,
-            ):
+            meaning = (turn.return_, turn.peers, turn.weight)
+            if meanings.setdefault(call, meaning) != meaning:
                 raise RecordError(f"expected equal return, peers and weight in all rows, got two, call={turn.call_id}")
             trains = row.loss_mask[turn.start : turn.end].any()
             if trains and trained_in.setdefault(call, number) != number:

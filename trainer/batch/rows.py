@@ -2,7 +2,7 @@
 
 In: the groups that train, and a recipe. Out: one TrainingRow a segment that trains a token, in the order of records
 and rows. Pure. Masked calls are peers too: what the policy did there was worth what it was worth, even if their tokens
-leave the loss. A call that stands in several rows (a shared prefix) counts once.
+leave the loss.
 
 Tensor suffix: T tokens of a row.
 """
@@ -17,15 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegrad.schemas.records.tokens import Ids, Logprobs
-from tracegrad.schemas.records.transitions import SegmentRow, Turn
+from tracegrad.schemas.records.transitions import SegmentRow
 
 from ..algorithm.recipe import Recipe
-from .groups import Group, token_versions
+from .groups import CallKey, Group, token_versions
 
-__all__ = ["CallKey", "TrainingRow", "group_advantages", "rollout_tokens", "training_rows"]
+__all__ = ["TrainingRow", "group_advantages", "rollout_tokens", "training_rows"]
 
-CallKey = tuple[str, str]
-"""(rollout id, call id)."""
 Floats = npt.NDArray[np.float32]
 
 
@@ -57,7 +55,7 @@ def training_rows(groups: Sequence[Group], recipe: Recipe) -> list[TrainingRow]:
     weights = dict(zip(tokens, recipe.token_weights([*tokens.values()]), strict=True))
     rows: list[TrainingRow] = []
     for group in groups:
-        advantages = group_advantages(group.rows, recipe)
+        advantages = group_advantages(group, recipe)
         for row in group.rows:
             if row.loss_mask.any():
                 rows.append(_training_row(row, advantages, weights[row.rollout_id]))
@@ -77,15 +75,12 @@ def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
     return tokens
 
 
-def group_advantages(rows: Iterable[SegmentRow], recipe: Recipe) -> dict[CallKey, float]:
+def group_advantages(group: Group, recipe: Recipe) -> dict[CallKey, float]:
     """The advantage of each call of a group, times its turn's weight.
 
     Turns with equal `peers` are compared with each other.
     """
-    turns: dict[CallKey, Turn] = {}
-    for row in rows:
-        for turn in row.turns:
-            turns.setdefault((row.rollout_id, turn.call_id), turn)
+    turns = group.turns
     calls_by_peers: defaultdict[str, list[CallKey]] = defaultdict(list)
     for call, turn in turns.items():
         calls_by_peers[turn.peers].append(call)

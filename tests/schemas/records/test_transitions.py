@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from tests.schemas.released import GOLDEN, ROW, SUMMARY
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.episodes import AppliedReward
 from tracegrad.schemas.records.transitions import (
     TRANSITIONS_SCHEMA,
     SegmentRow,
@@ -43,7 +44,7 @@ def turns(draw: st.DrawFn, num_tokens: int) -> Turn:
         call_id=draw(TEXT),
         agent=draw(st.none() | TEXT),
         temperature=draw(st.floats(0, 2, width=32)),
-        reward_parts=tuple(draw(st.lists(st.tuples(TEXT, FLOATS), max_size=3))),
+        reward_parts=tuple(draw(st.lists(st.builds(AppliedReward, rule=TEXT, value=FLOATS), max_size=3))),
         return_=draw(FLOATS),
         peers=draw(TEXT),
         weight=draw(FLOATS),

@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.trainer.material import VOCABULARY, group_bytes, record, segment, turn
+from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.rows import group_advantages, training_rows
@@ -25,14 +26,19 @@ def group_of(index: int, *, spread: float = 1.0) -> Group:
     return group
 
 
+def made_of(*rows: SegmentRow) -> Group:
+    """A group of these rows."""
+    return Group(summary("g0", sorted({row.rollout_id for row in rows})), rows)
+
+
 def test_permutation_of_rows_changes_no_bit() -> None:
     """Sums are exact, so order cannot matter."""
     rng = random.Random(2)
     rows = [segment(f"r{i}", [turn(2, 5, returned=rng.uniform(-1, 2))]) for i in range(8)]
-    expected = group_advantages(rows, RECIPE)
+    expected = group_advantages(made_of(*rows), RECIPE)
     for _ in range(10):
         rng.shuffle(rows)
-        assert group_advantages(rows, RECIPE) == expected
+        assert group_advantages(made_of(*rows), RECIPE) == expected
 
 
 def test_turns_are_compared_with_their_peers_only() -> None:
@@ -48,7 +54,7 @@ def test_turns_are_compared_with_their_peers_only() -> None:
             ],
         ),
     ]
-    assert group_advantages(rows, RECIPE) == {
+    assert group_advantages(made_of(*rows), RECIPE) == {
         ("r0", "a"): 1.0,
         ("r1", "a"): -1.0,
         ("r0", "b"): 1.0,
@@ -66,19 +72,19 @@ def test_call_in_two_rows_counts_once() -> None:
         segment("r1", [turn(1, 3, call="a", returned=0.5)]),
         segment("r2", [turn(1, 3, call="a", returned=0.0)]),
     ]
-    assert group_advantages(rows, RECIPE)["r1", "a"] == 0.0
+    assert group_advantages(made_of(*rows), RECIPE)["r1", "a"] == 0.0
 
 
 def test_masked_call_is_a_peer() -> None:
     """A truncated call leaves the loss, but what it was worth still counts in the others' baseline."""
     rows = [segment("r0", [turn(1, 3, returned=1.0)]), segment("r1", [turn(1, 3, returned=0.0)], mask=[0] * 8)]
-    assert group_advantages(rows, RECIPE)["r0", "call-0"] == 1.0
+    assert group_advantages(made_of(*rows), RECIPE)["r0", "call-0"] == 1.0
 
 
 def test_weight_multiplies_the_advantage() -> None:
     """Credit's weight is the turn's share in the loss."""
     rows = [segment("r0", [turn(1, 3, returned=1.0, weight=0.5)]), segment("r1", [turn(1, 3, returned=0.0)])]
-    assert group_advantages(rows, RECIPE) == {("r0", "call-0"): 0.5, ("r1", "call-0"): -1.0}
+    assert group_advantages(made_of(*rows), RECIPE) == {("r0", "call-0"): 0.5, ("r1", "call-0"): -1.0}
 
 
 def test_denominator_counts_rows_without_advantage() -> None:
