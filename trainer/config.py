@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count, Section, Whole
+from tracegrad.schemas.section import Count, Program, Section, Whole
 
 __all__ = ["Aggregation", "TrainerConfig", "TrainerHandles"]
 
@@ -69,6 +69,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Newest version folders kept; version 0 always is; 0 keeps all. A rollback can reach these only."""
     keep_checkpoints: Count = 2
     """Newest checkpoints kept."""
+    python: Program | None = None
+    """The interpreter that has `tracegrad[trainer]`; None: the one that runs tracegrad."""
 
 
 class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):

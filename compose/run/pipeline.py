@@ -169,7 +169,9 @@ def _serve(
     stage: Stage | None = None,
     ordinal: int = 0,
 ) -> ProcessSpec:
-    argv = [sys.executable, "-m", "tracegrad.compose.run.serve", name, "--run-dir", str(wiring.run_dir.path)]
+    # What it needs resolves beside all but the streams; the others share the supervisor's interpreter.
+    python = wiring.settings.trainer.python if name == "trainer" else None
+    argv = [python or sys.executable, "-m", "tracegrad.compose.run.serve", name, "--run-dir", str(wiring.run_dir.path)]
     if stage is not None:
         argv += ["--stage", stage.value, "--ordinal", str(ordinal)]
     threads = {"OMP_NUM_THREADS": str(wiring.settings.trainer.threads)} if name == "trainer" else {}

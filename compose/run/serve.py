@@ -167,9 +167,14 @@ def lacking(error: ModuleNotFoundError, what: str, extra: str) -> str:
     """One sentence with the remedy, for a library that is not installed."""
     if (error.name or "").partition(".")[0] == "tracegrad":
         raise error  # ours: the installation is broken, and a traceback says where
+    apart = (
+        "; streams and trainer do not resolve together: [trainer] python gives it an environment of its own"
+        if extra in ("streams", "trainer")
+        else ""
+    )
     return (
         f"{what} needs the module {error.name}, which is not in the environment of {sys.executable}: "
-        f"pip install 'tracegrad[{extra}]' there, or install the pinned lists of requirements/"
+        f"pip install 'tracegrad[{extra}]' there, or the pinned lists of requirements/{apart}"
     )
 
 

@@ -28,7 +28,8 @@ def check_served(wiring: Wiring, show: Show) -> bool:
         return False
     show.say(f"recomputing {len(proof.calls)} calls from the published folder, in another process")
     try:
-        verdict = verify_apart(proof, wiring.run_dir.results, threads=wiring.settings.trainer.threads)
+        trainer = wiring.settings.trainer
+        verdict = verify_apart(proof, wiring.run_dir.results, threads=trainer.threads, python=trainer.python)
     except UnavailableError as error:
         show.result("verdict", {"holds": False, "why": str(error)}, [f"served weights: {error}"])
         return False

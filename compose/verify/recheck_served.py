@@ -123,15 +123,15 @@ def compare(
     )
 
 
-def verify_apart(proof: Proof, scratch: Path, *, threads: int = 1) -> Verdict:
-    """Checks the proof in another process. Blocking, minutes at most.
+def verify_apart(proof: Proof, scratch: Path, *, threads: int = 1, python: str | None = None) -> Verdict:
+    """Checks the proof in another process, of the trainer's interpreter. Blocking, minutes at most.
 
     Raises:
         UnavailableError: that process failed or took too long.
     """
     path = scratch / "proof.msgpack"
     path.write_bytes(msgspec.msgpack.encode(proof))
-    command = [sys.executable, "-m", "tracegrad.compose.verify.recheck_served", str(path)]
+    command = [python or sys.executable, "-m", "tracegrad.compose.verify.recheck_served", str(path)]
     environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -107,6 +108,15 @@ def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
     assert only == ["kafka", "engine", "otlp", "llm"]
     with pytest.raises(ConfigurationError, match="--only"):
         specs(wiring, for_training=False, only="everything")
+
+
+def test_the_trainer_may_have_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    """Its libraries and Faust's do not resolve together."""
+    trainer = msgspec.structs.replace(SETTINGS.trainer, python="/other/bin/python")
+    wiring = Wiring(prepare_run(msgspec.structs.replace(SETTINGS, trainer=trainer), tmp_path))
+    found = {spec.name: spec.argv[0] for spec in specs(wiring, for_training=True)}
+    assert {name for name, python in found.items() if python != sys.executable} == {"trainer"}
+    assert found["trainer"] == "/other/bin/python"
 
 
 def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
