@@ -129,6 +129,7 @@ class Trainer:
             topic=topics.name(Topic.TRANSITIONS),
             partition=handles.partition,
             next_offset=self._progress.state.next_offset,
+            poll_s=_POLL_S,
         )
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ class Trainer:
         busy_s = 0.0
         said_at = time.monotonic()
         while not batch.is_complete:
-            record = self._source.next(_POLL_S)
+            record = self._source.next()
             if record is not None:
                 began = time.perf_counter()
                 batch.add(record)

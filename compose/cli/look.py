@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -154,6 +156,7 @@ def _print_records(
 ) -> None:
     from tracegrad.consumers.views.tail import as_json as json_of
     from tracegrad.consumers.views.tail import as_text
+    from tracegrad.schemas.log.follow import follow as follow_topic
     from tracegrad.schemas.log.follow import read_to_end
 
     def show(record: Record) -> None:
@@ -169,17 +172,9 @@ def _print_records(
         for record in records[:count]:
             show(record)
         return
-    reader = log.tail([name], start=starts)
-    num_shown = 0
-    try:
-        while count is None or num_shown < count:
-            for record in reader.read(timeout_s=0.5):
-                show(record)
-                num_shown += 1
-                if num_shown == count:
-                    break
-    finally:
-        reader.close()
+    with closing(follow_topic(log, [name], starts=starts, may_skip=True, poll_s=0.5)) as chunks:
+        for record in islice((record for chunk in chunks for record in chunk.records), count):
+            show(record)
 
 
 def audit(

@@ -10,7 +10,7 @@ record on `weight_acks` per version served.
 Invariants: level-triggered, so a killed weight sync, a restarted engine (it says `default`) or a missed record are
 all the same case; only complete, verified versions are served; what is paused is resumed only after a load that
 succeeded; versions in between are skipped; a version counts as served only when its acknowledgement is on the log.
-Failure: engine or broker away: bounded backoff, for ever. Not to be combined with a second one on the same engine.
+Failure: engine or broker away: looked at again, for ever. Not to be combined with a second one on the same engine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import closing
 
 import httpx
 import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.keys import engine_key
-from tracegrad.schemas.log.protocol import Log, LogReader, LogWriter, Record
+from tracegrad.schemas.log.follow import follow
+from tracegrad.schemas.log.protocol import Log, LogWriter, Record
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -38,7 +40,6 @@ from .version_files import verify_version
 __all__ = ["WeightSync", "WeightSyncConfig", "run"]
 
 _logger = logging.getLogger(__name__)
-_DRAIN_S = 0.01
 
 
 class WeightSyncConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +61,6 @@ class WeightSyncConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For the engine to read a version."""
     retry_refused_s: float = 30.0
     """A refused version is looked at again after this, in case its storage was only slow."""
-    first_backoff_s: float = 0.2
-    """Pause after the first failure; doubles."""
-    max_backoff_s: float = 5.0
-    """Greatest pause between two looks at an engine or broker that is away."""
 
 
 class WeightSync:
@@ -201,44 +198,35 @@ def run(config: WeightSyncConfig, *, topics: Topics, log: Log, stop: threading.E
         writer = log.writer()
         sync = WeightSync(config, control=control, writer=writer, topics=topics)
         try:
-            follow(sync, topics=topics, log=log, stop=stop)
+            follow_weights(sync, topics=topics, log=log, stop=stop)
         finally:
             _close(writer)
             _logger.info("weight sync of engine %s ends: %s", config.engine_id, dict(sync.counters))
 
 
-def follow(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event) -> None:
-    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded."""
-    config = sync.config
-    name = topics.name(Topic.WEIGHTS)
-    reader: LogReader | None = None
-    backoff_s = 0.0
-    try:
-        while not stop.wait(backoff_s):
+def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+    """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded.
+
+    An engine that is away needs no pauses of its own: it is looked at again after `poll_s` or at the next record.
+    """
+    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=sync.config.poll_s, stop=stop)) as chunks:
+        was_away = False
+        for chunk in chunks:
+            for record in chunk.records:
+                sync.fold(record)
+            if not chunk.is_caught_up:
+                continue
             try:
-                if reader is None:
-                    ends = {partition: offsets.end for partition, offsets in log.offsets(name).items()}
-                    reader = log.tail([name])
-                # One record ends the wait at once; what came with it is taken without waiting.
-                first = reader.read(max_records=1, timeout_s=config.poll_s)
-                for record in first:
-                    sync.fold(record)
-                for record in reader.read(timeout_s=_DRAIN_S) if first else ():
-                    sync.fold(record)
-                positions = {where.partition: offset for where, offset in reader.positions().items()}
-                if all(positions.get(partition, 0) >= end for partition, end in ends.items()):
-                    sync.reconcile()
-                if backoff_s:
-                    _logger.info("engine %s and the log answer again", config.engine_id)
-                backoff_s = 0.0
+                sync.reconcile()
             except UnavailableError as error:
                 sync.counters["unavailable"] += 1
-                if not backoff_s:
-                    _logger.warning("waiting for engine %s or the log: %s", config.engine_id, error)
-                backoff_s = min(max(config.first_backoff_s, 2 * backoff_s), config.max_backoff_s)
-    finally:
-        if reader is not None:
-            reader.close()
+                if not was_away:
+                    _logger.warning("waiting for engine %s or the log: %s", sync.config.engine_id, error)
+                was_away = True
+            else:
+                if was_away:
+                    _logger.info("engine %s and the log answer again", sync.config.engine_id)
+                was_away = False
 
 
 def _close(writer: LogWriter) -> None:

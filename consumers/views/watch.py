@@ -6,15 +6,16 @@ that is away makes it late, never makes the run fail. Failure: logged and tried 
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from tracegrad.schemas.errors import TracegradError
-from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Log, LogReader, TopicPartition
+from tracegrad.schemas.log.follow import follow, read_to_end
+from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
 
 from .run_state import RunState
@@ -22,7 +23,6 @@ from .terminal import Event, Lines
 
 __all__ = ["Watcher", "fold_present", "stream_lag"]
 
-_logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 
 
@@ -90,41 +90,27 @@ class Watcher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                reader = self._reader()
-                try:
-                    self._follow(reader)
-                    return
-                finally:
-                    reader.close()
-            except TracegradError as error:
-                _logger.warning("watching the run waits: %s", error)
-                if self._drain.is_set():
-                    return
-                self._stop.wait(1.0)
+        with contextlib.suppress(TracegradError):
+            retry(self._follow, doing="watching the run", on=TracegradError, stop=self._stop)
 
-    def _reader(self) -> LogReader:
-        if self._start == "end":
-            return self._log.tail(self._topics, start="end")
-        begins = {
-            TopicPartition(name, partition): max(kept.begin, self._start.get(TopicPartition(name, partition), 0))
-            for name in self._topics
-            for partition, kept in self._log.offsets(name).items()
-        }
-        return self._log.tail(self._topics, start=begins)
-
-    def _follow(self, reader: LogReader) -> None:
+    def _follow(self) -> None:
         last_tick = 0.0
-        while not self._stop.is_set():
-            read = reader.read(timeout_s=0.1)
-            for record in read:
+        chunks = follow(
+            self._log,
+            self._topics,
+            starts=None if self._start == "end" else self._start,
+            from_end=self._topics if self._start == "end" else (),
+            may_skip=True,
+            stop=self._stop,
+        )
+        for chunk in chunks:
+            for record in chunk.records:
                 self._state.fold(record, time.monotonic())
                 self._say()
             if time.monotonic() - last_tick > _TICK_S:
                 last_tick = time.monotonic()
                 self._say()
-            if self._drain.is_set() and not read:
+            if self._drain.is_set() and chunk.is_caught_up and not chunk.records:
                 return
 
     def _say(self) -> None:

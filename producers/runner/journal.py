@@ -47,7 +47,7 @@ class Journal:
         self._starts = starts
         self._stop = stop
         self._writer = log.writer()
-        self._followed = Chunk((), {}, False)
+        self._followed = Chunk((), {}, {})
         self._has_followed = asyncio.Event()
 
     async def follow(self, on_event: Callable[[RolloutEvent], None]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import LogGapError, OverloadedError, RecordError, UnavailableError
 from ..records.codec import Codec
 from ..retry import retry, retry_async
-from .protocol import Headers, Log, LogReader, LogWriter, Position, Record, TopicPartition
+from .protocol import Headers, Log, LogReader, LogWriter, Offsets, Position, Record, TopicPartition
 
 __all__ = ["Chunk", "append_patiently", "decoded", "follow", "in_thread", "read_to_end"]
 
@@ -52,32 +52,27 @@ def read_to_end(
     Raises:
         UnavailableError: nothing came for `patience_s` before the end was reached.
     """
-    kept = {
-        TopicPartition(topic, number): offsets
-        for number, offsets in log.offsets(topic).items()
-        if partitions is None or number in partitions
-    }
-    begins = _clamped(starts or {}, kept)
-    left = {where for where, begin in begins.items() if begin < kept[where].end}
-    if not left:
-        return
-    reader = log.tail([topic], start={where: begins[where] for where in left})
-    try:
-        silent_since = time.monotonic()
-        while left:
-            records = reader.read(max_records=_READ_RECORDS, timeout_s=0.2)
-            if records:
-                silent_since = time.monotonic()
-            elif time.monotonic() - silent_since > patience_s:
-                raise UnavailableError(f"expected the end of {topic}, got nothing for {patience_s:g} s; is Kafka up?")
-            for record in records:
-                if record.offset < kept[TopicPartition(topic, record.partition)].end:
-                    yield record
-            # Compacted records leave holes, so the reader's position tells, not the number of records.
-            positions = reader.positions()
-            left = {where for where in left if positions.get(where, 0) < kept[where].end}
-    finally:
-        reader.close()
+    moved_at = time.monotonic()
+    chunks = follow(
+        log,
+        [topic],
+        starts=starts,
+        partitions=partitions,
+        may_skip=True,
+        poll_s=0.2,
+        max_records=_READ_RECORDS,
+        patience_s=patience_s,
+    )
+    for chunk in chunks:
+        for record in chunk.records:
+            if record.offset < chunk.ends[TopicPartition(topic, record.partition)]:
+                yield record
+        if chunk.is_caught_up:
+            return
+        if chunk.records:
+            moved_at = time.monotonic()
+        elif time.monotonic() - moved_at > patience_s:
+            raise UnavailableError(f"expected the end of {topic}, got nothing for {patience_s:g} s; is Kafka up?")
 
 
 class Chunk(NamedTuple):
@@ -86,8 +81,13 @@ class Chunk(NamedTuple):
     records: Sequence[Record]
     positions: Mapping[TopicPartition, int]
     """The next offset of each partition, these records included."""
-    is_caught_up: bool
-    """Whether all that lay on the log at the first read has been given, these records included."""
+    ends: Mapping[TopicPartition, int]
+    """The log's ends at the first read; empty before it."""
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that lay on the log at the first read has been given, these records included."""
+        return bool(self.ends) and all(self.positions.get(where, 0) >= end for where, end in self.ends.items())
 
     def has(self, position: Position) -> bool:
         """Whether the record at this position is in this chunk or in one before it."""
@@ -100,20 +100,23 @@ def follow(
     *,
     starts: Mapping[TopicPartition, int] | None = None,
     from_end: Collection[str] = (),
+    partitions: Collection[int] | None = None,
     may_skip: bool = False,
     poll_s: float = 0.1,
     max_records: int = 500,
     stop: threading.Event | None = None,
     patience_s: float | None = None,
 ) -> Generator[Chunk, None, None]:
-    """Reads all partitions of some topics until `stop` is set. One thread at a time; the first step opens the reader.
+    """Reads topics until `stop` is set. One thread at a time; the first step opens the reader.
 
     Args:
         starts: where the run began on topics that it shares with others; partitions not named are read from their
             beginning.
         from_end: topics whose past does not matter.
+        partitions: only these; None: all.
         may_skip: go on with what is left where records are gone, instead of raising.
-        poll_s: a step without records takes so long; one with records ends at the first.
+        poll_s: a step without records takes so long (the first: no time when none lie there); one with records ends
+            at the first.
         max_records: of one chunk.
         patience_s: how long a log that is away is waited for; None: until `stop`.
 
@@ -130,10 +133,16 @@ def follow(
         nonlocal reader, ends, positions
         try:
             if reader is None:
-                begins, found = _bounds(log, topics, positions, from_end=() if ends else from_end, may_skip=may_skip)
+                kept = _kept(log, topics, partitions)
+                if not ends:
+                    ends = {where: offsets.end for where, offsets in kept.items()}
+                    positions = {where: end for where, end in ends.items() if where.topic in from_end} | positions
+                begins = _begins(kept, positions, may_skip=may_skip)
                 reader = log.tail(topics, start=begins)
-                ends = ends or found
-            records = reader.read(max_records=max_records, timeout_s=poll_s)
+                has_backlog = any(begin < kept[where].end for where, begin in begins.items())
+                records = reader.read(max_records=max_records, timeout_s=poll_s if has_backlog else 0.0)
+            else:
+                records = reader.read(max_records=max_records, timeout_s=poll_s)
         except LogGapError as error:
             if not may_skip:
                 raise
@@ -148,8 +157,7 @@ def follow(
     try:
         while not stop.is_set():
             records = retry(step, doing=f"reading {', '.join(topics)}", patience_s=patience_s, stop=stop)
-            caught_up = bool(ends) and all(positions.get(where, 0) >= end for where, end in ends.items())
-            yield Chunk(records, positions, caught_up)
+            yield Chunk(records, positions, ends)
     except UnavailableError:
         if not stop.is_set():
             raise
@@ -158,29 +166,22 @@ def follow(
             reader.close()
 
 
-def _bounds(
-    log: Log,
-    topics: Sequence[str],
-    starts: Mapping[TopicPartition, int],
-    *,
-    from_end: Collection[str],
-    may_skip: bool,
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where to begin, and the ends now."""
-    kept = {
-        TopicPartition(topic, number): offsets for topic in topics for number, offsets in log.offsets(topic).items()
-    }
-    ends = {where: offsets.end for where, offsets in kept.items()}
-    wanted = {**{where: end for where, end in ends.items() if where.topic in from_end}, **starts}
-    if may_skip:
-        return _clamped(wanted, kept), ends
-    return {where: wanted.get(where, offsets.begin) for where, offsets in kept.items()}, ends
-
-
-def _clamped(starts: Mapping[TopicPartition, int], kept: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
+def _kept(log: Log, topics: Sequence[str], partitions: Collection[int] | None) -> dict[TopicPartition, Offsets]:
     return {
-        where: max(offsets.begin, min(starts.get(where, offsets.begin), offsets.end)) for where, offsets in kept.items()
+        TopicPartition(topic, number): offsets
+        for topic in topics
+        for number, offsets in log.offsets(topic).items()
+        if partitions is None or number in partitions
     }
+
+
+def _begins(
+    kept: Mapping[TopicPartition, Offsets], wanted: Mapping[TopicPartition, int], *, may_skip: bool
+) -> dict[TopicPartition, int]:
+    begins = {where: wanted.get(where, offsets.begin) for where, offsets in kept.items()}
+    if may_skip:
+        return {where: max(kept[where].begin, min(begin, kept[where].end)) for where, begin in begins.items()}
+    return begins
 
 
 async def in_thread(steps: Generator[T, None, None]) -> AsyncGenerator[T, None]:

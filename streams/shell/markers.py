@@ -7,14 +7,13 @@ its markers, so whatever it committed is known here. Failure: UnavailableError w
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
 from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
-
-from .liveness import patiently
+from tracegrad.schemas.log.follow import follow, in_thread
+from tracegrad.schemas.log.protocol import Log, Record
 
 __all__ = ["read_markers"]
 
@@ -28,19 +27,16 @@ async def read_markers(
     """Reads them in a thread and gives them in the event loop; `give` returns False to stop. Returns their number."""
     if not partitions:
         return 0
-    kept = await asyncio.to_thread(patiently, lambda: log.offsets(topic))
-    starts = {TopicPartition(topic, partition): kept[partition].begin for partition in partitions}
-    reader = await asyncio.to_thread(patiently, lambda: log.tail([topic], start=starts))
     num_markers, moved_at = 0, time.monotonic()
-    try:
-        while any(reader.positions()[where] < kept[where.partition].end for where in starts):
-            markers = await asyncio.to_thread(reader.read, max_records=_CHUNK, timeout_s=0.5)
-            if not give(markers):
+    steps = follow(log, [topic], partitions=partitions, poll_s=0.5, max_records=_CHUNK, patience_s=patience_s)
+    async with contextlib.aclosing(in_thread(steps)) as chunks:
+        async for chunk in chunks:
+            if not give(chunk.records):
                 break
-            num_markers += len(markers)
-            moved_at = time.monotonic() if markers else moved_at
+            num_markers += len(chunk.records)
+            if chunk.is_caught_up:
+                break
+            moved_at = time.monotonic() if chunk.records else moved_at
             if time.monotonic() - moved_at > patience_s:
                 raise UnavailableError(f"expected the markers of {topic!r} up to its end, got none in {patience_s} s")
-    finally:
-        await asyncio.to_thread(reader.close)
     return num_markers

@@ -21,12 +21,17 @@ import msgspec
 
 from tracegrad.schemas.errors import LogGapError, UnavailableError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.training import Accounting
 
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions
 
 __all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
+
+
+_PATIENCE_S = 60.0
+"""For a log that is away; then a restart of the process may cure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +178,7 @@ def account(before: Accounting, batch: Batch) -> Accounting:
 class TransitionsSource:
     """The policy's partition from an offset on."""
 
-    def __init__(self, log: Log, *, topic: str, partition: int, next_offset: int) -> None:
+    def __init__(self, log: Log, *, topic: str, partition: int, next_offset: int, poll_s: float = 0.0) -> None:
         """Raises LogGapError when the offset is no longer, or not yet, in the log."""
         self._log = log
         self._at = TopicPartition(topic, partition)
@@ -185,13 +190,20 @@ class TransitionsSource:
                 f"{'no such partition' if bounds is None else f'{bounds.begin}..{bounds.end}'}; records that the "
                 "checkpoint counts on are gone: restore the topic, or start a new run"
             )
-        self._reader = log.tail([topic], start={self._at: next_offset})
+        # One at a time: none may be taken beyond the batch's last.
+        self._chunks = follow(
+            log,
+            [topic],
+            starts={self._at: next_offset},
+            partitions=[partition],
+            poll_s=poll_s,
+            max_records=1,
+            patience_s=_PATIENCE_S,
+        )
 
-    def next(self, timeout_s: float) -> Record | None:
-        """The next record, or None when none came in time."""
-        # One at a time: a Kafka consumer asked for more waits out the time for records that are not there yet,
-        # and none may be taken beyond the batch's last.
-        for record in self._reader.read(max_records=1, timeout_s=timeout_s):
+    def next(self) -> Record | None:
+        """The next record, or None when none came within `poll_s`."""
+        for record in next(self._chunks).records:
             self._next_offset = record.offset + 1
             return record
         return None
@@ -207,4 +219,4 @@ class TransitionsSource:
 
     def close(self) -> None:
         """Releases the reader."""
-        self._reader.close()
+        self._chunks.close()

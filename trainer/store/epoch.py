@@ -12,11 +12,11 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
 
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.keys import policy_key
+from tracegrad.schemas.log.follow import Chunk, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 
@@ -25,6 +25,8 @@ from .outbox import acknowledged
 __all__ = ["Ownership"]
 
 _log = logging.getLogger(__name__)
+_LOOK_S = 0.02
+"""A look at what has come waits so long when nothing has."""
 _PARTITION = 0
 """`weights` has one partition: claims and manifests need one order."""
 
@@ -41,7 +43,7 @@ class Ownership:
         self._log = log
         self._writer = writer
         self._timeout_s = timeout_s
-        self._reader = log.tail([topic])
+        self._chunks = follow(log, [topic], poll_s=_LOOK_S, patience_s=timeout_s)
         self._next_offset = 0
         self._requests: deque[tuple[int, RollbackRequest]] = deque()
         self.trainer_id = uuid.uuid4().hex
@@ -71,8 +73,8 @@ class Ownership:
         _log.info("policy=%s epoch=%d claimed, trainer_id=%s", self._policy, epoch, self.trainer_id)
 
     def look(self) -> None:
-        """Takes what has come since, without waiting. Raises FencedError on a higher claim."""
-        self._take(self._reader.read(timeout_s=0.0))
+        """Takes what has come since. Raises FencedError on a higher claim."""
+        self._take(next(self._chunks))
         self._require()
 
     def check(self) -> None:
@@ -96,7 +98,7 @@ class Ownership:
 
     def close(self) -> None:
         """Releases the reader."""
-        self._reader.close()
+        self._chunks.close()
 
     def _require(self) -> None:
         claim = self.lineage.claim
@@ -119,22 +121,19 @@ class Ownership:
     def _read_until(self, next_offset: int) -> None:
         deadline = time.monotonic() + self._timeout_s
         while self._next_offset < next_offset:
-            # One at a time: a Kafka consumer asked for more waits out the time for records that are not there yet.
-            self._take(self._reader.read(max_records=1, timeout_s=0.5))
-            # Offsets may end in a gap that no record fills; the reader's position passes it, records do not.
-            self._next_offset = max(self._next_offset, self._reader.positions().get(self._at, 0))
+            self._take(next(self._chunks))
             if time.monotonic() > deadline and self._next_offset < next_offset:
                 raise UnavailableError(
                     f"expected to read {self._at.topic!r} up to offset {next_offset} in {self._timeout_s:g} s, "
                     f"got to {self._next_offset}"
                 )
 
-    def _take(self, records: Sequence[Record]) -> None:
-        for record in records:
+    def _take(self, chunk: Chunk) -> None:
+        for record in chunk.records:
             self._fold(record)
+        self._next_offset = chunk.positions.get(self._at, 0)
 
     def _fold(self, record: Record) -> None:
-        self._next_offset = max(self._next_offset, record.offset + 1)
         try:
             decoded = WEIGHTS.decode(record.value)
         except RecordError as error:

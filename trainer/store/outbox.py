@@ -7,14 +7,14 @@ On failure: UnavailableError past the time given; the process ends, resumes from
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.keys import original_key, policy_key
-from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Log, LogWriter, Position
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -54,7 +54,8 @@ class Outbox:
 
     def training_step_if_missing(self, encoded: bytes) -> None:
         """Appends it unless these very bytes are on the topic."""
-        if not any(record.value == encoded for record in self._all_steps()):
+        steps = read_to_end(self._log, self._steps_topic, patience_s=APPEND_TIMEOUT_S)
+        if not any(record.value == encoded for record in steps):
             _log.info("the checkpoint's training_step is not on the log: emitted again")
             self.training_step(encoded)
 
@@ -76,18 +77,3 @@ class Outbox:
                 acknowledged(future, APPEND_TIMEOUT_S)
             except RecordError:  # too large for the topic: its headers still name where the original lies
                 acknowledged(letter(value=b""), APPEND_TIMEOUT_S)
-
-    def _all_steps(self) -> Iterator[Record]:
-        """The topic, from its beginning to its present end."""
-        ends = {partition: bounds.end for partition, bounds in self._log.offsets(self._steps_topic).items()}
-        reader = self._log.tail([self._steps_topic])
-        deadline = time.monotonic() + APPEND_TIMEOUT_S
-        try:
-            while any(reader.positions().get(at, 0) < ends.get(at.partition, 0) for at in reader.positions()):
-                yield from reader.read(timeout_s=0.5)
-                if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"expected to read {self._steps_topic!r} to its end in {APPEND_TIMEOUT_S:g} s"
-                    )
-        finally:
-            reader.close()

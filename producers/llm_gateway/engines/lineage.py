@@ -1,6 +1,6 @@
 """Follows `weights`, so that the gateway knows which version labels an engine may bear.
 
-In: records of `weights` from the beginning, read by a thread of its own. Out: `known(policy, label)`. An undecodable
+In: records of `weights` from the beginning. Out: `known(policy, label)`. An undecodable
 record is counted and passed over (the trainer and weight sync log theirs); a broker that is away is waited for;
 a fatal error is kept in `fatal` and ends the gateway.
 """
@@ -8,25 +8,24 @@ a fatal error is kept in `fatal` and ends the gateway.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import threading
 from collections import Counter
 
-from tracegrad.schemas.errors import FatalError, RecordError, UnavailableError
-from tracegrad.schemas.log.protocol import Log, LogReader, Record
+from tracegrad.schemas.errors import FatalError, RecordError
+from tracegrad.schemas.log.follow import follow, in_thread
+from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 
 __all__ = ["LineageTail", "Lineages"]
 
-_LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.05
-_RETRY_S = 1.0
 
 
 class Lineages:
-    """The surviving versions of each policy. Written by one thread, read by another."""
+    """The surviving versions of each policy."""
 
     def __init__(self, policies: tuple[str, ...]) -> None:
         self._of = {policy: Lineage(policy) for policy in policies}
@@ -59,7 +58,7 @@ class Lineages:
 
 
 class LineageTail:
-    """The thread that reads `weights`."""
+    """Follows `weights` in the gateway's event loop."""
 
     def __init__(self, lineages: Lineages, *, topics: Topics, log: Log) -> None:
         self.lineages = lineages
@@ -67,47 +66,32 @@ class LineageTail:
         self._topic = topics.name(Topic.WEIGHTS)
         self._log = log
         self._stop = threading.Event()
-        self._changed: asyncio.Event = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop
-        self._thread = threading.Thread(target=self._follow, name="weights-tail", daemon=True)
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begins to read; call it in the event loop that `changed` is awaited in."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._task = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        """Ends the thread, within a poll."""
+        """Ends reading, within a poll."""
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, 10.0)
+        if self._task is not None:
+            await self._task
 
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next change or after the time."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
-        except TimeoutError:
-            pass
 
-    def _follow(self) -> None:
-        reader: LogReader | None = None
-        while not self._stop.is_set():
-            try:
-                reader = reader or self._log.tail([self._topic])
-                for record in reader.read(timeout_s=_POLL_S):
-                    if self.lineages.fold(record):
-                        self._loop.call_soon_threadsafe(self._announce)
-            except UnavailableError as error:
-                _LOGGER.warning("weights cannot be read now, trying again: %s", error)
-                self._stop.wait(_RETRY_S)
-            except FatalError as error:
-                self.fatal = error
-                return
-            except RuntimeError:  # the event loop is closed: the gateway ends
-                break
-        if reader is not None:
-            reader.close()
-
-    def _announce(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    async def _follow(self) -> None:
+        steps = follow(self._log, [self._topic], poll_s=_POLL_S, stop=self._stop)
+        try:
+            async with contextlib.aclosing(in_thread(steps)) as chunks:
+                async for chunk in chunks:
+                    if sum(self.lineages.fold(record) for record in chunk.records):
+                        self._changed.set()
+                        self._changed = asyncio.Event()
+        except FatalError as error:
+            self.fatal = error

@@ -24,7 +24,6 @@ def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Iterator
         engine_url=engine.url,
         weight_root=str(engine.weight_root),
         poll_s=0.1,
-        max_backoff_s=0.5,
     )
     stop = threading.Event()
     thread = threading.Thread(

@@ -145,8 +145,8 @@ def test_source_reads_in_order_and_tells_its_lag(memory_log: MemoryLog) -> None:
     append_groups(memory_log, "t", [group_bytes(i) for i in range(4)])
     source = TransitionsSource(memory_log, topic="t", partition=0, next_offset=1)
     assert source.lag == 3
-    first = source.next(0.0)
+    first = source.next()
     assert first is not None
     assert (first.offset, source.lag) == (1, 2)
-    assert [getattr(source.next(0.0), "offset", None) for _ in range(3)] == [2, 3, None]
+    assert [getattr(source.next(), "offset", None) for _ in range(3)] == [2, 3, None]
     source.close()
