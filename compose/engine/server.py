@@ -20,6 +20,7 @@ import msgspec
 
 from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.files import write_atomically
 
 from .model_checks import check_model
 
@@ -124,9 +125,7 @@ def install_plugin(work_dir: str) -> Path:
         info / "entry_points.txt": f"[vllm.general_plugins]\ntracegrad_file_transfer = {_MODULE}:register\n",
     }
     for path, text in files.items():
-        scratch = path.with_name(path.name + ".tmp")
-        scratch.write_text(text)
-        scratch.replace(path)
+        write_atomically(path, text.encode())
     return folder / f"{_MODULE}.py"
 
 

@@ -9,19 +9,18 @@ UnavailableError (network) or ConfigurationError (other bytes than the lock's).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.files import hold_lock
 
 __all__ = ["Jar", "cache_dir", "class_path", "locked_jars"]
 
@@ -73,11 +72,16 @@ def class_path(folder: Path, jars: Sequence[Jar] | None = None) -> list[Path]:
     wanted = locked_jars() if jars is None else jars
     folder.mkdir(parents=True, exist_ok=True)
     if any(not _is_intact(folder, jar) for jar in wanted):
-        with _exclusive(folder / ".lock"):
+        # One downloader at a time; the others wait and find the jars there.
+        with hold_lock(folder / ".lock", refusal=_busy, wait_s=_LOCK_WAIT_S):
             missing = [jar for jar in wanted if not _is_intact(folder, jar)]
             if missing:
                 _download(folder, missing)
     return [folder / jar.file_name for jar in wanted]
+
+
+def _busy(holder: str) -> Exception:
+    return UnavailableError(f"expected the jars within {_LOCK_WAIT_S:g} s from process {holder}, which fetches them")
 
 
 def _is_intact(folder: Path, jar: Jar) -> bool:
@@ -86,22 +90,6 @@ def _is_intact(folder: Path, jar: Jar) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == jar.sha256
     except FileNotFoundError:
         return False
-
-
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """One downloader at a time; the others wait and find the jars there."""
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise UnavailableError(f"expected {path} free within {_LOCK_WAIT_S} s, got none") from error
-                time.sleep(0.2)
-        yield
 
 
 def _download(folder: Path, jars: Sequence[Jar]) -> None:

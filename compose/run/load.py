@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.files import write_atomically
 from tracegrad.schemas.section import PathKind, Section, nearest
 
 from .settings import RunSettings
@@ -88,9 +89,7 @@ def load(
 def write_resolved(path: Path, settings: RunSettings) -> None:
     """Writes the settings beside the run, for `tracegrad serve` and for people."""
     encoded = msgspec.json.format(msgspec.json.encode(settings, order="deterministic"), indent=2)
-    scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(encoded + b"\n")
-    scratch.replace(path)
+    write_atomically(path, encoded + b"\n")
 
 
 def read_resolved(path: Path) -> RunSettings:

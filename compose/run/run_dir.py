@@ -16,9 +16,6 @@ Failure: ConfigurationError with the remedy.
 from __future__ import annotations
 
 import datetime
-import fcntl
-import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.files import hold_lock, write_atomically
 from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
 
@@ -181,23 +179,15 @@ class RunDir:
         Raises:
             ConfigurationError: another process holds it.
         """
-        self.locks.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.locks / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            until = time.monotonic() + wait_s
-            while not _try_lock(handle):
-                if time.monotonic() >= until:
-                    holder = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
-                    raise ConfigurationError(
-                        f"process {holder or '?'} already is the {name} of {self.path}; "
-                        "stop it first, or start another run (--run NAME)"
-                    )
-                time.sleep(0.1)
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+
+        def refusal(holder: str) -> Exception:
+            return ConfigurationError(
+                f"process {holder} already is the {name} of {self.path}; "
+                "stop it first, or start another run (--run NAME)"
+            )
+
+        with hold_lock(self.locks / f"{name}.lock", refusal=refusal, wait_s=wait_s):
             yield
-        finally:
-            os.close(handle)
 
     def is_locked(self, name: str = "supervisor") -> bool:
         """Whether a live process holds the lock."""
@@ -208,23 +198,13 @@ class RunDir:
             return True
 
 
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _group_size(settings: RunSettings) -> int | None:
     return settings.tasks.group_size if settings.tasks else None
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:
     """As JSON for people, replaced whole."""
-    scratch = path.with_suffix(".tmp")
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    scratch.replace(path)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def _read(path: Path, kind: type[T]) -> T:

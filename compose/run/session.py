@@ -17,6 +17,7 @@ from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.consumers.views.watch import Watcher, stream_lag
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
+from tracegrad.schemas.files import write_atomically
 
 from ..engine.fetch_model import with_local_model
 from .pipeline import BROKER, ENGINE_PARTS, prepare_run, prepare_topics, specs
@@ -209,6 +210,4 @@ def run_state(wiring: Wiring) -> RunState:
 
 def write_status(run_dir: RunDir, statuses: Sequence[ProcessStatus]) -> None:
     """For `tracegrad status`; replaced whole."""
-    scratch = run_dir.status_file.with_suffix(".tmp")
-    scratch.write_bytes(msgspec.json.encode(list(statuses)))
-    scratch.replace(run_dir.status_file)
+    write_atomically(run_dir.status_file, msgspec.json.encode(list(statuses)))

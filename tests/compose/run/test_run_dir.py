@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import prepare_run, specs
 from tracegrad.compose.run.process import Role
 from tracegrad.compose.run.run_dir import RunDir
@@ -140,3 +141,23 @@ def test_without_air_no_rule_pays(tmp_path: Path) -> None:
     """`--no-air` keeps the rules in the file."""
     settings = msgspec.structs.replace(SETTINGS, air=msgspec.structs.replace(SETTINGS.air, enabled=False))
     assert Wiring(prepare_run(settings, tmp_path)).streams(Stage.ASSEMBLE, 0).air == ()
+
+
+@pytest.mark.parametrize(("ordinal", "is_refused"), [(0, True), (1, False)])
+def test_a_process_is_alone_under_its_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ordinal: int,
+    is_refused: bool,
+) -> None:
+    """Two stream workers with one instance id would take the partitions from each other for ever."""
+    monkeypatch.setattr(serve, "_LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    served = list[int]()
+    monkeypatch.setitem(serve._ROOMS, "streams", lambda wiring, stop, stage, ordinal: served.append(ordinal))
+    run_dir = prepare_run(SETTINGS, tmp_path)
+    with run_dir.lock("serve-streams-credit-0"):
+        status = serve.serve("streams", run_dir.path, stage="credit", ordinal=ordinal)
+    assert (status, served) == ((78, []) if is_refused else (0, [ordinal]))
+    assert ("already is the serve-streams-credit-0" in caplog.text) == is_refused

@@ -1,0 +1,43 @@
+"""Files that several processes look at: written whole, and locks that go with their holder.
+
+In: a path. Out: the file with the new bytes, or a lock held. Invariants: a reader sees the old bytes or the new ones,
+whoever is killed when; a lock is the kernel's, so that it ends with its process, also by SIGKILL. Failure: OSError,
+or the caller's own refusal of a lock that is held. What must survive a power cut is `trainer/store/durable`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+__all__ = ["hold_lock", "write_atomically"]
+
+_POLL_S = 0.1
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces the file as a whole, beside its name first."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch.write_bytes(data)
+    scratch.replace(path)
+
+
+@contextmanager
+def hold_lock(path: Path, *, refusal: Callable[[str], Exception], wait_s: float = 0.0) -> Iterator[None]:
+    """Holds a lock; its file names the holder's process. Blocks for at most `wait_s`, then raises `refusal(holder)`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A lock that were only a file's existence would outlive a killed holder.
+    lock = FileLock(path, timeout=wait_s, poll_interval=_POLL_S, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise refusal(path.read_text(errors="replace").strip()[:20] or "?") from None
+    try:
+        path.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        lock.release()

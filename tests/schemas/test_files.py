@@ -1,0 +1,60 @@
+"""Files that are written whole, and locks that go with their holder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tracegrad.schemas.files import hold_lock, write_atomically
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tracegrad.schemas.files import hold_lock
+with hold_lock(Path(sys.argv[1]), refusal=RuntimeError):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    """The name is given to the whole; nothing is left beside it."""
+    path = tmp_path / "a.json"
+    write_atomically(path, b"old")
+    before = path.open("rb")
+    write_atomically(path, b"new bytes")
+    with before:
+        assert (before.read(), path.read_bytes()) == (b"old", b"new bytes")
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_lock_has_one_holder_whom_the_refusal_names(tmp_path: Path) -> None:
+    """Another name is another lock; it is free again after the block."""
+    path = tmp_path / "locks" / "a.lock"
+    with (
+        hold_lock(path, refusal=ValueError),
+        hold_lock(tmp_path / "b.lock", refusal=ValueError),
+        pytest.raises(ValueError, match=str(os.getpid())),
+        hold_lock(path, refusal=ValueError, wait_s=0.01),
+    ):
+        pass
+    with hold_lock(path, refusal=ValueError):
+        pass
+
+
+def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
+    """The kernel lets go, also on SIGKILL; who waited gets the lock."""
+    path = tmp_path / "a.lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match=str(holder.pid)), hold_lock(path, refusal=ValueError):
+            pass
+        holder.kill()
+        began = time.monotonic()
+        with hold_lock(path, refusal=ValueError, wait_s=10.0):
+            assert time.monotonic() - began < 5
