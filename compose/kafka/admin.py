@@ -18,8 +18,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
+from tracegrad.schemas.errors import ConfigurationError, LogGapError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+from tracegrad.schemas.retry import retry
 
 from .client_settings import Settings
 from .errors import boundary, log_error, translate
@@ -62,14 +63,7 @@ def checked(where: TopicPartition, wanted: int, kept: Offsets) -> int:
 
 def _patiently(ask: Callable[[], T]) -> T:
     """Asks again while the cluster finds its leaders: after a topic is made, or a broker comes back."""
-    deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
-            return ask()
-        except UnavailableError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)
+    return retry(ask, doing="asking Kafka", patience_s=_TIMEOUT_S, first_s=0.05, max_s=0.5)
 
 
 class KafkaAdmin:

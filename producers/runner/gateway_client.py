@@ -13,13 +13,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.records.rollouts import RolloutRequest
+from tracegrad.schemas.retry import retry_async
 
 __all__ = ["ClosedCalls", "GatewayClient"]
 
 _FORGOTTEN = 409
-_RETRY_S = (0.1, 0.2, 0.5, 1.0)
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -67,28 +67,33 @@ class GatewayClient:
     async def _post(self, url: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         """The answer; None for 409. Connection errors, 429 and 5xx are tried again."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        num_tries = 0
-        while True:
-            left_s = max(deadline - asyncio.get_running_loop().time(), 0.001)
-            timeout = aiohttp.ClientTimeout(total=left_s, sock_connect=_CONNECT_TIMEOUT_S)
-            try:
-                async with self._session.post(url, json=body, timeout=timeout) as response:
-                    data = await response.read()
-                if response.status == _FORGOTTEN:
-                    return None
-                if response.status < 300:
-                    answer: dict[str, Any] = json.loads(data)
-                    return answer
-                failure = f"status {response.status}"
-                if response.status < 500 and response.status != 429:
-                    raise UnavailableError(f"the LLM gateway refused {url.rpartition('/')[2]}: {failure}")
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                failure = type(error).__name__
-            wait_s = _RETRY_S[min(num_tries, len(_RETRY_S) - 1)]
-            num_tries += 1
-            if asyncio.get_running_loop().time() + wait_s > deadline:
-                raise UnavailableError(f"the LLM gateway was away for {timeout_s:g} s ({failure})")
-            await asyncio.sleep(wait_s)
+        action = url.rpartition("/")[2]
+        try:
+            return await retry_async(
+                lambda: self._post_once(url, body, deadline),
+                doing=f"{action} at the LLM gateway",
+                on=(aiohttp.ClientError, TimeoutError, ValueError, OverloadedError),
+                patience_s=timeout_s,
+                first_s=0.1,
+                max_s=1.0,
+            )
+        except (aiohttp.ClientError, TimeoutError, ValueError, OverloadedError) as error:
+            failure = str(error) if isinstance(error, OverloadedError) else type(error).__name__
+            raise UnavailableError(f"the LLM gateway was away for {timeout_s:g} s ({failure})") from error
+
+    async def _post_once(self, url: str, body: dict[str, Any], deadline: float) -> dict[str, Any] | None:
+        left_s = max(deadline - asyncio.get_running_loop().time(), 0.001)
+        timeout = aiohttp.ClientTimeout(total=left_s, sock_connect=_CONNECT_TIMEOUT_S)
+        async with self._session.post(url, json=body, timeout=timeout) as response:
+            data = await response.read()
+        if response.status == _FORGOTTEN:
+            return None
+        if response.status < 300:
+            answer: dict[str, Any] = json.loads(data)
+            return answer
+        if response.status < 500 and response.status != 429:
+            raise UnavailableError(f"the LLM gateway refused {url.rpartition('/')[2]}: status {response.status}")
+        raise OverloadedError(f"status {response.status}")
 
     async def close(self) -> None:
         """Releases the connections."""

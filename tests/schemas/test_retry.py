@@ -1,0 +1,56 @@
+"""Trying again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.retry import retry, retry_async
+
+
+def failing(times: int, error: Exception) -> Callable[[], int]:
+    """A call that fails so often, and then tells how often it was called."""
+    calls = iter(range(times + 1))
+
+    def call() -> int:
+        number = next(calls)
+        if number < times:
+            raise error
+        return number + 1
+
+    return call
+
+
+def test_what_another_try_may_cure_is_tried_again() -> None:
+    """Any of the errors named; its answer is the call's."""
+    assert retry(failing(3, UnavailableError("away")), doing="it", first_s=0.001) == 4
+
+    async def call() -> int:
+        answer = failing(2, OverloadedError("full"))
+
+        async def once() -> int:
+            return answer()
+
+        return await retry_async(once, doing="it", on=(UnavailableError, OverloadedError), first_s=0.001)
+
+    assert asyncio.run(call()) == 3
+
+
+def test_other_errors_pass_at_once() -> None:
+    """They are not for this call to cure."""
+    with pytest.raises(ValueError, match="wrong"):
+        retry(failing(1, ValueError("wrong")), doing="it")
+
+
+def test_patience_and_stop_end_the_tries_with_the_last_error() -> None:
+    """No pause begins that would end after the patience; a stop ends the pause itself."""
+    with pytest.raises(UnavailableError, match="away"):
+        retry(failing(9, UnavailableError("away")), doing="it", patience_s=1.0, first_s=5.0)
+    stop = threading.Event()
+    threading.Timer(0.02, stop.set).start()
+    with pytest.raises(UnavailableError, match="away"):
+        retry(failing(9, UnavailableError("away")), doing="it", stop=stop, first_s=5.0)
