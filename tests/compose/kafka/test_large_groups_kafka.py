@@ -40,8 +40,8 @@ def test_a_group_of_a_million_tokens_reaches_the_trainer(kafka_log: KafkaLog, fr
         assert refused.value.reason == "too_large"
     finally:
         writer.close()
-    topic = fresh_topics.name(Topic.TRANSITIONS)
-    source = TransitionsSource(kafka_log, topic=topic, partition=0, next_offset=0, poll_s=30.0)
+    name = fresh_topics.name(Topic.TRANSITIONS)
+    source = TransitionsSource(kafka_log, topic=name, partition=0, next_offset=0, poll_s=30.0)
     try:
         record = source.next()
     finally:
