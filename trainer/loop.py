@@ -45,7 +45,7 @@ from .store.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_
 from .store.epoch import Ownership
 from .store.outbox import APPEND_TIMEOUT_S, Outbox
 from .store.publish import Publisher
-from .store.resume import Progress, resume
+from .store.resume import resume
 
 __all__ = ["Trainer", "run"]
 
@@ -107,7 +107,6 @@ class Trainer:
     ) -> None:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
-        self._handles = handles
         self._ownership = ownership
         self._learner = learner
         self._outbox = Outbox(handles.policy, topics=topics, log=log, writer=writer)
@@ -123,7 +122,9 @@ class Trainer:
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
-        self._progress = self._begin()
+        newest = self._checkpoints.load_newest()
+        self._progress = resume(handles, newest, lineage=ownership.lineage, learner=learner)
+        self._begin(is_fresh=newest is None)
         self._source = TransitionsSource(
             log,
             topic=topics.name(Topic.TRANSITIONS),
@@ -267,16 +268,14 @@ class Trainer:
 
     # begin, roll back
 
-    def _begin(self) -> Progress:
-        loaded = self._checkpoints.load_newest()
-        self._progress = resume(self._handles, loaded, lineage=self._ownership.lineage, learner=self._learner)
-        if loaded is None:
+    def _begin(self, *, is_fresh: bool) -> None:
+        """Does what the trainer before had not done when it ended; all of it where there was none."""
+        if is_fresh:
             self._save(msgspec.structs.replace(self._progress.state, epoch=self._ownership.epoch))
         if self._progress.state.version not in self._ownership.lineage.versions:
             self._publish()
         if self._progress.training_step is not None:
             self._outbox.training_step_if_missing(self._progress.training_step)
-        return self._progress
 
     def _serve_rollbacks(self) -> None:
         while (found := self._ownership.next_request(self._progress.state.weights_offset)) is not None:

@@ -89,7 +89,7 @@ class Recipe:
         differences_P = [value - base for value, base in zip(returns_P, baselines_P, strict=True)]
         differences_P = [0.0 if abs(value) <= rounding else value for value in differences_P]
         if not any(differences_P):
-            return differences_P
+            return differences_P  # a std of equal returns is 0, or rounding
         scale = SCALES[self.scale](returns_P)
         return [value / scale for value in differences_P]
 

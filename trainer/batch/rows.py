@@ -94,7 +94,7 @@ def group_advantages(group: Group, recipe: Recipe) -> dict[CallKey, float]:
 
 def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_weight: float) -> TrainingRow:
     num_tokens = len(row.token_ids)
-    mask = row.loss_mask.view(np.bool_)
+    mask = row.loss_mask.view(np.bool_)  # its bytes were checked to be 0 and 1
     advantages_T = np.zeros(num_tokens, dtype=np.float32)
     temperatures_T = np.ones(num_tokens, dtype=np.float32)
     versions_T = np.full(num_tokens, -1, dtype=np.int64)
