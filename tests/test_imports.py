@@ -88,6 +88,18 @@ def test_folders_of_a_room_stay_apart() -> None:
     assert offences == []
 
 
+def test_a_model_api_is_known_to_the_routes_alone() -> None:
+    """So that one more is its own file and a row; all else of the gateway sees a ChatRequest and events."""
+    neutral = {"__init__.py", "chat_request.py", "events.py"}
+    assert [
+        f"{name_of(path)}:{line}: {name_of(target)}"
+        for path in FILES
+        for target, line in files_imported(path).items()
+        if name_of(target.parent) == "producers/llm_gateway/api" and target.name not in neutral
+        if name_of(path) != "producers/llm_gateway/app.py"
+    ] == []
+
+
 def test_no_module_imports_itself_in_a_circle() -> None:
     """Also not through an import inside a function or for type checkers only: it is one module in several files."""
     try:
