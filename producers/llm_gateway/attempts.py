@@ -16,7 +16,8 @@ from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.topics import Topic
 
-from .door import json_response, path_ids, read_body
+from ..http_request import path_ids
+from .door import json_response, read_object
 from .parts import Parts
 from .record import closed_record
 
@@ -32,7 +33,7 @@ class AttemptEndpoints:
     async def begin(self, request: Request) -> Response:
         """`POST .../begin`."""
         rollout, attempt = path_ids(request)
-        body = await read_body(request, self._parts.config.max_body_bytes)
+        body = await read_object(request, self._parts.config.max_body_bytes)
         policy, purpose = body.get("policy"), Purpose(str(body.get("purpose")))
         if policy not in {known.name for known in self._parts.config.policies}:
             raise RequestError("policy: expected one of the run's policies, got another", param="policy")

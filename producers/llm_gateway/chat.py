@@ -23,7 +23,7 @@ from tracegrad.schemas.ids import TraceId
 from .api.chat_request import ChatRequest
 from .api.events import Api
 from .calls import CallServer, Served
-from .door import Endpoint, claims_of, read_body
+from .door import Endpoint, claims_of, read_object
 from .identity import Caller, judge
 from .parts import Parts
 from .respond import CallResponse, status_of
@@ -52,7 +52,7 @@ class ChatEndpoints:
                     session.last_fault = 503
                 raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
             with self._slot():
-                asked = api.read(await read_body(request, self._parts.config.max_body_bytes))
+                asked = api.read(await read_object(request, self._parts.config.max_body_bytes))
             if not self._parts.config.allow_strict:
                 asked = without_strict(asked)
             if session is None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tracegrad.schemas.errors import (
@@ -24,19 +24,19 @@ from tracegrad.schemas.errors import (
     TracegradError,
     UnavailableError,
 )
-from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.keys import original_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import Identity
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic
 
+from ..http_request import read_body
 from .api.events import Api
 from .identity import api_key_of, collect
 from .parts import Parts
 from .respond import problem_of, problem_response
 
-__all__ = ["Endpoint", "claims_of", "guard", "json_response", "path_ids", "read_body"]
+__all__ = ["Endpoint", "claims_of", "guard", "json_response", "read_object"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _STAGE = "llm_gateway"
@@ -86,31 +86,13 @@ def claims_of(request: Request) -> Identity:
     return collect((names["rollout"], names["attempt"]) if "rollout" in names else None, request.headers)
 
 
-def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:
-    """Rollout and attempt of the path. Raises RequestError."""
-    try:
-        return parse_rollout_id(request.path_params["rollout"]), parse_attempt_id(request.path_params["attempt"])
-    except ValueError as error:
-        raise RequestError(str(error)) from None
-
-
-async def read_body(request: Request, bound: int) -> dict[str, Any]:
-    """The body, a JSON object of at most `bound` bytes. Raises RequestError (400, 413, 415)."""
-    too_large = RequestError(f"expected a body of at most {bound} bytes, got a larger one", status=413)
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The body, a JSON object of at most `limit` bytes. Raises RequestError (400, 413, 415)."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RequestError("content-encoding: expected identity, got another", status=415)
-    if int(request.headers.get("content-length") or 0) > bound:
-        raise too_large
-    data = bytearray()
+    data = await read_body(request, limit)
     try:
-        async for part in request.stream():
-            data += part
-            if len(data) > bound:
-                raise too_large
-    except ClientDisconnect:
-        raise RequestError("the client went away while it sent the body") from None
-    try:
-        body = msgspec.json.decode(bytes(data) or b"{}")
+        body = msgspec.json.decode(data or b"{}")
         # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.
         msgspec.msgpack.encode(body)
     except (ValueError, OverflowError, RecursionError):

@@ -22,12 +22,11 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
-from tracegrad.schemas.ids import parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
@@ -35,6 +34,7 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
 from ..exposure import check_exposure
+from ..http_request import path_ids, read_body
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
 from .split import Rejected, SplitRequest, add_identity, split
 
@@ -100,8 +100,6 @@ class OtlpGateway:
             return self._refuse(error.status, str(error), content_type)
         except RecordError as error:
             return self._refuse(400, str(error), content_type)
-        except ClientDisconnect:
-            return self._refuse(400, "the client went away while it sent the body", content_type)
         except (OverloadedError, UnavailableError, TimeoutError) as error:
             return self._refuse(503, str(error) or "the log did not acknowledge in time", content_type)
         finally:
@@ -122,26 +120,15 @@ class OtlpGateway:
 
     async def _read_body(self, request: Request, held: _Held) -> bytes:
         limit = self._config.max_body_bytes
-        body = bytearray()
-        async for chunk in request.stream():
-            held.take(len(chunk))
-            body += chunk
-            if len(body) > limit:
-                raise RequestError(f"expected a body of at most {limit} bytes, got more", status=413)
+        body = await read_body(request, limit, held.take)
         if request.headers.get("content-encoding") != "gzip":
-            return bytes(body)
-        unzipped = await asyncio.to_thread(gunzip, bytes(body), limit=limit)
+            return body
+        unzipped = await asyncio.to_thread(gunzip, body, limit=limit)
         held.take(len(unzipped))
         return unzipped
 
     async def _decode(self, request: Request, body: bytes, content_type: str) -> SplitRequest:
-        identity: tuple[str, str] | None = None
-        if "rollout" in request.path_params:
-            try:
-                rollout = parse_rollout_id(request.path_params["rollout"])
-                identity = rollout, parse_attempt_id(request.path_params["attempt"])
-            except ValueError as error:
-                raise RecordError(str(error)) from error
+        identity = path_ids(request) if "rollout" in request.path_params else None
         if len(body) <= _OFF_LOOP_BYTES:
             return self._decode_now(body, content_type, identity)
         return await asyncio.to_thread(self._decode_now, body, content_type, identity)

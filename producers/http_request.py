@@ -1,0 +1,43 @@
+"""What both gateways read of an HTTP request: a body of bounded size, and the attempt that its path names.
+
+In: Starlette requests. Out: bytes, ids. Failure: RequestError, with the status that tells the client what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import ClientDisconnect, Request
+
+from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
+
+__all__ = ["path_ids", "read_body"]
+
+
+def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:
+    """Rollout and attempt of `/rollout/{rollout}/attempt/{attempt}/...`. Raises RequestError (400)."""
+    try:
+        return parse_rollout_id(request.path_params["rollout"]), parse_attempt_id(request.path_params["attempt"])
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+
+
+async def read_body(request: Request, limit: int, take: Callable[[int], None] = lambda num_bytes: None) -> bytes:
+    """The body as it was sent, at most `limit` bytes; `take` hears of each piece before it is kept.
+
+    Raises RequestError: larger (413), or the client left meanwhile (400).
+    """
+    too_large = RequestError(f"expected a body of at most {limit} bytes, got a larger one", status=413)
+    if int(request.headers.get("content-length") or 0) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            take(len(piece))
+            body += piece
+            if len(body) > limit:
+                raise too_large
+    except ClientDisconnect:
+        raise RequestError("the client went away while it sent the body") from None
+    return bytes(body)
