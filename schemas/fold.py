@@ -44,8 +44,9 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
 class Fold(Protocol):
     """The state of one stage in one worker. Not thread-safe; one caller at a time."""
 
-    marker_topic: Topic | None
-    """Where closed ids are kept; None for a stage without state."""
+    @property
+    def marker_topic(self) -> Topic | None:
+        """Where closed ids are kept; None for a stage without state."""
 
     @property
     def num_open(self) -> int:

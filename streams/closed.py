@@ -1,19 +1,30 @@
-"""The ids that are closed: read from the markers at assignment, so that a restart emits nothing twice.
+"""What folds have in common that close ids: what is open, and what is closed, so that a restart emits nothing twice.
 
-Bounded: beyond `max_ids` the oldest are forgotten; facts of a forgotten id would open it anew, as a stray.
+In: the markers at assignment, then the input. Out: an Emission for each id that closes. Invariant: an id closes once;
+its marker follows its outputs, and only then are its inputs done. Closed ids are bounded: beyond `max_ids` the oldest
+are forgotten; facts of a forgotten id would open it anew, as a stray. Failure: an input that cannot be used is a dead
+letter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.episodes import CLOSED
+from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.keys import closed_key
+from tracegrad.schemas.log.protocol import Position, Record
+from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
+from .config import StreamsConfig
 from .counters import Counters
+from .dead_letter import dead_letter
 
-__all__ = ["ClosedIds"]
+__all__ = ["ClosedIds", "ClosingFold"]
+
+Opened = TypeVar("Opened")
 
 
 class ClosedIds:
@@ -48,6 +59,63 @@ class ClosedIds:
                 self.add(CLOSED.decode(record.value).id)
             except RecordError as error:
                 self._counters.add(f"marker:{error.reason}")
+
+
+class ClosingFold(Generic[Opened]):
+    """The parts of `Fold` that are alike for a stage that closes ids; `Opened` is what it keeps of an open one."""
+
+    marker_topic: Topic
+    stage: Stage
+
+    def __init__(self, config: StreamsConfig, topics: Topics) -> None:
+        self.counters = Counters()
+        self._config = config
+        self._topics = topics
+        self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
+        self._open: dict[str, Opened] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Ids that wait for something."""
+        return len(self._open)
+
+    def reset(self) -> None:
+        """As Fold.reset."""
+        self._open.clear()
+        self._closed.clear()
+
+    def restore(self, markers: Iterable[Record]) -> None:
+        """As Fold.restore."""
+        self._closed.restore(markers)
+
+    def fold(self, record: Record) -> Emission:
+        """As Fold.fold."""
+        try:
+            return self._take(record)
+        except RecordError as error:
+            letter = dead_letter(record, error, stage=self.stage, counters=self.counters)
+            return Emission(outputs=(letter,), done=(record.position,))
+
+    def _take(self, record: Record) -> Emission:
+        """Folds a record. Raises RecordError for one that cannot be used."""
+        raise NotImplementedError
+
+    def _close(
+        self, marker: ClosedMarker, record: Record, positions: Iterable[Position], outputs: tuple[Output, ...]
+    ) -> Emission:
+        """Closes an id by its last input record; `positions` are all of its inputs."""
+        del self._open[marker.id]
+        self._closed.add(marker.id)
+        return Emission(
+            outputs=outputs,
+            marker=Output(
+                topic=self.marker_topic,
+                key=closed_key(marker.id),
+                value=CLOSED.encode(marker),
+                partition=record.partition,
+            ),
+            done=tuple(sorted(set(positions))),
+        )
 
 
 def _packed(id_: str) -> bytes:

@@ -1,7 +1,8 @@
 """One attempt of a rollout: begin at the gateway, run the agent, end at the gateway, grade.
 
-In: a request, an attempt id, a place to run. Out: an Outcome, and the end event and rewards that tell it. Invariant: only gateway, engine and runner faults make it `aborted`; an attempt is graded unless aborted,
-and only after its calls are closed. Failure: none; every fault becomes part of the outcome.
+In: a request, an attempt id, a place to run. Out: an Outcome, and the end event and rewards that tell it. Invariant:
+only gateway, engine and runner faults make it `aborted`; an attempt is graded unless aborted, and only after its calls
+are closed. Failure: none; every fault becomes part of the outcome.
 """
 
 from __future__ import annotations

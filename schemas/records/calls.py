@@ -6,13 +6,12 @@ after an attempt's last call. Prompts are stored as a difference: (parent call, 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from ..ids import CallId
-from .codec import Codec
+from .codec import Codec, OpenEnum
 from .versions import VersionSpan
 
 __all__ = [
@@ -28,7 +27,7 @@ __all__ = [
 ]
 
 
-class Purpose(StrEnum):
+class Purpose(OpenEnum):
     """Why a rollout runs."""
 
     TRAIN = "train"
@@ -38,12 +37,8 @@ class Purpose(StrEnum):
     UNKNOWN = "unknown"
     """Nobody said: an agent that no runner started (captured); also how a value of a later release is read."""
 
-    @classmethod
-    def _missing_(cls, value: object) -> Purpose:
-        return cls.UNKNOWN
 
-
-class CallOutcome(StrEnum):
+class CallOutcome(OpenEnum):
     """What became of an answer, as the gateway saw it."""
 
     DELIVERED = "delivered"
@@ -52,10 +47,6 @@ class CallOutcome(StrEnum):
     SUPERSEDED = "superseded"
     """The client asked the same again and got that answer; this one leaves the loss."""
     UNKNOWN = "unknown"
-
-    @classmethod
-    def _missing_(cls, value: object) -> CallOutcome:
-        return cls.UNKNOWN
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

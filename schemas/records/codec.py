@@ -7,15 +7,24 @@ the caller turns into a dead letter.
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from enum import StrEnum
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 
 from ..errors import RecordError
 
-__all__ = ["Codec"]
+__all__ = ["Codec", "OpenEnum"]
 
 T = TypeVar("T")
+
+
+class OpenEnum(StrEnum):
+    """A set of words that later releases may add to; a word that this one does not know is read as `unknown`."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls("unknown")
 
 
 class Codec(Generic[T]):

@@ -5,12 +5,10 @@ Facts carry no lineage of a run (origin offsets travel in record headers), so th
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
 from .calls import CallRecord, CallsClosed
-from .codec import Codec
+from .codec import Codec, OpenEnum
 from .rollouts import Reward, RolloutEvent
 
 __all__ = [
@@ -27,7 +25,7 @@ __all__ = [
 ]
 
 
-class SpanKind(StrEnum):
+class SpanKind(OpenEnum):
     """What a span stands for, whatever its dialect calls it."""
 
     AGENT = "agent"
@@ -38,22 +36,14 @@ class SpanKind(StrEnum):
     UNKNOWN = "unknown"
     """A value of a later release; keeps its place in the tree."""
 
-    @classmethod
-    def _missing_(cls, value: object) -> SpanKind:
-        return cls.UNKNOWN
 
-
-class ToolStatus(StrEnum):
+class ToolStatus(OpenEnum):
     """Tri-state: unknown is not failure."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     UNKNOWN = "unknown"
     """Nothing tells, or a value of a later release."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> ToolStatus:
-        return cls.UNKNOWN
 
 
 class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):

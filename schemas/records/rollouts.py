@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from .calls import Purpose
-from .codec import Codec
+from .codec import Codec, OpenEnum
 
 __all__ = [
     "MAX_REWARD",
@@ -67,7 +66,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int = 0
 
 
-class RolloutState(StrEnum):
+class RolloutState(OpenEnum):
     """Where an attempt, or its rollout, stands."""
 
     STARTED = "started"
@@ -83,10 +82,6 @@ class RolloutState(StrEnum):
     GIVEN_UP = "given_up"
     """No further attempt will be made and none has ended; written by tasks or the runner."""
     UNKNOWN = "unknown"
-
-    @classmethod
-    def _missing_(cls, value: object) -> RolloutState:
-        return cls.UNKNOWN
 
     @property
     def is_end(self) -> bool:

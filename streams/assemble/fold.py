@@ -8,16 +8,16 @@ marker is acknowledged. Failure: an unreadable record, or one above a bound, is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
-from tracegrad.schemas.keys import closed_key, episode_key, group_key
+from tracegrad.schemas.keys import episode_key, group_key
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallFact,
@@ -30,9 +30,8 @@ from tracegrad.schemas.records.facts import (
 )
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ..closed import ClosedIds
+from ..closed import ClosingFold
 from ..config import StreamsConfig
-from ..counters import Counters
 from ..dead_letter import dead_letter
 from .deadlines import Deadlines
 from .open_episode import OpenEpisode, Waiting
@@ -43,32 +42,15 @@ from .write_episode import has_structure, write_episode
 __all__ = ["Assemble"]
 
 
-class Assemble:
+class Assemble(ClosingFold[OpenEpisode]):
     """The fold of `assemble`."""
 
-    marker_topic: Topic | None = Topic.CLOSED_EPISODES
+    marker_topic = Topic.CLOSED_EPISODES
+    stage = Stage.ASSEMBLE
 
     def __init__(self, config: StreamsConfig, topics: Topics) -> None:
-        self.counters = Counters()
-        self._config = config
-        self._topics = topics
-        self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
-        self._open: dict[str, OpenEpisode] = {}
+        super().__init__(config, topics)
         self._deadlines = Deadlines(config)
-
-    @property
-    def num_open(self) -> int:
-        """Episodes that wait for something."""
-        return len(self._open)
-
-    def reset(self) -> None:
-        """As Fold.reset."""
-        self._open.clear()
-        self._closed.clear()
-
-    def restore(self, markers: Iterable[Record]) -> None:
-        """As Fold.restore."""
-        self._closed.restore(markers)
 
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
@@ -86,19 +68,12 @@ class Assemble:
             )
         return proposals
 
-    def fold(self, record: Record) -> Emission:
-        """As Fold.fold."""
-        try:
-            event = EPISODE_EVENTS.decode(record.value)
-            if event.episode_id in self._closed:
-                self._count_late(event)
-                return Emission(done=(record.position,))
-            if isinstance(event, Close):
-                return self._obey(record, event)
-            return self._take(record, event)
-        except RecordError as error:
-            letter = dead_letter(record, error, stage=Stage.ASSEMBLE, counters=self.counters)
-            return Emission(outputs=(letter,), done=(record.position,))
+    def _take(self, record: Record) -> Emission:
+        event = EPISODE_EVENTS.decode(record.value)
+        if event.episode_id in self._closed:
+            self._count_late(event)
+            return Emission(done=(record.position,))
+        return self._obey(record, event) if isinstance(event, Close) else self._add(record, event)
 
     def _count_late(self, event: Facts | Close) -> None:
         if isinstance(event, Facts):
@@ -111,9 +86,9 @@ class Assemble:
         if episode is None:
             return Emission(done=(record.position,))
         episode.positions.append(record.position)
-        return self._close(record, episode, close.reason)
+        return self._write(record, episode, close.reason)
 
-    def _take(self, record: Record, facts: Facts) -> Emission:
+    def _add(self, record: Record, facts: Facts) -> Emission:
         episode = self._open.get(facts.episode_id)
         if episode is None:
             if len(self._open) >= self._config.limits.max_open_episodes:
@@ -127,7 +102,7 @@ class Assemble:
         episode.is_touched = True
         for fact in facts.facts:
             episode.take(fact, self._config.reward_sources)
-        return self._close(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
+        return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
         """Refuses what is too many; what an episode waits for at its end is always taken."""
@@ -151,23 +126,13 @@ class Assemble:
             return is_authorised(fact.reward, self._config.reward_sources)
         return isinstance(fact, CallsClosedFact | RolloutFact)
 
-    def _close(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
-        del self._open[episode.episode_id]
-        self._closed.add(episode.episode_id)
+    def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
         disposition = self._disposition(episode)
         self.counters.add(f"episodes_{disposition}")
         self.counters.add(f"closed_by:{closed_by}")
         marker = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
-        return Emission(
-            outputs=self._outputs(record, episode, closed_by) if disposition == "emitted" else (),
-            marker=Output(
-                topic=Topic.CLOSED_EPISODES,
-                key=closed_key(episode.episode_id),
-                value=CLOSED.encode(marker),
-                partition=record.partition,
-            ),
-            done=tuple(sorted(set(episode.positions))),
-        )
+        outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
+        return self._close(marker, record, episode.positions, outputs)
 
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):

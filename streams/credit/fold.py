@@ -9,21 +9,18 @@ Failure: a rollout that cannot train is listed with its reason; an unreadable re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.keys import closed_key, policy_key
+from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic
 
-from ..closed import ClosedIds
-from ..config import StreamsConfig
-from ..counters import Counters
-from ..dead_letter import dead_letter
+from ..closed import ClosingFold
 from .return_to_go import credit_group
 
 __all__ = ["Credit"]
@@ -47,49 +44,24 @@ class _OpenGroup:
             self.members[member] = (episode, rank)
 
 
-class Credit:
+class Credit(ClosingFold[_OpenGroup]):
     """The fold of `credit`."""
 
-    marker_topic: Topic | None = Topic.CLOSED_GROUPS
-
-    def __init__(self, config: StreamsConfig, topics: Topics) -> None:
-        self.counters = Counters()
-        self._config = config
-        self._topics = topics
-        self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
-        self._open: dict[str, _OpenGroup] = {}
-
-    @property
-    def num_open(self) -> int:
-        """Groups that wait for members."""
-        return len(self._open)
-
-    def reset(self) -> None:
-        """As Fold.reset."""
-        self._open.clear()
-        self._closed.clear()
-
-    def restore(self, markers: Iterable[Record]) -> None:
-        """As Fold.restore."""
-        self._closed.restore(markers)
+    marker_topic = Topic.CLOSED_GROUPS
+    stage = Stage.CREDIT
 
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; a group waits for its members, however long."""
         return ()
 
-    def fold(self, record: Record) -> Emission:
-        """As Fold.fold."""
-        try:
-            episode = EPISODES.decode(record.value)
-            group = episode.group
-            ends_here = self._ends_here(episode)
-            if ends_here or group is None:
-                self.counters.add(f"episodes_{ends_here}")
-                return Emission(done=(record.position,))
-            return self._take(record, episode, group)
-        except RecordError as error:
-            letter = dead_letter(record, error, stage=Stage.CREDIT, counters=self.counters)
-            return Emission(outputs=(letter,), done=(record.position,))
+    def _take(self, record: Record) -> Emission:
+        episode = EPISODES.decode(record.value)
+        group = episode.group
+        ends_here = self._ends_here(episode)
+        if ends_here or group is None:
+            self.counters.add(f"episodes_{ends_here}")
+            return Emission(done=(record.position,))
+        return self._add(record, episode, group)
 
     def _ends_here(self, episode: Episode) -> str:
         """Why the episode joins no group; empty when it does."""
@@ -101,7 +73,7 @@ class Credit:
             return "superseded"
         return "of_closed_group" if episode.group.id in self._closed else ""
 
-    def _take(self, record: Record, episode: Episode, group: GroupRef) -> Emission:
+    def _add(self, record: Record, episode: Episode, group: GroupRef) -> Emission:
         if not 0 <= group.member < group.size <= MAX_GROUP_SIZE:
             raise RecordError(f"expected 0 <= member < size, got {group.member}, {group.size}", reason="bad_group")
         state = self._open.get(group.id)
@@ -115,14 +87,12 @@ class Credit:
         state.take(group.member, episode, record.value or b"")
         state.positions.append(record.position)
         self.counters.add("episodes_in_groups")
-        return self._close(record, group.id, state) if len(state.members) == group.size else Emission()
+        return self._credit(record, group.id, state) if len(state.members) == group.size else Emission()
 
-    def _close(self, record: Record, group_id: str, state: _OpenGroup) -> Emission:
-        del self._open[group_id]
-        self._closed.add(group_id)
+    def _credit(self, record: Record, group_id: str, state: _OpenGroup) -> Emission:
         self.counters.add("groups")
         members = [state.members[member][0] for member in sorted(state.members)]
-        outputs = [
+        outputs = tuple(
             Output(
                 topic=Topic.TRANSITIONS,
                 key=policy_key(policy),
@@ -130,16 +100,7 @@ class Credit:
                 partition=index,
             )
             for index, policy in enumerate(self._config.policies)
-        ]
+        )
         num_calls = sum(len(episode.calls) for episode in members)
         marker = ClosedMarker(id=group_id, disposition="emitted", num_calls=num_calls)
-        return Emission(
-            outputs=tuple(outputs),
-            marker=Output(
-                topic=Topic.CLOSED_GROUPS,
-                key=closed_key(group_id),
-                value=CLOSED.encode(marker),
-                partition=record.partition,
-            ),
-            done=tuple(sorted(set(state.positions))),
-        )
+        return self._close(marker, record, state.positions, outputs)

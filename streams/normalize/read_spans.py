@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
@@ -114,19 +115,12 @@ class SpanReader:
             span_id=span.span_id.hex(),
             parent_span_id=span.parent_span_id.hex() or None,
             name=view.name,
-            kind=reading.kind,
             dialect=dialect,
             service=_service(resource),
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
-            agent_name=reading.agent_name,
-            response_id=reading.response_id,
-            tool_name=reading.tool_name,
-            tool_call_id=reading.tool_call_id,
-            tool_status=reading.tool_status,
-            tool_status_from=reading.tool_status_from,
-            error_type=reading.error_type,
             is_counted=resource.get(COUNTED_SPAN) is True,
+            **msgspec.structs.asdict(reading),
         )
 
 
