@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
@@ -87,6 +88,8 @@ INPUTS: Mapping[Stage, tuple[Topic, ...]] = {
 STREAMS = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 """The stages that are stream workers, in the order of the flow."""
 
+_KEPT: Mapping[str, str] = MappingProxyType({"retention.ms": _FOREVER})
+
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a topic holds and how it is created."""
@@ -105,10 +108,10 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`run`: the run's count; `policies`: one partition per policy; `one`."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """`max.message.bytes`, where `Topics` has no other."""
-    settings: dict[str, str] = {}
+    settings: Mapping[str, str] = _KEPT
+    """Kept for ever unless it says otherwise."""
 
 
-_KEPT = {"retention.ms": _FOREVER}
 _STATE = {"retention.ms": str(2 * _DAY_MS)}
 _MARKERS = {"cleanup.policy": "compact,delete", "retention.ms": str(8 * _DAY_MS)}
 
@@ -120,7 +123,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="OTLP ExportTraceServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
         read_by="normalize, audit, `up` (what arrives)",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.OTLP_LOGS,
@@ -129,7 +131,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="OTLP ExportLogsServiceRequest bytes",
         written_by="any OpenTelemetry Collector",
         read_by="nobody of ours yet",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.LLM_CALLS,
@@ -138,7 +139,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="call record or calls_closed (msgpack)",
         written_by="LLM gateway",
         read_by="normalize, audit, report, `up`",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.REWARDS,
@@ -147,7 +147,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="reward (JSON)",
         written_by="runner (graders)",
         read_by="normalize, audit",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.ROLLOUT_EVENTS,
@@ -156,7 +155,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="rollout event (JSON)",
         written_by="runner, tasks (giving up)",
         read_by="normalize, runner, tasks, audit",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.ROLLOUTS,
@@ -164,7 +162,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="rollout request (JSON)",
         written_by="tasks",
         read_by="runner, tasks, audit",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.EPISODE_EVENTS,
@@ -199,7 +196,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="episode (JSON)",
         written_by="assemble",
         read_by="credit, tasks, audit, report, live view",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.TRANSITIONS,
@@ -209,7 +205,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         read_by="trainer, audit",
         partitions="policies",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.WEIGHTS,
@@ -218,7 +213,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="trainer; rollback requests: a person",
         read_by="trainer, weight sync, LLM gateway, audit, report",
         partitions="one",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.WEIGHT_ACKS,
@@ -227,7 +221,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="weight sync",
         read_by="tasks, report, live view",
         partitions="one",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.TRAINING_STEPS,
@@ -236,7 +229,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, report, live view",
         partitions="one",
-        settings=_KEPT,
     ),
     TopicSpec(
         topic=Topic.DEAD_LETTERS,
@@ -245,7 +237,6 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="streams, gateways, runner, trainer",
         read_by="audit, people",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
-        settings=_KEPT,
     ),
 )
 
