@@ -12,18 +12,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from . import keys
 from .errors import ConfigurationError, RecordError
 from .ids import RunName
-from .keys import (
-    closed_key,
-    engine_key,
-    episode_key,
-    group_key,
-    original_key,
-    policy_key,
-    rollout_key,
-    trace_key,
-)
 
 __all__ = [
     "DEFAULT_PARTITIONS",
@@ -119,7 +110,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_SPANS,
         raw=True,
-        key=trace_key,
+        key=keys.trace_key,
         value="OTLP ExportTraceServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
         read_by="normalize, audit, `up` (what arrives)",
@@ -127,7 +118,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_LOGS,
         raw=True,
-        key=trace_key,
+        key=keys.trace_key,
         value="OTLP ExportLogsServiceRequest bytes",
         written_by="any OpenTelemetry Collector",
         read_by="nobody of ours yet",
@@ -135,7 +126,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.LLM_CALLS,
         raw=True,
-        key=episode_key,
+        key=keys.episode_key,
         value="call record or calls_closed (msgpack)",
         written_by="LLM gateway",
         read_by="normalize, audit, report, `up`",
@@ -143,7 +134,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.REWARDS,
         raw=True,
-        key=rollout_key,
+        key=keys.rollout_key,
         value="reward (JSON)",
         written_by="runner (graders)",
         read_by="normalize, audit",
@@ -151,14 +142,14 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.ROLLOUT_EVENTS,
         raw=True,
-        key=rollout_key,
+        key=keys.rollout_key,
         value="rollout event (JSON)",
         written_by="runner, tasks (giving up)",
         read_by="normalize, runner, tasks, audit",
     ),
     TopicSpec(
         topic=Topic.ROLLOUTS,
-        key=rollout_key,
+        key=keys.rollout_key,
         value="rollout request (JSON)",
         written_by="tasks",
         read_by="runner, tasks, audit",
@@ -166,7 +157,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.EPISODE_EVENTS,
         public=False,
-        key=episode_key,
+        key=keys.episode_key,
         value="facts of one episode, or close (msgpack)",
         written_by="normalize, assemble (close proposals)",
         read_by="assemble, audit",
@@ -175,7 +166,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.CLOSED_EPISODES,
         public=False,
-        key=closed_key,
+        key=keys.closed_key,
         value="closed marker (JSON)",
         written_by="assemble",
         read_by="assemble at assignment, audit",
@@ -184,7 +175,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.CLOSED_GROUPS,
         public=False,
-        key=closed_key,
+        key=keys.closed_key,
         value="closed marker (JSON)",
         written_by="credit",
         read_by="credit at assignment, audit",
@@ -192,14 +183,14 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.EPISODES,
-        key=group_key,
+        key=keys.group_key,
         value="episode (JSON)",
         written_by="assemble",
         read_by="credit, tasks, audit, report, live view",
     ),
     TopicSpec(
         topic=Topic.TRANSITIONS,
-        key=policy_key,
+        key=keys.policy_key,
         value="Arrow IPC stream: the segments of one training group",
         written_by="credit",
         read_by="trainer, audit",
@@ -208,7 +199,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHTS,
-        key=policy_key,
+        key=keys.policy_key,
         value="epoch claim, version manifest or rollback request (JSON)",
         written_by="trainer; rollback requests: a person",
         read_by="trainer, weight sync, LLM gateway, audit, report",
@@ -216,7 +207,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHT_ACKS,
-        key=engine_key,
+        key=keys.engine_key,
         value="an engine serves a version (JSON)",
         written_by="weight sync",
         read_by="tasks, report, live view",
@@ -224,7 +215,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.TRAINING_STEPS,
-        key=policy_key,
+        key=keys.policy_key,
         value="metrics and accounting of one batch (JSON)",
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, report, live view",
@@ -232,7 +223,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.DEAD_LETTERS,
-        key=original_key,
+        key=keys.original_key,
         value="the original bytes; headers tell reason, stage and origin",
         written_by="streams, gateways, runner, trainer",
         read_by="audit, people",
