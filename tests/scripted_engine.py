@@ -146,10 +146,7 @@ class ScriptedEngine:
             "/detokenize": self._detokenize,
             "/pause": self._pause,
             "/resume": self._resume,
-            "/init_weight_transfer_engine": self._ok,
-            "/start_weight_update": self._ok,
-            "/update_weights": self._update_weights,
-            "/finish_weight_update": self._finish_weight_update,
+            "/collective_rpc": self._collective_rpc,
             "/update_weight_version": self._update_weight_version,
             "/reset_prefix_cache": self._ok,
             "/script": self._script,
@@ -293,13 +290,11 @@ class ScriptedEngine:
     async def _is_paused(self, request: Request) -> Response:
         return JSONResponse({"is_paused": not self.running.is_set()})
 
-    async def _update_weights(self, request: Request) -> Response:
-        self.loaded.append((await self._body(request)).get("update_info"))
-        return JSONResponse({"message": "Weights updated"})
-
-    async def _finish_weight_update(self, request: Request) -> Response:
-        self.label = (await self._body(request)).get("weight_version") or self.label
-        return JSONResponse({"message": "Weight update finished"})
+    async def _collective_rpc(self, request: Request) -> Response:
+        call = await self._body(request)
+        if call["method"] == "load_version":
+            self.loaded.append(call["args"])
+        return JSONResponse({"results": [None]})
 
     async def _update_weight_version(self, request: Request) -> Response:
         self.label = (await self._body(request))["new_version"]

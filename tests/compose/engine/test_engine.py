@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import json
 import sys
@@ -28,6 +27,7 @@ from tracegrad.compose.engine.server import (
 from tracegrad.compose.run import session
 from tracegrad.compose.run.settings import EngineSettings, PolicySettings, RunSettings
 from tracegrad.compose.run.show import JsonShow
+from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
 CPU = EngineBuild(version="0.32.0", is_cpu=True)
@@ -47,13 +47,14 @@ def option(argv: list[str], name: str) -> str:
 
 
 def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: Path) -> None:
-    """Processed logprobs, no generation defaults, our transfer backend, loopback."""
+    """Processed logprobs, no generation defaults, our loader of versions, loopback."""
     argv = engine_argv(config_for(tmp_path, args=("--seed", "3")), CPU)
     assert argv[0] == sys.executable
     assert Path(argv[1]).name == "tracegrad_vllm_plugin.py"
     assert option(argv, "--logprobs-mode") == "processed_logprobs"
     assert option(argv, "--generation-config") == "vllm"
-    assert json.loads(option(argv, "--weight-transfer-config")) == {"backend": "tracegrad_files"}
+    module, _, name = option(argv, "--worker-extension-cls").partition(".")
+    assert (f"{module}.py", hasattr(vllm_plugin, name)) == (Path(argv[1]).name, True)
     assert option(argv, "--host") == "127.0.0.1"
     assert option(argv, "--dtype") == "float32"
     assert option(argv, "--distributed-executor-backend") == "uni"
@@ -80,25 +81,22 @@ def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
 
 
 def test_environment_is_the_engines_own(tmp_path: Path) -> None:
-    """What would disturb it is left out; a user's plug-in list is kept and ours added."""
+    """What would disturb it is left out, the user's own kept."""
     base = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_PLUGINS": "mine"}
     environment = engine_environment(config_for(tmp_path, threads=2), CPU, base)
-    assert environment["TRACEGRAD_ENGINE"] == "1"
-    assert environment["TRACEGRAD_WEIGHT_ROOT"] == str(tmp_path / "w")
     assert environment["OMP_NUM_THREADS"] == "2"
-    assert environment["VLLM_PLUGINS"] == "mine,tracegrad_file_transfer"
+    assert environment["VLLM_PLUGINS"] == "mine"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["PATH"] == "/bin"
     assert not {"PYTHONDONTWRITEBYTECODE", "VLLM_CPU_KVCACHE_SPACE"} & environment.keys()
 
 
-def test_plugin_folder_offers_its_entry_point(tmp_path: Path) -> None:
-    """A folder on the path is an installed distribution to importlib.metadata; laying it twice is fine."""
+def test_plugin_lies_alone_in_its_folder(tmp_path: Path) -> None:
+    """Which is the first of the engine's path; laying it twice is fine."""
     script = install_plugin(str(tmp_path))
     assert install_plugin(str(tmp_path)) == script
-    (found,) = importlib.metadata.distributions(path=[str(script.parent)])
-    (entry,) = found.entry_points
-    assert (entry.group, entry.value) == ("vllm.general_plugins", "tracegrad_vllm_plugin:register")
+    assert list(script.parent.iterdir()) == [script]
+    assert script.read_text() == Path(vllm_plugin.__file__).read_text()
 
 
 def test_interpreter_without_vllm_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -128,7 +126,6 @@ def test_two_vllm_distributions_are_refused(tmp_path: Path) -> None:
         ("ValueError: Head size 24 is not supported by CPU", "head_dim"),
         ("User-specified max_model_len (4096) is greater than the derived max_model_len", "context window"),
         ("error: unrecognized arguments: --no-such", "args"),
-        ("Invalid weight transfer backend: tracegrad_files", "plug-in"),
         ("KeyError: 'invalid tool call parser: x (chose from {})'", "tool_call_parser"),
         ("safetensors_rust.SafetensorError: header", "damaged"),
     ],
@@ -149,7 +146,7 @@ ROUTES: dict[str, tuple[int, Any]] = {
     "/v1/models": (200, {"data": [{"id": "policy"}]}),
     "/inference/v1/generate": (405, {}),
     "/weight_info": (200, {"weight_version": "default"}),
-    "/init_weight_transfer_engine": (200, {}),
+    "/collective_rpc": (200, {}),
     "/server_info": (200, {"vllm_config": {"model_config": {"logprobs_mode": "processed_logprobs"}}}),
 }
 
@@ -170,7 +167,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, changed: dict[str, tuple[int, Any
 
 def check(url: str = "http://engine") -> None:
     """An engine for `policy`."""
-    check_engine(url, model="/models/small", served_name="policy", weight_root="/r/w", plugin=Path("/r/engine-plugin"))
+    check_engine(url, model="/models/small", served_name="policy", plugin=Path("/r/engine-plugin"))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +176,7 @@ def check(url: str = "http://engine") -> None:
         ({"/v1/models": (200, {"data": [{"id": "other"}]})}, "it serves other, not 'policy'"),
         ({"/inference/v1/generate": (404, {})}, "no /inference/v1/generate"),
         ({"/weight_info": (404, {})}, "no development routes"),
-        ({"/init_weight_transfer_engine": (500, {})}, "our plug-in is not loaded"),
+        ({"/collective_rpc": (500, {})}, "our plug-in is not loaded"),
         (
             {"/server_info": (200, {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}})},
             "its logprobs_mode is 'raw_logprobs', not 'processed_logprobs'",
@@ -202,9 +199,9 @@ def test_engine_that_is_not_ours_is_checked(
         check()
     assert words in str(caught.value)
     for part in (
-        "PYTHONPATH=/r/engine-plugin TRACEGRAD_ENGINE=1 TRACEGRAD_WEIGHT_ROOT=/r/w VLLM_SERVER_DEV_MODE=1 vllm serve",
+        "PYTHONPATH=/r/engine-plugin VLLM_SERVER_DEV_MODE=1 vllm serve",
         "vllm serve /models/small --served-model-name policy --enable-scale-out",
-        '--weight-transfer-config \'{"backend": "tracegrad_files"}\'',
+        "--worker-extension-cls tracegrad_vllm_plugin.VersionLoader",
     ):
         assert part in str(caught.value)
 
@@ -266,7 +263,7 @@ def test_engine_without_our_plugin_is_refused_before_anything_starts(
 ) -> None:
     """The plug-in that the message names is laid down by then."""
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
-    answering(monkeypatch, {"/init_weight_transfer_engine": (500, {})})
+    answering(monkeypatch, {"/collective_rpc": (500, {})})
     monkeypatch.setattr(engine_health, "_is_healthy", lambda url: True)
     with pytest.raises(ConfigurationError, match=rf"PYTHONPATH={tmp_path}/run/engine-plugin"):
         started(tmp_path, model, url="http://engine")

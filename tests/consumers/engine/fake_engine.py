@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -43,7 +44,6 @@ class FakeEngine:
         self.label = "default"
         self.weights = BASE
         self.is_paused = False
-        self.is_updating = False
         self.down_for = down_for
 
     def client(self) -> httpx.Client:
@@ -74,8 +74,6 @@ class FakeEngine:
             expected = BASE if self.label == "default" else self.label
             if self.weights != expected:
                 self.violations.append(f"running on {self.weights} under {self.label}")
-            if self.is_updating:
-                self.violations.append("running while an update is open")
 
     def _answer(self, path: str, body: dict[str, object], params: dict[str, str]) -> httpx.Response:
         match path:
@@ -88,36 +86,25 @@ class FakeEngine:
                 self.is_paused = True
             case "/resume":
                 self.is_paused = False
-            case "/start_weight_update":
-                if self.is_updating:
-                    return _failure("start_weight_update called while a weight update is already active")
-                self.is_updating = True
-            case "/update_weights":
-                return self._update(body)
-            case "/finish_weight_update":
-                if not self.is_updating:
-                    return _failure("finish_weight_update called without start")
-                self.is_updating = False
-                if "weight_version" in body:
-                    self.label = str(body["weight_version"])
+            case "/collective_rpc":
+                return self._load(body)
+            case "/update_weight_version":
+                self.label = str(body["new_version"])
             case "/reset_prefix_cache" | "/health":
                 pass
             case _:
                 return httpx.Response(404)
         return httpx.Response(200, json={})
 
-    def _update(self, body: dict[str, object]) -> httpx.Response:
-        info = body["update_info"]
-        assert isinstance(info, dict)
-        if not self.is_updating:
-            return _failure("start_weight_update must be called before update_weights")
+    def _load(self, body: dict[str, Any]) -> httpx.Response:
+        assert body["method"] == "load_version"
+        folder, names = body["args"]
         failure, self.fail_update = self.fail_update, None
         if failure is not None:
-            self.is_updating = False
             if failure == "mixed":
                 self.weights = "mixed"
             return _failure("expected the tensors of the engine's model, got another")
-        self.weights = (Path(info["path"]) / "model.safetensors").read_text()
+        self.weights = "".join((Path(folder) / name).read_text() for name in names)
         self.num_loads += 1
         return httpx.Response(200, json={})
 

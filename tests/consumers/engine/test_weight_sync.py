@@ -86,9 +86,8 @@ def test_new_version_is_loaded_labelled_resumed_and_acknowledged_in_order(bench:
     changes = [path for path in bench.engine.requests if path not in ("/weight_info", "/is_paused")]
     assert changes == [
         "/pause",
-        "/start_weight_update",
-        "/update_weights",
-        "/finish_weight_update",
+        "/collective_rpc",
+        "/update_weight_version",
         "/reset_prefix_cache",
         "/resume",
     ]
@@ -150,11 +149,10 @@ def test_engine_found_paused_is_reloaded_and_resumed(bench: Bench) -> None:
     bench.put(write_version(bench.root, 3))
     bench.look()
     bench.engine.is_paused = True
-    bench.engine.is_updating = True
     bench.engine.weights = "mixed"
     bench.start()
     bench.look()
-    assert (bench.engine.weights, bench.engine.is_paused, bench.engine.is_updating) == (label(3), False, False)
+    assert (bench.engine.weights, bench.engine.is_paused) == (label(3), False)
 
 
 def test_higher_epoch_voids_the_old_trainers_later_versions(bench: Bench) -> None:
@@ -296,7 +294,7 @@ def test_engine_never_runs_on_anything_but_whole_labelled_weights(tmp_path: Path
             raise Killed
         if fate < 0.07:
             engine.restart(down_for=chance.randint(1, 3))
-        elif fate < 0.12 and path == "/update_weights":
+        elif fate < 0.12 and path == "/collective_rpc":
             engine.fail_update = chance.choice(["clean", "mixed"])
 
     engine.before_request = engine.after_request = strike

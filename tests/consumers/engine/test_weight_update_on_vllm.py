@@ -13,7 +13,6 @@ from tests.versions import label
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
-WIDENED = "no bfloat16 instructions: products are computed in float32"
 PROMPT = [5, 9, 77, 130, 201, 18, 33]
 
 
@@ -90,11 +89,7 @@ def test_tied_model_has_no_stale_head_after_ten_updates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_bfloat16_engine_follows_updates(kind: Literal["qwen2", "qwen3"], tmp_path: Path) -> None:
-    """Tied and untied, on a CPU with bfloat16 instructions or without: its own weights' logprobs, to its rounding."""
-    import torch
-
-    capabilities = torch.cpu.get_capabilities()
-    multiplies_bfloat16 = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    """Tied and untied: its own weights' logprobs, to its rounding."""
     with start_engine(tmp_path, kind, dtype="bfloat16") as engine:
         before = str(engine.model)
         for version in range(1, 4):
@@ -104,7 +99,6 @@ def test_bfloat16_engine_follows_updates(kind: Literal["qwen2", "qwen3"], tmp_pa
             assert worst_error(engine, manifest.uri) < 0.05
             assert worst_error(engine, before) > 0.15
             before = manifest.uri
-        assert (WIDENED in engine.log_path.read_text()) is not multiplies_bfloat16
 
 
 def test_generation_in_flight_splits_exactly_at_the_update(engine: RunningEngine) -> None:
