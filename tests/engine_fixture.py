@@ -65,7 +65,6 @@ class RunningEngine:
             port = probe_socket.getsockname()[1]
         self.config = EngineConfig(
             model=str(self.model),
-            weight_root=str(self.weight_root),
             work_dir=str(folder),
             port=port,
             python=python,

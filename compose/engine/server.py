@@ -53,8 +53,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """The folder it starts from: version 0's weights, whose names and shapes every later version must have."""
-    weight_root: str
-    """Where versions will lie; made when it is missing."""
     work_dir: str
     """A folder of the run, where the plug-in is laid."""
     port: int
@@ -202,7 +200,6 @@ def serve(config: EngineConfig) -> NoReturn:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
     build = check_start(config)
-    Path(config.weight_root).mkdir(parents=True, exist_ok=True)
     argv = engine_argv(config, build)
     environment = engine_environment(config, build, os.environ)
     sys.stdout.flush()

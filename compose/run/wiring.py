@@ -214,7 +214,6 @@ class Wiring:
         engine = self.settings.engine
         return EngineConfig(
             model=self.settings.policy.model,
-            weight_root=str(self.run_dir.weights),
             work_dir=str(self.run_dir.path),
             port=port_of(self.endpoints.engine_url),
             served_name=self.settings.policy.name,

@@ -36,9 +36,7 @@ CUDA = EngineBuild(version="0.33.0", is_cpu=False)
 
 def config_for(folder: Path, **fields: Any) -> EngineConfig:
     """A configuration under a folder."""
-    return EngineConfig(
-        **{"model": str(folder), "weight_root": str(folder / "w"), "work_dir": str(folder), "port": 1234, **fields}
-    )
+    return EngineConfig(**{"model": str(folder), "work_dir": str(folder), "port": 1234, **fields})
 
 
 def option(argv: list[str], name: str) -> str:
@@ -370,5 +368,5 @@ class TestModelChecks:
 
 def test_config_is_made_from_json() -> None:
     """So that the composition root can hand it over."""
-    data = {"model": "m", "weight_root": "w", "work_dir": "d", "port": 1, "args": ["--x"]}
+    data = {"model": "m", "work_dir": "d", "port": 1, "args": ["--x"]}
     assert msgspec.convert(data, EngineConfig).args == ("--x",)
