@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.scripted_engine import EngineFault, Reply
+from tests.fake_engine.scripted import EngineFault, Reply
 
 __all__ = ["SCRIPT", "Script", "write_files"]
 

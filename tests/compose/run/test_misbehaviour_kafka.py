@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.compose.run.misbehaviour import SCRIPT, Script, write_files
+from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
-from tests.scripted_engine import ScriptedEngine
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.run_dir import RunDir

@@ -31,8 +31,8 @@ from tests.compose.run.traced_agents import (
     received,
     write_agents,
 )
+from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import Rig, free_port, is_healthy, running_engine, until
-from tests.scripted_engine import ScriptedEngine
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.run_dir import RunDir

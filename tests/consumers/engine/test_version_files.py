@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.consumers.engine.fake_engine import write_version
+from tests.fake_engine.weights import write_version
 from tests.versions import label
 from tracegrad.consumers.engine.version_files import verify_version
 from tracegrad.schemas.errors import RecordError

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.consumers.engine.fake_engine import FakeEngine, write_version
+from tests.fake_engine.weights import FakeWeights, write_version
 from tests.memory_log import MemoryLog
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
@@ -32,7 +32,7 @@ class Bench:
         self.root = root
         self.log = MemoryLog()
         self.log.create_topics(TOPICS, policies=["policy"])
-        self.engine = FakeEngine()
+        self.engine = FakeWeights()
         self.now = 0.0
         self.config = WeightSyncConfig(
             policy="policy", engine_id="e0", engine_url="http://engine", weight_root=str(root), poll_s=0.01
@@ -83,8 +83,7 @@ def test_new_version_is_loaded_labelled_resumed_and_acknowledged_in_order(bench:
     bench.put(write_version(bench.root, 0))
     bench.look()
     bench.look()
-    changes = [path for path in bench.engine.requests if path not in ("/weight_info", "/is_paused")]
-    assert changes == [
+    assert bench.engine.paths == [
         "/pause",
         "/collective_rpc",
         "/update_weight_version",
@@ -188,10 +187,10 @@ def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplo
     file = Path(manifest.uri) / "model.safetensors"
     file.write_text("2-e")
     bench.put(manifest)
-    num_requests = bench.engine.requests.count("/pause")
+    num_requests = bench.engine.paths.count("/pause")
     bench.look()
     bench.look()
-    assert (bench.engine.label, bench.engine.requests.count("/pause")) == (label(1), num_requests)
+    assert (bench.engine.label, bench.engine.paths.count("/pause")) == (label(1), num_requests)
     assert bench.sync.counters["refused_size"] == 1
     assert f"version {label(2)} of policy policy is not served" in caplog.text
     file.write_text(label(2))
@@ -206,7 +205,7 @@ def test_failed_load_is_followed_by_a_good_one_before_resume(bench: Bench, failu
     bench.put(write_version(bench.root, 1))
     bench.look()
     bench.put(write_version(bench.root, 2))
-    bench.engine.fail_update = failure
+    bench.engine.fail_load = failure
     bench.look()
     assert (bench.engine.label, bench.engine.weights, bench.engine.is_paused) == (label(1), label(1), False)
     assert bench.engine.violations == []
@@ -216,7 +215,7 @@ def test_failed_load_is_followed_by_a_good_one_before_resume(bench: Bench, failu
 def test_engine_stays_paused_while_no_version_can_be_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """A mixture is never resumed; it is said once, and tried again later."""
     bench.put(write_version(bench.root, 1))
-    bench.engine.fail_update = "mixed"
+    bench.engine.fail_load = "mixed"
     bench.look()
     bench.look()
     assert bench.engine.is_paused
@@ -240,7 +239,7 @@ def test_version_is_not_acknowledged_until_the_log_has_it(bench: Bench) -> None:
 def test_dead_engine_is_away_not_a_reason_to_refuse_the_version(bench: Bench) -> None:
     """A 500 of an engine whose health is bad says nothing about the files."""
     bench.put(write_version(bench.root, 1))
-    bench.engine.fail_update = "clean"
+    bench.engine.fail_load = "clean"
 
     def die(path: str) -> None:
         if path == "/health":
@@ -259,7 +258,7 @@ def test_dead_engine_is_away_not_a_reason_to_refuse_the_version(bench: Bench) ->
 def test_connection_closed_after_a_refusal_does_not_hide_that_the_engine_lives(bench: Bench) -> None:
     """uvicorn closes the connection after a 500; the next request on it fails, the one after does not."""
     bench.put(write_version(bench.root, 1), write_version(bench.root, 2))
-    bench.engine.fail_update = "clean"
+    bench.engine.fail_load = "clean"
 
     def close(path: str) -> None:
         if path == "/health" and not bench.engine.down_for:
@@ -295,7 +294,7 @@ def test_engine_never_runs_on_anything_but_whole_labelled_weights(tmp_path: Path
         if fate < 0.07:
             engine.restart(down_for=chance.randint(1, 3))
         elif fate < 0.12 and path == "/collective_rpc":
-            engine.fail_update = chance.choice(["clean", "mixed"])
+            engine.fail_load = chance.choice(["clean", "mixed"])
 
     engine.before_request = engine.after_request = strike
     for _ in range(40):
@@ -318,7 +317,7 @@ def test_engine_never_runs_on_anything_but_whole_labelled_weights(tmp_path: Path
         except Killed:
             bench.start()
     engine.before_request = engine.after_request = lambda path: None
-    engine.down_for, engine.fail_update = 0, None
+    engine.down_for, engine.fail_load = 0, None
     bench.now += 1000
     if good:
         bench.look()

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
-from tests.scripted_engine import ScriptedEngine, serve
+from tests.serving import serve
 from tests.versions import claim, label, manifest
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
+from tests.fake_engine.tokenizer import EOT
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, full_prompt, rig, until
-from tests.scripted_engine import EOT, Reply, ScriptedEngine, tool_call_text
 from tests.versions import label, sampled_by
 from tracegrad.producers.llm_gateway.config import PolicyRef
 from tracegrad.schemas.records.calls import CallOutcome, CallsClosed, Purpose

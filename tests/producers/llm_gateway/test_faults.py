@@ -7,8 +7,9 @@ import asyncio
 import aiohttp
 import pytest
 
+from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, rig, until
-from tests.scripted_engine import Reply, ScriptedEngine, serve
+from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.topics import Topic

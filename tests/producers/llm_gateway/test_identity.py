@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, RUN_HASH, TOPICS, rig
-from tests.scripted_engine import Reply, ScriptedEngine
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.fake_engine.scripted import Reply, tool_call_text
 from tests.producers.llm_gateway.harness import CALC, Rig, rig
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
-from tests.scripted_engine import Reply, tool_call_text
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scripted_engine import EOT, ScriptedEngine, ToyTokenizer
+from tests.fake_engine.scripted import ScriptedEngine
+from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tracegrad.producers.llm_gateway.api.chat_request import Message
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.splice import Match, ServedTurn, SpliceHistory, end_of_turn, splice, whole

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
-from tests.scripted_engine import ScriptedEngine
 from tests.versions import claim, label, manifest
 from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway

@@ -3,16 +3,14 @@
 In: the same requests as vLLM's. Out: answers of the same shapes, decided by a script (`ScriptedEngine.replies`, else
 `ScriptedEngine.policy`), over a toy tokenizer whose `encode` merges pairs of digits while sampling spells them one
 by one, so that rendering a sampled answer again gives other ids, as with a real tokenizer.
-Failures are asked for: `delay_s`, `fail_next`, `label`, `pause`. Not for: anything about probabilities.
+Weights, labels and pauses are those of `weights.py`. Failures are asked for: `delay_s`, `fail_next`, `label`,
+`running`. Not for: anything about probabilities.
 
 In a test: `engine = ScriptedEngine(); async with serve(engine.app) as url: ...`.
-As a process: `python -m tests.scripted_engine --port P [--label L] [--delay-s 0.01]`; `POST /script` then sets
-`{"replies", "delay_s", "fail_next", "label"}` at run time.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import json
@@ -22,57 +20,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.serving import serve
+from tests.fake_engine.tokenizer import EOT, ToyTokenizer
+from tests.fake_engine.weights import FakeWeights
 
-__all__ = ["EOT", "EngineFault", "Reply", "ScriptedEngine", "ToyTokenizer", "chain_policy", "serve", "tool_call_text"]
-
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
-EOT = 2
-_BYTES = 10
-_PAIRS = 300
-_SPLIT = re.compile("(" + "|".join(re.escape(special) for special in SPECIALS) + ")")
-_ATOMS = re.compile(rb"\d\d|.", re.DOTALL)
+__all__ = ["EngineFault", "Reply", "ScriptedEngine", "chain_policy", "tool_call_text"]
 
 
 class EngineFault(Exception):
     """Raised by a policy: the engine answers this generation with 500."""
-
-
-class ToyTokenizer:
-    """Bytes, five special tokens and the pairs of digits 00 to 99."""
-
-    vocab_size = _PAIRS + 100
-
-    def encode(self, text: str, *, merge: bool = True) -> list[int]:
-        """Ids of a text; without `merge`, digits stay single, as the scripted model samples them."""
-        ids: list[int] = []
-        for part in _SPLIT.split(text):
-            if part in SPECIALS:
-                ids.append(SPECIALS.index(part))
-            elif merge:
-                for atom in _ATOMS.findall(part.encode()):
-                    ids.append(_PAIRS + int(atom) if len(atom) == 2 else _BYTES + atom[0])
-            else:
-                ids.extend(_BYTES + byte for byte in part.encode())
-        return ids
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids, special tokens included."""
-        pieces = b""
-        for token in ids:
-            if token < len(SPECIALS):
-                pieces += SPECIALS[token].encode()
-            elif token >= _PAIRS:
-                pieces += b"%02d" % (token - _PAIRS)
-            else:
-                pieces += bytes([(token - _BYTES) % 256])
-        return pieces.decode(errors="replace")
 
 
 @dataclass
@@ -110,14 +70,13 @@ def chain_policy(prompt: str, draw: int) -> Reply:
 
 
 @dataclass
-class ScriptedEngine:
+class ScriptedEngine(FakeWeights):
     """The engine's state; change it at any time from the same event loop."""
 
     policy: Callable[[str, int], Reply] = chain_policy
     """(prompt text, a number drawn from the prompt and the count of its askings) -> what is sampled."""
     replies: deque[Reply] = field(default_factory=deque)
     """Used up first, in order."""
-    label: str = "default"
     delay_s: float = 0.0
     fail_next: int = 0
     """So many of the next generate requests answer 503."""
@@ -129,10 +88,6 @@ class ScriptedEngine:
     """Whether the template ends a turn with the end-of-turn token."""
     broken_parser: bool = False
     """Derender then answers 500."""
-    requests: list[tuple[str, Any]] = field(default_factory=list)
-    """(path, body) of everything asked, the last 10,000."""
-    loaded: list[Any] = field(default_factory=list)
-    """What weight sync asked to load."""
 
     def __post_init__(self) -> None:
         self.tokenizer = ToyTokenizer()
@@ -144,21 +99,9 @@ class ScriptedEngine:
             "/inference/v1/generate": self._generate,
             "/v1/chat/completions/derender": self._derender,
             "/detokenize": self._detokenize,
-            "/pause": self._pause,
-            "/resume": self._resume,
-            "/collective_rpc": self._collective_rpc,
-            "/update_weight_version": self._update_weight_version,
-            "/reset_prefix_cache": self._ok,
-            "/script": self._script,
-        }
-        gets = {
-            "/health": self._ok,
-            "/v1/models": self._models,
-            "/weight_info": self._weight_info,
-            "/is_paused": self._is_paused,
         }
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
-        routes += [Route(path, endpoint, methods=["GET"]) for path, endpoint in gets.items()]
+        routes += [Route("/v1/models", self._models), Route("/{path:path}", self._weights, methods=["GET", "POST"])]
         self.app = Starlette(routes=routes)
 
     def render(self, messages: list[dict[str, Any]], tools: Any, *, generation_prompt: bool) -> list[int]:
@@ -272,46 +215,14 @@ class ScriptedEngine:
     async def _detokenize(self, request: Request) -> Response:
         return JSONResponse({"prompt": self.tokenizer.decode((await self._body(request))["tokens"])})
 
-    async def _ok(self, request: Request) -> Response:
-        return JSONResponse({})
-
     async def _models(self, request: Request) -> Response:
         model = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def _pause(self, request: Request) -> Response:
-        self.running.clear()
-        return JSONResponse({"status": "paused"})
-
-    async def _resume(self, request: Request) -> Response:
-        self.running.set()
-        return JSONResponse({"status": "resumed"})
-
-    async def _is_paused(self, request: Request) -> Response:
-        return JSONResponse({"is_paused": not self.running.is_set()})
-
-    async def _collective_rpc(self, request: Request) -> Response:
-        call = await self._body(request)
-        if call["method"] == "load_version":
-            self.loaded.append(call["args"])
-        return JSONResponse({"results": [None]})
-
-    async def _update_weight_version(self, request: Request) -> Response:
-        self.label = (await self._body(request))["new_version"]
-        return JSONResponse({"success": True, "new_version": self.label})
-
-    async def _weight_info(self, request: Request) -> Response:
-        return JSONResponse({"weight_version": self.label})
-
-    async def _script(self, request: Request) -> Response:
-        body = json.loads(await request.body())
-        for reply in body.pop("replies", []):
-            self.replies.append(Reply(**reply) if isinstance(reply, dict) else Reply(reply))
-        for name, value in body.items():
-            if name not in ("delay_s", "fail_next", "label", "forgetful"):
-                return _error(400, f"cannot script {name!r}")
-            setattr(self, name, value)
-        return JSONResponse({})
+    async def _weights(self, request: Request) -> Response:
+        status, answer = self.answer(request.url.path, await self._body(request))
+        self.running.clear() if self.is_paused else self.running.set()
+        return JSONResponse(answer, status)
 
 
 def _body(message: dict[str, Any]) -> str:
@@ -345,18 +256,3 @@ def _parse(text: str, *, tools: bool) -> dict[str, Any]:
 
 def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
-
-
-def main() -> None:
-    """Serves until interrupted."""
-    parser = argparse.ArgumentParser(description="scripted engine")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--label", default="default")
-    parser.add_argument("--delay-s", type=float, default=0.0)
-    arguments = parser.parse_args()
-    engine = ScriptedEngine(label=arguments.label, delay_s=arguments.delay_s)
-    uvicorn.run(engine.app, host="127.0.0.1", port=arguments.port, log_level="warning")
-
-
-if __name__ == "__main__":
-    main()
