@@ -27,7 +27,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.config import StreamsHandles
 from tracegrad.streams.shell.faust_app import FaustSeam
 from tracegrad.streams.shell.worker import run_fold
 
@@ -76,12 +76,12 @@ class _Fold:
         return ()
 
 
-async def _bare(config: StreamsConfig, topics: Topics, clock: _Clock) -> None:
+async def _bare(handles: StreamsHandles, topics: Topics, clock: _Clock) -> None:
     seam = FaustSeam(
-        config,
+        handles,
         group=topics.group(Stage.ASSEMBLE) + ".bare",
         inputs=[topics.name(Topic.EPISODE_EVENTS)],
-        datadir=Path(config.data_dir) / "bare",
+        datadir=Path(handles.data_dir) / "bare",
     )
 
     async def handle(message: Any) -> None:
@@ -126,23 +126,18 @@ def _run(log: KafkaLog, folder: Path, num_messages: int, num_bytes: int) -> None
         writer.append(topics.name(Topic.EPISODE_EVENTS), key=key, value=key.ljust(num_bytes, b"."))
     writer.close(60.0)
 
-    def config(name: str) -> StreamsConfig:
-        return StreamsConfig(
-            bootstrap_servers=log.bootstrap_servers,
-            data_dir=str(folder / name),
-            run_hash="00000000",
-            policies=("policy",),
-        )
+    def handles(name: str) -> StreamsHandles:
+        return StreamsHandles(bootstrap_servers=log.bootstrap_servers, data_dir=str(folder / name))
 
     def bare(clock: _Clock) -> None:
-        asyncio.run(_bare(config("bare"), topics, clock))
+        asyncio.run(_bare(handles("bare"), topics, clock))
 
     def worker(prefix: str, marker_topic: Topic | None, outputs: bool) -> Callable[[_Clock], None]:
         def loop(clock: _Clock) -> None:
             fold = _Fold(clock, marker_topic, outputs)
             # Another run name would mean other topics; another prefix of the group is enough.
             alias = _Group(run=topics.run, prefix=topics.prefix, renames=topics.renames, suffix=prefix)
-            run_fold(fold, config(prefix), stage=Stage.ASSEMBLE, topics=alias, log=log, stop=clock.ended)
+            run_fold(fold, handles(prefix), stage=Stage.ASSEMBLE, topics=alias, log=log, stop=clock.ended)
 
         return loop
 

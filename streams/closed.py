@@ -18,7 +18,7 @@ from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from .config import StreamsConfig
+from .config import StreamRules
 from .counters import Counters
 from .dead_letter import dead_letter
 
@@ -67,11 +67,11 @@ class ClosingFold(Generic[Opened]):
     marker_topic: Topic
     stage: Stage
 
-    def __init__(self, config: StreamsConfig, topics: Topics) -> None:
+    def __init__(self, rules: StreamRules, topics: Topics) -> None:
         self.counters = Counters()
-        self._config = config
+        self._rules = rules
         self._topics = topics
-        self._closed = ClosedIds(config.limits.max_closed_ids, self.counters)
+        self._closed = ClosedIds(rules.streams.max_closed_ids, self.counters)
         self._open: dict[str, Opened] = {}
 
     @property

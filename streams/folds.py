@@ -7,23 +7,23 @@ from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.topics import STREAMS, Stage, Topics
 
 from .assemble.fold import Assemble
-from .config import StreamsConfig
+from .config import StreamRules
 from .credit.fold import Credit
 from .normalize.fold import Normalize
 
 __all__ = ["build_fold"]
 
 
-def build_fold(stage: Stage, config: StreamsConfig, topics: Topics) -> Fold:
+def build_fold(stage: Stage, rules: StreamRules, topics: Topics) -> Fold:
     """An empty fold for a stage; `topics` tells which raw topic a full name stands for, and how large a record may be.
 
     Raises:
         ConfigurationError: the stage is not one of the streams.
     """
     if stage is Stage.NORMALIZE:
-        return Normalize(config, topics)
+        return Normalize(rules, topics)
     if stage is Stage.ASSEMBLE:
-        return Assemble(config, topics)
+        return Assemble(rules, topics)
     if stage is Stage.CREDIT:
-        return Credit(config, topics)
+        return Credit(rules, topics)
     raise ConfigurationError(f"expected a stage of {[name.value for name in STREAMS]}, got {stage.value!r}")

@@ -102,8 +102,8 @@ def _streams(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: 
 
     assert stage is not None
     chosen = Stage(stage)
-    config = wiring.streams(chosen, ordinal)
-    worker.run(config, stage=chosen, topics=wiring.topics, log=wiring.log(), stop=stop)
+    handles = wiring.streams(chosen, ordinal)
+    worker.run(wiring.stream_rules(), handles, stage=chosen, topics=wiring.topics, log=wiring.log(), stop=stop)
 
 
 def _tasks(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:

@@ -13,10 +13,11 @@ from msgspec import Meta, field
 
 from tracegrad.producers.exposure import ListenConfig
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.ids import RunName, parse_run_hash, parse_run_name
+from tracegrad.schemas.ids import RunName, parse_run_name
 from tracegrad.schemas.section import Count, File, Folder, Function, Model, Program, Seconds, Section, Whole
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
+from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.trainer.config import TrainerConfig
 
 from ..kafka.client_settings import KafkaConfig
@@ -28,8 +29,6 @@ __all__ = [
     "PolicySettings",
     "RewardSettings",
     "RunSettings",
-    "SelectSettings",
-    "StreamsSettings",
     "TasksSettings",
 ]
 
@@ -150,41 +149,6 @@ class PaceSettings(Section, frozen=True, kw_only=True):
     take time. 0 is synchronous (`--sync`): a batch is admitted when the one before it is trained."""
 
 
-class StreamsSettings(Section, frozen=True, kw_only=True):
-    """`[streams]`: the workers of normalize, assemble and credit."""
-
-    workers: Count = 1
-    """Processes per stage."""
-    deadline_s: Seconds = 5.0
-    """After an attempt's end: how long lost or uncounted spans and calls are waited for."""
-    incomplete_s: Seconds = 60.0
-    """After an attempt's end: how long counted ones are waited for; a safety net, for they were acknowledged."""
-    idle_s: Seconds = 10.0
-    """Silence after which an episode of an agent without runner closes."""
-
-
-class SelectSettings(Section, frozen=True, kw_only=True):
-    """`[select]`: whose episodes the run takes besides its own rollouts'."""
-
-    capture_all: bool | None = None
-    """Every episode without a rollout, whatever its service and agent; None: `up` does, when no other key of this
-    section names anything, for it is there to show what arrives; `train` does not."""
-    runs: tuple[str, ...] = ()
-    """Hashes of other runs whose rollouts are taken too: a replay names the run it replays."""
-    services: tuple[str, ...] = ()
-    """Globs on `service.name`: whose episodes without a rollout are taken, unless `capture_all` takes them all."""
-    agents: tuple[str, ...] = ()
-    """Globs on agent names; likewise."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for run in self.runs:
-            try:
-                parse_run_hash(run)
-            except ValueError as error:
-                raise ConfigurationError(f"runs: {error}") from error
-
-
 class RunSettings(Section, frozen=True, kw_only=True):
     """The whole file. Refuses sections that do not go together."""
 
@@ -202,9 +166,9 @@ class RunSettings(Section, frozen=True, kw_only=True):
     llm: ListenConfig = ListenConfig()
     air: AirConfig = AirConfig()
     trainer: TrainerConfig = TrainerConfig()
-    streams: StreamsSettings = StreamsSettings()
+    streams: StreamsConfig = StreamsConfig()
     pace: PaceSettings = PaceSettings()
-    select: SelectSettings = SelectSettings()
+    select: SelectConfig = SelectConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
     from tracegrad.producers.runner.config import RunnerConfig
     from tracegrad.producers.tasks.admission import TasksConfig
-    from tracegrad.streams.config import StreamsConfig
+    from tracegrad.streams.config import StreamRules, StreamsHandles
     from tracegrad.trainer.config import TrainerHandles
 
     from ..engine.server import EngineConfig
@@ -99,30 +99,30 @@ class Wiring:
             render="auto" if is_hermes else "engine",
         )
 
-    def streams(self, stage: Stage, ordinal: int) -> StreamsConfig:
-        """`serve streams --stage STAGE --ordinal N`."""
-        from tracegrad.streams.config import Select, StreamsConfig
+    def stream_rules(self) -> StreamRules:
+        """`serve streams`: what its folds decide by."""
+        from tracegrad.streams.config import StreamRules
 
         settings = self.settings
-        return StreamsConfig(
-            bootstrap_servers=self.endpoints.bootstrap_servers,
-            data_dir=str(self.run_dir.streams),
+        return StreamRules(
             run_hash=self.record.hash,
             policies=(settings.policy.name,),
-            instance_id=f"{stage.value}-{ordinal}",
-            partitions=settings.kafka.partitions,
-            kafka=settings.kafka.client,
-            air=settings.air.rules if settings.air.enabled else (),
             reward_sources=self.reward_sources(),
-            select=Select(
-                runs=settings.select.runs,
-                services=settings.select.services,
-                agents=settings.select.agents,
-                capture_all=bool(settings.select.capture_all),
-            ),
-            deadline_s=settings.streams.deadline_s,
-            incomplete_s=settings.streams.incomplete_s,
-            idle_s=settings.streams.idle_s,
+            streams=settings.streams,
+            air=settings.air,
+            select=settings.select,
+        )
+
+    def streams(self, stage: Stage, ordinal: int) -> StreamsHandles:
+        """`serve streams --stage STAGE --ordinal N`."""
+        from tracegrad.streams.config import StreamsHandles
+
+        return StreamsHandles(
+            bootstrap_servers=self.endpoints.bootstrap_servers,
+            kafka=self.settings.kafka.client,
+            data_dir=str(self.run_dir.streams),
+            instance_id=f"{stage.value}-{ordinal}",
+            partitions=self.settings.kafka.partitions,
         )
 
     def reward_sources(self) -> tuple[str, ...]:

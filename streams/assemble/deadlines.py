@@ -59,7 +59,7 @@ class Deadlines:
         return "deadline" if now_s - episode.ended_at_s >= patience_s else ""
 
     def _crowd(self, episodes: list[OpenEpisode]) -> list[OpenEpisode]:
-        num_over = len(episodes) - int(_CROWDED * self._config.limits.max_open_episodes)
+        num_over = len(episodes) - int(_CROWDED * self._config.max_open_episodes)
         if num_over <= 0:
             return []
         strays = [episode for episode in episodes if not episode.attempt]

@@ -31,7 +31,7 @@ from tracegrad.schemas.records.facts import (
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..closed import ClosingFold
-from ..config import StreamsConfig
+from ..config import StreamRules
 from ..dead_letter import dead_letter
 from .deadlines import Deadlines
 from .open_episode import OpenEpisode, Waiting
@@ -48,9 +48,9 @@ class Assemble(ClosingFold[OpenEpisode]):
     marker_topic = Topic.CLOSED_EPISODES
     stage = Stage.ASSEMBLE
 
-    def __init__(self, config: StreamsConfig, topics: Topics) -> None:
-        super().__init__(config, topics)
-        self._deadlines = Deadlines(config)
+    def __init__(self, rules: StreamRules, topics: Topics) -> None:
+        super().__init__(rules, topics)
+        self._deadlines = Deadlines(rules.streams)
 
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
@@ -91,9 +91,9 @@ class Assemble(ClosingFold[OpenEpisode]):
     def _add(self, record: Record, facts: Facts) -> Emission:
         episode = self._open.get(facts.episode_id)
         if episode is None:
-            if len(self._open) >= self._config.limits.max_open_episodes:
+            if len(self._open) >= self._rules.streams.max_open_episodes:
                 raise RecordError(f"expected at most {len(self._open)} open episodes", reason="too_many_open")
-            attempt = attempt_of(facts.episode_id, self._config.runs)
+            attempt = attempt_of(facts.episode_id, self._rules.runs)
             episode = OpenEpisode(facts.episode_id, attempt, partition=record.partition)
         self._check_bounds(episode, record, facts)
         self._open[facts.episode_id] = episode
@@ -101,7 +101,7 @@ class Assemble(ClosingFold[OpenEpisode]):
         episode.num_bytes += len(record.value or b"")
         episode.is_touched = True
         for fact in facts.facts:
-            episode.take(fact, self._config.reward_sources)
+            episode.take(fact, self._rules.reward_sources)
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
@@ -109,7 +109,7 @@ class Assemble(ClosingFold[OpenEpisode]):
         num_new = sum(not self._is_awaited(fact) for fact in facts.facts)
         if not num_new:
             return
-        limits = self._config.limits
+        limits = self._rules.streams
         if episode.num_facts + num_new > limits.max_facts_per_episode:
             raise RecordError(
                 f"expected at most {limits.max_facts_per_episode} facts of episode {episode.episode_id}",
@@ -123,7 +123,7 @@ class Assemble(ClosingFold[OpenEpisode]):
 
     def _is_awaited(self, fact: Fact) -> bool:
         if isinstance(fact, RewardFact):
-            return is_authorised(fact.reward, self._config.reward_sources)
+            return is_authorised(fact.reward, self._rules.reward_sources)
         return isinstance(fact, CallsClosedFact | RolloutFact)
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
@@ -137,12 +137,12 @@ class Assemble(ClosingFold[OpenEpisode]):
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):
             return "unattributed"
-        if episode.attempt or is_selected(episode, self._config.select):
+        if episode.attempt or is_selected(episode, self._rules.select):
             return "emitted"
         return "not_selected"
 
     def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
-        written = write_episode(episode, self._config, closed_by=closed_by)
+        written = write_episode(episode, self._rules.air, closed_by=closed_by)
         value = EPISODES.encode(written)
         try:
             self._topics.check_size(Topic.EPISODES, value)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from ..config import Select
+from ..config import SelectConfig
 from .open_episode import OpenEpisode
 
 __all__ = ["is_selected"]
 
 
-def is_selected(episode: OpenEpisode, select: Select) -> bool:
+def is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:
     """Whether an episode without a rollout is taken (rollouts of other runs are dropped before they get here)."""
     if not select.capture_all and not select.services and not select.agents:
         return False
@@ -25,7 +25,7 @@ def is_selected(episode: OpenEpisode, select: Select) -> bool:
     return _matches(services, select.services) and _matches(agents, select.agents)
 
 
-def _is_in_time(episode: OpenEpisode, select: Select) -> bool:
+def _is_in_time(episode: OpenEpisode, select: SelectConfig) -> bool:
     starts = [span.start_ns for span in episode.spans.values()]
     starts += [fact.call.started_at_ns for fact in episode.calls.values()]
     began_ns = min(starts, default=0)

@@ -17,8 +17,7 @@ from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCa
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import Reward, RolloutState, is_usable
 
-from ..config import StreamsConfig
-from .air.rules import apply_air
+from .air.rules import AirConfig, apply_air
 from .join import Joined, join_calls, join_tools, tool_spans
 from .open_episode import OpenEpisode
 from .rewards import sum_rewards
@@ -29,14 +28,14 @@ _NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
-def write_episode(episode: OpenEpisode, config: StreamsConfig, *, closed_by: str) -> Episode:
+def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Episode:
     """The record of a closing episode."""
     event = episode.event
     state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
     is_graded = state not in _UNGRADED
     spans = list(episode.spans.values()) if is_graded else []
     tools = tool_spans(spans)
-    calls = _calls(episode, spans, tools, config)
+    calls = _calls(episode, spans, tools, air)
     rewards = _authorised(episode) if is_graded else ()
     awaited = episode.end.rewards_awaited if episode.end else ()
     total, unscored = sum_rewards(rewards, awaited) if is_graded else (None, state.value)
@@ -81,7 +80,7 @@ def _authorised(episode: OpenEpisode) -> tuple[Reward, ...]:
 
 
 def _calls(
-    episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact], config: StreamsConfig
+    episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact], air: AirConfig
 ) -> tuple[EpisodeCall, ...]:
     """The calls in the order of their records on the log."""
     facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
@@ -103,7 +102,7 @@ def _calls(
                 tools=tuple(_execution(span, call_id) for span, call_id in answered),
             )
         )
-    return _with_rewards(episode, calls, config)
+    return _with_rewards(episode, calls, air)
 
 
 def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> list[int]:
@@ -179,13 +178,13 @@ def _execution(span: SpanFact, tool_call_id: str) -> ToolExecution:
     )
 
 
-def _with_rewards(episode: OpenEpisode, calls: list[EpisodeCall], config: StreamsConfig) -> tuple[EpisodeCall, ...]:
+def _with_rewards(episode: OpenEpisode, calls: list[EpisodeCall], air: AirConfig) -> tuple[EpisodeCall, ...]:
     """The calls with what they earned: AIR first, then authorised rewards that target them."""
     targeted: dict[str, list[AppliedReward]] = {}
     for reward in _authorised(episode):
         if reward.target is not None and reward.value is not None and is_usable(reward.value):
             targeted.setdefault(reward.target, []).append(AppliedReward(rule=reward.name, value=reward.value))
-    earned = apply_air(config.air, calls)
+    earned = apply_air(air, calls)
     return tuple(
         _replace_rewards(call, (*air, *targeted.get(call.call_id, ()))) for call, air in zip(calls, earned, strict=True)
     )

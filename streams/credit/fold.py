@@ -78,7 +78,7 @@ class Credit(ClosingFold[_OpenGroup]):
             raise RecordError(f"expected 0 <= member < size, got {group.member}, {group.size}", reason="bad_group")
         state = self._open.get(group.id)
         if state is None:
-            if len(self._open) >= self._config.limits.max_open_groups:
+            if len(self._open) >= self._rules.streams.max_open_groups:
                 raise RecordError(f"expected at most {len(self._open)} open groups", reason="too_many_open")
             state = _OpenGroup()
         elif next(iter(state.members.values()))[0].group.size != group.size:  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ class Credit(ClosingFold[_OpenGroup]):
                 value=credit_group(members, policy, self._topics, self.counters),
                 partition=index,
             )
-            for index, policy in enumerate(self._config.policies)
+            for index, policy in enumerate(self._rules.policies)
         )
         num_calls = sum(len(episode.calls) for episode in members)
         marker = ClosedMarker(id=group_id, disposition="emitted", num_calls=num_calls)

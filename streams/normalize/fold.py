@@ -29,7 +29,7 @@ from tracegrad.schemas.records.facts import (
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, RolloutEvent
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ..config import StreamsConfig
+from ..config import StreamRules
 from ..counters import Counters
 from ..dead_letter import dead_letter
 from .identity import EpisodeKey, Identities
@@ -49,13 +49,13 @@ class Normalize:
     marker_topic: Topic | None = None
     num_open = 0
 
-    def __init__(self, config: StreamsConfig, topics: Topics) -> None:
+    def __init__(self, rules: StreamRules, topics: Topics) -> None:
         self.counters = Counters()
         self._topics = topics
-        self._identities = Identities(config.runs)
+        self._identities = Identities(rules.runs)
         self._spans = SpanReader(
             self._identities,
-            tool_error_prefixes=config.tool_error_prefixes,
+            tool_error_prefixes=rules.streams.tool_error_prefixes,
             counters=self.counters,
         )
         self._readers = {

@@ -28,7 +28,7 @@ from mode.threads import WorkerThread
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 
-from ..config import StreamsConfig
+from ..config import StreamsHandles
 
 __all__ = ["FaustSeam"]
 
@@ -36,6 +36,12 @@ logger = logging.getLogger(__name__)
 
 _BUFFERED_MESSAGES = 512
 """Messages that Faust may hold ready for the fold; a worker far behind would otherwise hold 4096 large records."""
+SESSION_TIMEOUT_S = 10.0
+"""Kafka session: how long a killed worker's partitions stand still at most."""
+_FETCH_MAX_WAIT_MS = 50
+"""Faust's hard-coded 1500 stalls busy partitions behind idle ones."""
+_FETCH_MIN_BYTES = 64 * 1024
+"""Gathered by the broker, for at most that wait: a fetch for each record costs more than the record."""
 _REQUEST_TIMEOUT_S = 30.0
 _NEVER_S = 24 * 3600.0
 """For Faust's own commit timer and its watch-dogs, which see nothing here because nothing is acknowledged to Faust."""
@@ -53,15 +59,12 @@ class _DaemonThread(WorkerThread):
 
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
-    """Waits `fetch_max_wait_ms` for data instead of 1500 ms, so that an idle partition does not stall busy ones."""
-
-    fetch_max_wait_ms = 50
-    fetch_min_bytes = 1
+    """Waits for data less than Faust's 1500 ms, so that an idle partition does not stall busy ones."""
 
     def _create_worker_consumer(self, transport: driver.Transport) -> Any:
         consumer = super()._create_worker_consumer(transport)
-        consumer._fetch_max_wait_ms = self.fetch_max_wait_ms
-        consumer._fetch_min_bytes = self.fetch_min_bytes
+        consumer._fetch_max_wait_ms = _FETCH_MAX_WAIT_MS
+        consumer._fetch_min_bytes = _FETCH_MIN_BYTES
         return consumer
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
@@ -108,9 +111,6 @@ class _Begun:
 
 
 class _Consumer(driver.Consumer):
-    fetch_max_wait_ms = 50
-    fetch_min_bytes = 1
-
     async def wait_first(self, *coros: Any, timeout: Any = None) -> Any:
         """Faust waits for the hand-over of each message beside three other events, in four tasks, which is nearly half
         of what a message costs. A hand-over that need not wait is over at its first step and needs none of them.
@@ -128,8 +128,6 @@ class _Consumer(driver.Consumer):
 
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
         thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon, Worker=_DaemonThread)
-        thread.fetch_max_wait_ms = self.fetch_max_wait_ms
-        thread.fetch_min_bytes = self.fetch_min_bytes
         return thread
 
 
@@ -150,16 +148,16 @@ class FaustSeam:
     Must be made inside the event loop that will run it.
     """
 
-    def __init__(self, config: StreamsConfig, *, group: str, inputs: Sequence[str], datadir: Path) -> None:
+    def __init__(self, handles: StreamsHandles, *, group: str, inputs: Sequence[str], datadir: Path) -> None:
         self.group = group
         self.inputs = tuple(inputs)
         # Faust makes this folder and those in it, but not its parents.
         datadir.parent.mkdir(parents=True, exist_ok=True)
-        self._is_static = config.instance_id is not None
+        self._is_static = handles.instance_id is not None
         self.app: faust.App = _App(
             group,
-            broker=[f"kafka://{server.strip()}" for server in config.bootstrap_servers.split(",")],
-            broker_credentials=_credentials(config.kafka),
+            broker=[f"kafka://{server.strip()}" for server in handles.bootstrap_servers.split(",")],
+            broker_credentials=_credentials(handles.kafka),
             datadir=str(datadir),
             store="memory://",
             autodiscover=False,
@@ -175,14 +173,13 @@ class FaustSeam:
             broker_commit_interval=_NEVER_S,
             broker_commit_livelock_soft_timeout=_NEVER_S,
             broker_request_timeout=_REQUEST_TIMEOUT_S,
-            broker_session_timeout=config.session_timeout_s,
-            broker_heartbeat_interval=config.session_timeout_s / 4,
+            broker_session_timeout=SESSION_TIMEOUT_S,
+            broker_heartbeat_interval=SESSION_TIMEOUT_S / 4,
             consumer_auto_offset_reset="earliest",
-            consumer_group_instance_id=config.instance_id,
+            consumer_group_instance_id=handles.instance_id,
         )
         transport = driver.Transport(self.app.conf.broker_consumer, self.app)
-        fetch = {"fetch_max_wait_ms": config.fetch_max_wait_ms, "fetch_min_bytes": config.fetch_min_bytes}
-        transport.Consumer = type("Consumer", (_Consumer,), fetch)  # type: ignore[misc]
+        transport.Consumer = _Consumer  # type: ignore[misc]
         self.app.transport = transport
 
     def consume(self, handle: EventHandler, on_end: Callable[[BaseException | None], None]) -> None:

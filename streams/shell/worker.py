@@ -29,7 +29,7 @@ from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
-from ..config import StreamsConfig
+from ..config import StreamRules, StreamsHandles
 from ..counters import Counters
 from ..dead_letter import dead_letter
 from ..folds import build_fold
@@ -44,6 +44,16 @@ __all__ = ["run", "run_fold"]
 
 logger = logging.getLogger(__name__)
 
+COMMIT_INTERVAL_S = 1.0
+"""Between commits of the low-water marks."""
+_PROPOSE_INTERVAL_S = 0.5
+"""Between looks for due close proposals."""
+_ACK_TIMEOUT_S = 30.0
+"""An output not acknowledged by then ends the worker, which is then restarted."""
+_MAX_IN_FLIGHT = 1_000
+"""Emissions that wait for acknowledgement; at the bound, reading waits."""
+_STALL_S = 60.0
+"""A delivered position that stands still this long under lag ends the worker."""
 _STATUS_INTERVAL_S = 2.0
 _LIVENESS_INTERVAL_S = 5.0
 _STOP_POLL_S = 0.05
@@ -54,58 +64,59 @@ _COMMIT_S = 5.0
 FAILPOINT_VARIABLE = "TRACEGRAD_FAILPOINT"
 
 
-def run(config: StreamsConfig, *, stage: Stage, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(
+    rules: StreamRules, handles: StreamsHandles, *, stage: Stage, topics: Topics, log: Log, stop: threading.Event
+) -> None:
     """Runs a stage until `stop` is set; then drains, commits and leaves the group.
 
     Raises:
         FatalError: a gap in the log, wrong partitions, an instance id in use: do not restart.
         TracegradError, Exception: anything else: restart, and the open inputs come again.
     """
-    run_fold(build_fold(stage, config, topics), config, stage=stage, topics=topics, log=log, stop=stop)
+    run_fold(build_fold(stage, rules, topics), handles, stage=stage, topics=topics, log=log, stop=stop)
 
 
 def run_fold(
-    fold: Fold, config: StreamsConfig, *, stage: Stage, topics: Topics, log: Log, stop: threading.Event
+    fold: Fold, handles: StreamsHandles, *, stage: Stage, topics: Topics, log: Log, stop: threading.Event
 ) -> None:
     """`run` with a fold at hand; the stage gives the inputs and the consumer group."""
-    data_dir = Path(config.data_dir)
+    data_dir = Path(handles.data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
     inputs = tuple(topics.name(topic) for topic in INPUTS[stage])
-    with hold_instance(data_dir, stage, config.instance_id):
+    with hold_instance(data_dir, stage, handles.instance_id):
         if fold.marker_topic is not None:
             equal = (*inputs, topics.name(fold.marker_topic))
-            patiently(lambda: check_partitions(log, equal, config.partitions))
+            patiently(lambda: check_partitions(log, equal, handles.partitions))
         patiently(lambda: group_starts(log, topics.group(stage), inputs))
         writer = log.writer()
         try:
-            asyncio.run(_serve(fold, config, stage, topics, log, writer, stop))
+            asyncio.run(_serve(lambda: _Worker(fold, handles, stage, topics, log, writer), stop))
         finally:
             writer.close()
 
 
-async def _serve(
-    fold: Fold, config: StreamsConfig, stage: Stage, topics: Topics, log: Log, writer: LogWriter, stop: threading.Event
-) -> None:
-    await _Worker(fold, config, stage, topics, log, writer).serve(stop)
+async def _serve(worker: Callable[[], _Worker], stop: threading.Event) -> None:
+    """Makes the worker inside its event loop, as Faust wants it."""
+    await worker().serve(stop)
 
 
 class _Worker:
     """The state of one process; everything but the blocking reads runs in its one event loop."""
 
     def __init__(
-        self, fold: Fold, config: StreamsConfig, stage: Stage, topics: Topics, log: Log, writer: LogWriter
+        self, fold: Fold, handles: StreamsHandles, stage: Stage, topics: Topics, log: Log, writer: LogWriter
     ) -> None:
         self._fold = fold
-        self._config = config
+        self._instance_id = handles.instance_id
         self._stage = stage
         self._log = log
         self._jumps = Jumps(log)
         self._marker_topic = topics.name(fold.marker_topic) if fold.marker_topic is not None else None
-        data_dir = Path(config.data_dir)
-        self._heartbeat = Heartbeat(data_dir, stage, config.instance_id)
+        data_dir = Path(handles.data_dir)
+        self._heartbeat = Heartbeat(data_dir, stage, handles.instance_id)
         self._poison = PoisonList(data_dir, stage)
         self._seam = FaustSeam(
-            config,
+            handles,
             group=topics.group(stage),
             inputs=[topics.name(topic) for topic in INPUTS[stage]],
             datadir=data_dir / "faust" / self._heartbeat.path.stem,
@@ -113,9 +124,9 @@ class _Worker:
         self._ledger = Ledger()
         failpoint = Failpoint(os.environ.get(FAILPOINT_VARIABLE), data_dir / "failpoints" / stage.value)
         self._emissions = Emissions(
-            writer, topics, self._ledger, stage=stage, max_in_flight=config.max_in_flight, failpoint=failpoint
+            writer, topics, self._ledger, stage=stage, max_in_flight=_MAX_IN_FLIGHT, failpoint=failpoint
         )
-        self._liveness = Liveness(log, stall_s=config.stall_s)
+        self._liveness = Liveness(log, stall_s=_STALL_S)
         self._counts: Counter[str] = Counter()
         self._lag: Mapping[TopicPartition, int] = {}
         self._starts: dict[TopicPartition, int] = {}
@@ -130,15 +141,14 @@ class _Worker:
         """Until `stop` is set or something fails, which it raises."""
         self._seam.consume(self._on_message, self._on_agent_end)
         self._seam.on_rebalance(revoked=self._on_revoked, complete=self._on_rebalance_complete)
-        config = self._config
         tasks = [
             asyncio.create_task(work, name=name)
             for name, work in (
                 ("stop", self._until(stop)),
                 ("app", self._run_app()),
                 ("emissions", self._emissions.run()),
-                ("commit", _every(config.commit_interval_s, self._commit)),
-                ("propose", _every(config.propose_interval_s, self._propose)),
+                ("commit", _every(COMMIT_INTERVAL_S, self._commit)),
+                ("propose", _every(_PROPOSE_INTERVAL_S, self._propose)),
                 ("liveness", _every(_LIVENESS_INTERVAL_S, self._check_liveness)),
                 ("status", _every(_STATUS_INTERVAL_S, self._report)),
             )
@@ -266,7 +276,7 @@ class _Worker:
                 self._marker_topic,
                 sorted({where.partition for where in assigned}),
                 lambda markers: self._restore(markers, epoch),
-                patience_s=self._config.stall_s,
+                patience_s=_STALL_S,
             )
         if epoch != self._ledger.epoch:
             return
@@ -306,7 +316,7 @@ class _Worker:
             return
         futures = [await self._emissions.append(output) for output in self._fold.propose(time.monotonic())]
         self._counts["proposals"] += len(futures)
-        timeout_s = self._config.ack_timeout_s
+        timeout_s = _ACK_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout_s):
                 for future in futures:
@@ -316,10 +326,8 @@ class _Worker:
 
     async def _check_liveness(self) -> None:
         age_s = self._emissions.oldest_age_s
-        if age_s > self._config.ack_timeout_s:
-            raise UnavailableError(
-                f"expected an acknowledgement within {self._config.ack_timeout_s} s, got {age_s:.0f}"
-            )
+        if age_s > _ACK_TIMEOUT_S:
+            raise UnavailableError(f"expected an acknowledgement within {_ACK_TIMEOUT_S} s, got {age_s:.0f}")
         positions = None
         epoch = self._ledger.epoch
         if self._is_ready:
@@ -339,7 +347,7 @@ class _Worker:
             assigned.setdefault(where.topic, []).append(where.partition)
         return Status(
             stage=self._stage.value,
-            instance_id=self._config.instance_id,
+            instance_id=self._instance_id,
             pid=os.getpid(),
             at_s=time.time(),
             is_ready=self._is_ready,

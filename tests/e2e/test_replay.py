@@ -24,7 +24,7 @@ from tracegrad.schemas.ids import RunName, run_hash
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.config import Select, StreamsConfig
+from tracegrad.streams.config import SelectConfig, StreamRules, StreamsHandles
 
 REPLAY = RunName("replay")
 
@@ -46,9 +46,9 @@ def group_values(log: Log, topics: Topics) -> dict[str, bytes]:
 
 
 @contextlib.contextmanager
-def worker(config: StreamsConfig, stage: Stage, topics: Topics, folder: Path) -> Iterator[None]:
+def worker(rules: StreamRules, handles: StreamsHandles, stage: Stage, topics: Topics, folder: Path) -> Iterator[None]:
     """One streams worker of the replay, stopped in order."""
-    plan = msgspec.json.encode(Plan(config=config, stage=stage, topics=topics)).decode()
+    plan = msgspec.json.encode(Plan(rules=rules, handles=handles, stage=stage, topics=topics)).decode()
     command = guarded([sys.executable, "-m", "tests.streams.shell.worker_process", plan])
     with (folder / f"replay-{stage.value}.log").open("wb") as output:
         process = subprocess.Popen(
@@ -74,18 +74,15 @@ def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, 
     topics = msgspec.structs.replace(wiring.topics, run=REPLAY)
     create_topics(log, topics, policies=(wiring.settings.policy.name,), partitions=wiring.settings.kafka.partitions)
     start_run(log, topics, start="beginning")
-    own = wiring.streams(Stage.ASSEMBLE, 0)
-    config = msgspec.structs.replace(
-        own,
-        bootstrap_servers=bootstrap_servers,
-        data_dir=str(folder),
+    rules = msgspec.structs.replace(
+        wiring.stream_rules(),
         run_hash=run_hash(REPLAY, "2026-01-01T00:00:00.000+00:00"),
-        instance_id=None,
-        select=Select(runs=(wiring.record.hash,)),
+        select=SelectConfig(runs=(wiring.record.hash,)),
     )
+    handles = StreamsHandles(bootstrap_servers=bootstrap_servers, data_dir=str(folder))
     with contextlib.ExitStack() as stack:
         for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
-            stack.enter_context(worker(config, stage, topics, folder))
+            stack.enter_context(worker(rules, handles, stage, topics, folder))
         until = time.monotonic() + 150
         while not wanted <= (found := group_values(log, topics)).keys():
             assert time.monotonic() < until, f"the replay lacks groups {sorted(wanted - found.keys())[:5]}"

@@ -29,7 +29,8 @@ from tracegrad.schemas.records.calls import (
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, GroupRef, Reward, RolloutEvent, RolloutState
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
+from tracegrad.streams.config import StreamRules, StreamsConfig
 from tracegrad.streams.folds import build_fold
 
 RUN_HASH = "0123abcd"
@@ -37,10 +38,11 @@ GROUP = GroupRef(id=RUN_HASH + "f" * 16, size=1, member=0, index=0)
 TOPICS = Topics(run=RunName("test"))
 
 
-def config(**changes: Any) -> StreamsConfig:
-    """A configuration with one policy, `policy`."""
-    settings: dict[str, Any] = {"run_hash": RUN_HASH, "policies": ("policy",)}
-    return StreamsConfig(bootstrap_servers="none:1", data_dir="none", **{**settings, **changes})
+def config(air: tuple[AirRule, ...] = (), **changes: Any) -> StreamRules:
+    """The rules of a run with one policy, `policy`; the rest of the changes are keys of `[streams]`."""
+    given: dict[str, Any] = {"run_hash": RUN_HASH, "policies": ("policy",)}
+    given |= {name: changes.pop(name) for name in StreamRules.__struct_fields__ if name in changes}
+    return StreamRules(**given, air=AirConfig(rules=air), streams=StreamsConfig(**changes))
 
 
 def rollout(number: int) -> str:
@@ -206,7 +208,7 @@ def raw(item: Item) -> Raw:
 class Streams:
     """normalize -> assemble -> credit in memory, one partition each; remembers all that was appended."""
 
-    def __init__(self, settings: StreamsConfig | None = None, topics: Topics = TOPICS) -> None:
+    def __init__(self, settings: StreamRules | None = None, topics: Topics = TOPICS) -> None:
         self.config = settings or config()
         self.normalize = build_fold(Stage.NORMALIZE, self.config, topics)
         self.assemble = build_fold(Stage.ASSEMBLE, self.config, topics)

@@ -69,12 +69,13 @@ class AirConfig(Section, frozen=True, kw_only=True):
             raise ConfigurationError(f"rules: expected distinct names, got {names}; rename one")
 
 
-def apply_air(rules: Sequence[AirRule], calls: Sequence[EpisodeCall]) -> list[tuple[AppliedReward, ...]]:
+def apply_air(config: AirConfig, calls: Sequence[EpisodeCall]) -> list[tuple[AppliedReward, ...]]:
     """The rewards that each call earned, in the order of the calls.
 
     Within a call, tools pay in their order and, for each tool, rules pay in theirs; a rule that reached its cap
     pays no more in this episode.
     """
+    rules = config.rules if config.enabled else ()
     paid = {rule.name: 0 for rule in rules}
     rewards: list[tuple[AppliedReward, ...]] = []
     for call in calls:

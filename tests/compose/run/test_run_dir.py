@@ -17,7 +17,6 @@ from tracegrad.compose.run.settings import (
     PolicySettings,
     RewardSettings,
     RunSettings,
-    StreamsSettings,
     TasksSettings,
 )
 from tracegrad.compose.run.wiring import Wiring
@@ -25,6 +24,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import Stage
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal
+from tracegrad.streams.config import StreamsConfig
 from tracegrad.trainer.config import TrainerConfig
 
 SETTINGS = RunSettings(
@@ -35,7 +35,7 @@ SETTINGS = RunSettings(
     reward=RewardSettings(grader="/somewhere/grade.py:score", sources=("human:*",)),
     policy=PolicySettings(model="/somewhere/model"),
     air=AirConfig(rules=(AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),)),
-    streams=StreamsSettings(workers=2),
+    streams=StreamsConfig(workers=2),
 )
 
 
@@ -125,8 +125,9 @@ def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
     wiring = Wiring(prepare_run(SETTINGS, tmp_path))
     run_hash = wiring.record.hash
     streams = wiring.streams(Stage.ASSEMBLE, 1)
-    assert streams.instance_id == "assemble-1" and streams.run_hash == run_hash
-    assert streams.reward_sources == ("grader:score", "human:*") and streams.air[0].cap == 2
+    rules = wiring.stream_rules()
+    assert streams.instance_id == "assemble-1" and rules.run_hash == run_hash
+    assert rules.reward_sources == ("grader:score", "human:*") and rules.air == SETTINGS.air
     assert wiring.runner().command == ("python", "agent.py", "--fast")
     tasks = wiring.tasks()
     assert (tasks.seed, tasks.group_size, tasks.rewards_awaited, tasks.run_hash) == (3, 8, ("reward",), run_hash)
@@ -135,12 +136,6 @@ def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
     assert llm.engines[0].id == sync.engine_id and llm.engines[0].url == sync.engine_url
     assert sync.weight_root == str(wiring.run_dir.weights)
     assert wiring.otlp().port != llm.port
-
-
-def test_without_air_no_rule_pays(tmp_path: Path) -> None:
-    """`--no-air` keeps the rules in the file."""
-    settings = msgspec.structs.replace(SETTINGS, air=msgspec.structs.replace(SETTINGS.air, enabled=False))
-    assert Wiring(prepare_run(settings, tmp_path)).streams(Stage.ASSEMBLE, 0).air == ()
 
 
 @pytest.mark.parametrize(("ordinal", "is_refused"), [(0, True), (1, False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,7 +12,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.calls import SpliceOutcome
 from tracegrad.schemas.records.episodes import EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import ToolStatus
-from tracegrad.streams.assemble.air.rules import AirRule, AirSignal, apply_air
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal, apply_air
 
 OK = AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2)
 BAD = AirRule(name="bad", signal=AirSignal.TOOL_FAILED, value=-0.1)
@@ -31,7 +33,8 @@ def turn(*statuses: str, tool: str = "calc") -> EpisodeCall:
 
 def paid(rules: list[AirRule], *turns: EpisodeCall) -> list[list[tuple[str, float]]]:
     """(rule, value) by turn."""
-    return [[(reward.rule, reward.value) for reward in turn_] for turn_ in apply_air(rules, turns)]
+    earned = apply_air(AirConfig(rules=tuple(rules)), turns)
+    return [[(reward.rule, reward.value) for reward in turn_] for turn_ in earned]
 
 
 def test_each_successful_call_is_paid_until_the_cap() -> None:
@@ -59,6 +62,11 @@ def test_a_rule_may_name_its_tool() -> None:
     """By glob."""
     rule = AirRule(name="search", signal=AirSignal.TOOL_SUCCEEDED, value=1.0, tool="search*")
     assert paid([rule], turn("succeeded", tool="search_web"), turn("succeeded")) == [[("air:search", 1.0)], []]
+
+
+def test_without_air_no_rule_pays() -> None:
+    """`--no-air` keeps the rules in the file."""
+    assert apply_air(AirConfig(enabled=False, rules=(OK,)), [turn("succeeded")]) == [()]
 
 
 def test_a_cap_of_zero_pays_nothing() -> None:
@@ -90,11 +98,11 @@ def test_rules_come_from_plain_data() -> None:
         ({"run_hash": "xyz"}, "run_hash"),
         ({"policies": ()}, "policies"),
         ({"policies": ("a", "a")}, "policies"),
-        ({"air": (OK, OK)}, "distinct rule names"),
+        ({"air": (OK, OK)}, "distinct names"),
         ({"idle_s": 0.0}, "idle_s"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes: dict[str, object], match: str) -> None:
+def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], match: str) -> None:
     """The message names the key."""
     with pytest.raises(ConfigurationError, match=match):
         config(**changes)

@@ -30,7 +30,7 @@ from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
 from tracegrad.streams.assemble.fold import Assemble
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.config import StreamRules
 
 R1 = rollout(1)
 OWN = R1 + "a001"
@@ -48,7 +48,7 @@ def markers(streams: Streams) -> list[ClosedMarker]:
     return [CLOSED.decode(value) for value in streams.values(Topic.CLOSED_EPISODES)]
 
 
-def one(*items: Any, settings: StreamsConfig | None = None) -> Episode:
+def one(*items: Any, settings: StreamRules | None = None) -> Episode:
     """The single episode of these raw items."""
     streams = Streams(settings)
     streams.feed(*items)

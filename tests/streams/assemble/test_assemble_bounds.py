@@ -15,7 +15,7 @@ from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.fold import Assemble
-from tracegrad.streams.config import Select, StreamLimits
+from tracegrad.streams.config import SelectConfig
 
 CAPTURED = "ab" * 16
 
@@ -27,7 +27,7 @@ def captured(name: str = "a", **rest: Any) -> CallRecord:
 
 def test_an_agent_without_runner_closes_when_it_falls_silent() -> None:
     """Each record starts the wait anew."""
-    streams = Streams(config(idle_s=10.0, select=Select(capture_all=True)))
+    streams = Streams(config(idle_s=10.0, select=SelectConfig(capture_all=True)))
     streams.feed(captured())
     streams.tick(0.0)
     streams.feed(otlp(agent_span(CAPTURED, 1, "helper"), service="shop"))
@@ -43,7 +43,7 @@ def test_an_agent_without_runner_closes_when_it_falls_silent() -> None:
 
 def test_traces_without_calls_agents_or_tools_are_unattributed() -> None:
     """Counted and closed, not emitted."""
-    streams = Streams(config(select=Select(capture_all=True)))
+    streams = Streams(config(select=SelectConfig(capture_all=True)))
     streams.feed(otlp(span(CAPTURED, 1, "GET /")))
     streams.tick(0.0)
     streams.tick(10.0)
@@ -56,18 +56,18 @@ def test_traces_without_calls_agents_or_tools_are_unattributed() -> None:
 @pytest.mark.parametrize(
     ("select", "disposition"),
     [
-        (Select(), "not_selected"),
-        (Select(capture_all=True), "emitted"),
-        (Select(services=("sho*",)), "emitted"),
-        (Select(services=("bank",)), "not_selected"),
-        (Select(agents=("help*",)), "emitted"),
-        (Select(services=("shop",), agents=("other",)), "not_selected"),
-        (Select(capture_all=True, from_ns=100), "not_selected"),
-        (Select(capture_all=True, from_ns=50, until_ns=51), "emitted"),
-        (Select(capture_all=True, until_ns=50), "not_selected"),
+        (SelectConfig(), "not_selected"),
+        (SelectConfig(capture_all=True), "emitted"),
+        (SelectConfig(services=("sho*",)), "emitted"),
+        (SelectConfig(services=("bank",)), "not_selected"),
+        (SelectConfig(agents=("help*",)), "emitted"),
+        (SelectConfig(services=("shop",), agents=("other",)), "not_selected"),
+        (SelectConfig(capture_all=True, from_ns=100), "not_selected"),
+        (SelectConfig(capture_all=True, from_ns=50, until_ns=51), "emitted"),
+        (SelectConfig(capture_all=True, until_ns=50), "not_selected"),
     ],
 )
-def test_what_is_taken_besides_own_rollouts(select: Select, disposition: str) -> None:
+def test_what_is_taken_besides_own_rollouts(select: SelectConfig, disposition: str) -> None:
     """By default nothing; the marker accounts for its calls."""
     streams = Streams(config(select=select))
     streams.feed(captured(started_at_ns=60), otlp(agent_span(CAPTURED, 1, "helper", at=50), service="shop"))
@@ -86,7 +86,7 @@ def reasons(streams: Streams) -> list[str]:
 
 def test_facts_of_one_episode_are_bounded() -> None:
     """Those above the bound are dead letters; its end is still taken, and it closes by deadline."""
-    streams = Streams(config(limits=StreamLimits(max_facts_per_episode=2), incomplete_s=1.0))
+    streams = Streams(config(max_facts_per_episode=2, incomplete_s=1.0))
     calls = [A, B, call("c", R1)]
     streams.feed(*calls, reward(R1, 5.0, source="anonymous"), closed(R1, calls), reward(R1), event(R1))
     assert reasons(streams) == ["too_many_facts", "too_many_facts"]
@@ -98,14 +98,14 @@ def test_facts_of_one_episode_are_bounded() -> None:
 
 def test_bytes_of_one_episode_are_bounded() -> None:
     """A few huge calls are as bad as many."""
-    streams = Streams(config(limits=StreamLimits(max_bytes_per_episode=2000)))
+    streams = Streams(config(max_bytes_per_episode=2000))
     streams.feed(call("a", R1, list(range(1000))))
     assert reasons(streams) == ["too_many_bytes"]
 
 
 def test_open_episodes_are_bounded() -> None:
     """The longest-silent stray is proposed for closing; at the bound itself, new ones are dead letters."""
-    streams = Streams(config(limits=StreamLimits(max_open_episodes=2), select=Select(capture_all=True)))
+    streams = Streams(config(max_open_episodes=2, select=SelectConfig(capture_all=True)))
     streams.feed(captured("a"), event(R1, RolloutState.STARTED), event(rollout(2), RolloutState.STARTED))
     assert reasons(streams) == ["too_many_open"]
     streams.tick(0.0)

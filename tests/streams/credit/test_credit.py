@@ -22,7 +22,7 @@ from tracegrad.schemas.records.episodes import CLOSED, EPISODES, AppliedReward, 
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.streams.config import StreamLimits, StreamsConfig
+from tracegrad.streams.config import StreamRules
 from tracegrad.streams.credit.fold import Credit
 from tracegrad.streams.credit.return_to_go import returns_to_go
 
@@ -64,7 +64,7 @@ def feed(credit: Credit, *episodes: Episode | bytes) -> list[Emission]:
     return [credit.fold(record(episode, offset)) for offset, episode in enumerate(episodes)]
 
 
-def close(*episodes: Episode, settings_: StreamsConfig | None = None, topics: Topics = TOPICS) -> Emission:
+def close(*episodes: Episode, settings_: StreamRules | None = None, topics: Topics = TOPICS) -> Emission:
     """The emission that closes a group."""
     emission = feed(Credit(settings_ or config(), topics), *episodes)[-1]
     assert emission.marker is not None
@@ -216,7 +216,7 @@ def test_bad_episodes_are_dead_letters(episode: Episode | bytes, reason: str) ->
 
 def test_open_groups_are_bounded() -> None:
     """Beyond the bound an episode is a dead letter, not memory."""
-    credit = Credit(config(limits=StreamLimits(max_open_groups=1)), TOPICS)
+    credit = Credit(config(max_open_groups=1), TOPICS)
     other = member(0, group=GroupRef(id="other", size=2, member=0, index=0))
     emissions = feed(credit, member(0), other, member(1))
     assert dict(emissions[1].outputs[0].headers)[HEADER_PREFIX + "reason"] == b"too_many_open"

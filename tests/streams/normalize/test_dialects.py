@@ -11,14 +11,14 @@ from tests.streams.make import TOPICS, call_id, config, otlp, span
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.topics import Stage
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold
 
 DATA = Path(__file__).parent / "data"
 TRACE = "11" * 16
 
 
-def read(value: bytes, settings: StreamsConfig | None = None) -> list[SpanFact]:
+def read(value: bytes, settings: StreamRules | None = None) -> list[SpanFact]:
     """The span facts of a request."""
     fold = build_fold(Stage.NORMALIZE, settings or config(), TOPICS)
     emission = fold.fold(Record(topic="otlp_spans", partition=0, offset=0, key=None, value=value))
@@ -30,7 +30,7 @@ def read(value: bytes, settings: StreamsConfig | None = None) -> list[SpanFact]:
     return facts
 
 
-def tool(settings: StreamsConfig | None = None, **fields: Any) -> tuple[ToolStatus, str]:
+def tool(settings: StreamRules | None = None, **fields: Any) -> tuple[ToolStatus, str]:
     """Status and its origin of one tool span."""
     (fact,) = read(otlp(span(TRACE, 1, gen_ai__operation__name="execute_tool", **fields)), settings)
     return fact.tool_status, fact.tool_status_from

@@ -18,7 +18,7 @@ from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, SpanFact, Spa
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.config import Select
+from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.credit.fold import Credit
 
 R1 = rollout(1)
@@ -127,7 +127,7 @@ def test_any_span_graph_can_be_joined(edges: list[tuple[int, int, SpanKind]]) ->
         )
         for own, parent, kind in edges
     )  # fmt: skip
-    streams = Streams(config(select=Select(capture_all=True)))
+    streams = Streams(config(select=SelectConfig(capture_all=True)))
     streams.feed(call("a", None, trace_id=trace, parent_span_id="1"))
     streams.append(Topic.EPISODE_EVENTS, EPISODE_EVENTS.encode(Facts(episode_id=trace, facts=spans)))
     streams.tick(0.0)

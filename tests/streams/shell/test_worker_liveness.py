@@ -18,7 +18,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.config import StreamsHandles
 from tracegrad.streams.shell import instance, liveness, worker
 from tracegrad.streams.shell.heartbeat import Heartbeat, Status
 from tracegrad.streams.shell.instance import PoisonList, hold_instance
@@ -158,10 +158,8 @@ async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Work
     """A worker without Faust, on a log with a hole at offset 1."""
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
     log = _HoledLog({1})
-    config = StreamsConfig(
-        bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), run_hash="0a1b2c3d", policies=("policy",)
-    )
-    return worker._Worker(_Nothing(), config, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer())
+    handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path))
+    return worker._Worker(_Nothing(), handles, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer())
 
 
 @pytest.mark.parametrize("error", [LogGapError("gone"), asyncio.CancelledError()], ids=["error", "cancelled"])

@@ -53,7 +53,7 @@ def test_three_processes_give_the_transitions_of_the_folds_alone(
         workers = []
         for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
             made.stage = stage
-            workers.append(made.start(f"{stage.value}-0", run_hash=RUN_HASH))
+            workers.append(made.start(f"{stage.value}-0"))
         made.wait(lambda: len(made.records(Topic.TRANSITIONS)) == NUM_GROUPS, "every group's transitions")
         for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
             made.stage = stage

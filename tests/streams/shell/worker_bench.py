@@ -15,12 +15,13 @@ from typing import Any
 
 import msgspec
 
+from tests.streams.make import config
 from tests.streams.shell.counting_fold import Part, Sum
 from tests.streams.shell.worker_process import Plan
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.config import StreamsHandles
 from tracegrad.streams.shell.heartbeat import Status
 from tracegrad.streams.shell.liveness import patiently
 
@@ -79,11 +80,18 @@ class Bench:
         counting: dict[str, Any] | None = None,
         max_delay_s: float = 0.0,
         env: dict[str, str] | None = None,
-        **config: Any,
+        session_timeout_s: float = 6.0,
     ) -> Worker:
         """Starts a worker; `name` is its instance id when it is static."""
         plan = Plan(
-            config=self.config(instance_id=name if is_static else None, **config),
+            rules=config(),
+            handles=StreamsHandles(
+                bootstrap_servers=self.log.bootstrap_servers,
+                data_dir=str(self.folder / "data"),
+                instance_id=name if is_static else None,
+            ),
+            session_timeout_s=session_timeout_s,
+            commit_interval_s=0.3,
             stage=self.stage,
             topics=self.topics,
             counting=counting,
@@ -92,18 +100,6 @@ class Bench:
         worker = Worker(plan, self.folder / f"{name}.log", env or {})
         self.workers.append(worker)
         return worker
-
-    def config(self, **fields: Any) -> StreamsConfig:
-        """Recommended settings with short waits."""
-        defaults: dict[str, Any] = {
-            "bootstrap_servers": self.log.bootstrap_servers,
-            "data_dir": str(self.folder / "data"),
-            "run_hash": "0a1b2c3d",
-            "policies": ("policy",),
-            "commit_interval_s": 0.3,
-            "session_timeout_s": 6.0,
-        }
-        return StreamsConfig(**{**defaults, **fields})
 
     def stop(self) -> None:
         """Ends what still runs."""

@@ -20,9 +20,9 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.log.protocol import LogWriter, Position
 from tracegrad.schemas.topics import Stage, Topics
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.config import StreamRules, StreamsHandles
 from tracegrad.streams.folds import build_fold
-from tracegrad.streams.shell.worker import run_fold
+from tracegrad.streams.shell import faust_app, worker
 
 __all__ = ["Plan"]
 
@@ -30,11 +30,14 @@ __all__ = ["Plan"]
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is to run."""
 
-    config: StreamsConfig
+    rules: StreamRules
+    handles: StreamsHandles
     stage: Stage
     topics: Topics
     counting: dict[str, Any] | None = None
     """Arguments of CountingFold; None: the stage's own fold."""
+    session_timeout_s: float = faust_app.SESSION_TIMEOUT_S
+    commit_interval_s: float = worker.COMMIT_INTERVAL_S
     max_delay_s: float = 0.0
     """Acknowledgements arrive late by up to this, out of order."""
 
@@ -78,16 +81,17 @@ def main() -> int:
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    log = KafkaLog(plan.config.bootstrap_servers)
+    faust_app.SESSION_TIMEOUT_S, worker.COMMIT_INTERVAL_S = plan.session_timeout_s, plan.commit_interval_s
+    log = KafkaLog(plan.handles.bootstrap_servers)
     if plan.max_delay_s:
-        log = _LateLog(plan.config.bootstrap_servers)
+        log = _LateLog(plan.handles.bootstrap_servers)
         log.max_delay_s = plan.max_delay_s
     if plan.counting is not None:
         fold: Any = CountingFold(**plan.counting)
     else:
-        fold = build_fold(plan.stage, plan.config, plan.topics)
+        fold = build_fold(plan.stage, plan.rules, plan.topics)
     try:
-        run_fold(fold, plan.config, stage=plan.stage, topics=plan.topics, log=log, stop=stop)
+        worker.run_fold(fold, plan.handles, stage=plan.stage, topics=plan.topics, log=log, stop=stop)
     except FatalError as error:
         logging.error("fatal: %s: %s", type(error).__name__, error)
         return FATAL_EXIT_STATUS
