@@ -1,19 +1,24 @@
 """A section of the settings file: the base of the record that a component declares beside itself.
 
-In: values, from the file (`compose/run/load.py`) or from code. Out: a frozen record, a docstring under each field.
+In: values, from the file (`compose/run/load.py`) or from code. Out: a frozen record, a docstring under each field,
+which is what `--help` and docs/settings.md say of it.
 Invariant: bounds stand in the types, so that a record that exists keeps them. Failure: ConfigurationError that begins
 with the key; who knows the section's name puts it in front.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import math
 import operator
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -33,6 +38,7 @@ __all__ = [
     "Section",
     "Whole",
     "nearest",
+    "section_of",
 ]
 
 
@@ -89,6 +95,22 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The fields that name something in the file system."""
         return {key: kind for key, remarks in _remarks(cls).items() for kind in remarks if isinstance(kind, PathKind)}
 
+    @classmethod
+    def docs(cls) -> dict[str, str]:
+        """What stands under each field, on one line; `--help` and docs/settings.md are made of it."""
+        found: dict[str, str] = {}
+        for record in reversed(cls.__mro__):
+            if issubclass(record, Section):
+                found |= _documented(record.__module__).get(record.__name__, {})
+        return found
+
+
+def section_of(kind: Any) -> type[Section] | None:
+    """The record in a field's type `Record`, `Record | None` or `tuple[Record, ...]`."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind
+    return next((found for part in typing.get_args(kind) if (found := section_of(part))), None)
+
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint that goes with a wrong name: the nearest valid one, else all of them."""
@@ -108,6 +130,21 @@ def _check_bound(key: str, value: float, bound: msgspec.Meta) -> None:
 def _remarks(record: type[Section]) -> dict[str, tuple[Any, ...]]:
     """What the types of a record's fields say beyond the type."""
     return {key: tuple(_said(hint)) for key, hint in typing.get_type_hints(record, include_extras=True).items()}
+
+
+@cache
+def _documented(module: str) -> dict[str, dict[str, str]]:
+    """Class -> field -> docstring, read from the module's source: Python keeps none of a field."""
+    found: dict[str, dict[str, str]] = {}
+    for record in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(record, ast.ClassDef):
+            found[record.name] = {
+                ast.unparse(field.target): " ".join(doc.value.value.split())
+                for field, doc in pairwise(record.body)
+                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+                if isinstance(doc.value, ast.Constant) and isinstance(doc.value.value, str)
+            }
+    return found
 
 
 def _said(hint: Any) -> Iterator[Any]:

@@ -6,6 +6,7 @@ In: options. Out: a RunDir, or settings for a start. Failure: ConfigurationError
 from __future__ import annotations
 
 import os
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +15,37 @@ import typer
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.section import section_of
 
 from ..run.load import load
 from ..run.run_dir import RunDir
 from ..run.settings import RunSettings
 from ..run.wiring import Wiring
 
-__all__ = ["JsonFlag", "RunDirOption", "RunOption", "RunsDirOption", "find_run", "load_settings", "reachable_log"]
+__all__ = [
+    "JsonFlag",
+    "RunDirOption",
+    "RunOption",
+    "RunsDirOption",
+    "find_run",
+    "help_of",
+    "load_settings",
+    "reachable_log",
+]
 
 DEFAULT_FILE = Path("tracegrad.toml")
-RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run.", show_default=False)]
+
+
+def help_of(path: str) -> str:
+    """What a flag says of the key that it sets: the docstring under the section's field."""
+    section, _, key = path.rpartition(".")
+    record = section_of(typing.get_type_hints(RunSettings)[section]) if section else RunSettings
+    assert record is not None
+    # A bracket would be markup.
+    return record.docs()[key].replace("[", r"\[")
+
+
+RunOption = Annotated[str | None, typer.Option("--run", help=help_of("run"), show_default=False)]
 RunDirOption = Annotated[
     Path | None,
     typer.Option("--run-dir", help="The run's folder; else the newest under --runs-dir.", show_default=False),

@@ -18,22 +18,22 @@ from ..run.session import ReportMaker, run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
-from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings
+from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, help_of, load_settings
 
 __all__ = ["register", "variables"]
 
 _PANEL = "Run"
 _RUNS = Path("runs")
 FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or the folder that holds tracegrad.toml.")]
-Steps = Annotated[int | None, typer.Option(help="Batches to train.", show_default=False)]
-Seed = Annotated[int | None, typer.Option(help="Of the order of tasks and of the trainer.", show_default=False)]
+Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"), show_default=False)]
+Seed = Annotated[int | None, typer.Option(help=help_of("seed"), show_default=False)]
 NoAir = Annotated[bool, typer.Option("--no-air", help="Without intermediate rewards.")]
 Sync = Annotated[bool, typer.Option("--sync", help="Synchronous: no version is older than the newest.")]
 Keep = Annotated[bool, typer.Option("--keep", help="When done, go on until Ctrl-C, to look at the topics.")]
 Bootstrap = Annotated[
-    str | None, typer.Option("--bootstrap-servers", help="Your Kafka; else a local one.", show_default=False)
+    str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"), show_default=False)
 ]
-Model = Annotated[str | None, typer.Option("--model", help="Hugging Face folder or hub name.", show_default=False)]
+Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"), show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -74,8 +74,8 @@ def train(
     seed: Seed = None,
     no_air: NoAir = False,
     sync: Sync = False,
-    tasks: Annotated[Path | None, typer.Option(help="Training tasks, JSON lines.", show_default=False)] = None,
-    eval_tasks: Annotated[Path | None, typer.Option(help="Held-out tasks, JSON lines.", show_default=False)] = None,
+    tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.file"), show_default=False)] = None,
+    eval_tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.eval_file"), show_default=False)] = None,
     model: Model = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any other key: --set trainer.lr=1e-5", show_default=False)

@@ -22,7 +22,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.files import write_atomically
-from tracegrad.schemas.section import PathKind, Section, nearest
+from tracegrad.schemas.section import PathKind, Section, nearest, section_of
 
 from .settings import RunSettings
 
@@ -125,13 +125,6 @@ def _kinds(record: type[Section]) -> dict[str, Any]:
     return typing.get_type_hints(record)
 
 
-def _section_of(kind: Any) -> type[Section] | None:
-    """The record in `Record`, `Record | None` or `tuple[Record, ...]`."""
-    if isinstance(kind, type) and issubclass(kind, Section):
-        return kind
-    return next((found for part in typing.get_args(kind) if (found := _section_of(part))), None)
-
-
 def _build(record: type[S], table: Mapping[str, Any], where: str = "") -> S:
     """The record that a table describes; `where` is the section's name."""
     kinds = _kinds(record)
@@ -153,7 +146,7 @@ def _build(record: type[S], table: Mapping[str, Any], where: str = "") -> S:
 
 
 def _value(value: Any, kind: Any, path: str) -> Any:
-    section = _section_of(kind)
+    section = section_of(kind)
     if section is None:
         return _plain(value, kind, _spelt(path))
     if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
@@ -207,7 +200,7 @@ def _or_flag(path: str) -> str:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """Variables of our sections; another one that begins with TRACEGRAD_ is somebody else's business."""
     above: dict[str, Any] = {}
-    sections = {name for name, kind in _kinds(RunSettings).items() if _section_of(kind)}
+    sections = {name for name, kind in _kinds(RunSettings).items() if section_of(kind)}
     for variable in sorted(environ):
         if not variable.startswith(ENV_PREFIX):
             continue
@@ -224,7 +217,7 @@ def _put(target: dict[str, Any], name: str, value: Any, source: str) -> None:
     section, _, key = name.rpartition(".")
     record: type[Section] | None = RunSettings
     if section:
-        record = _section_of(_kinds(RunSettings).get(section))
+        record = section_of(_kinds(RunSettings).get(section))
         if record is None:
             raise ConfigurationError(f"{source}: unknown section {section!r}; {nearest(section, _kinds(RunSettings))}")
     kinds = _kinds(record)
@@ -242,7 +235,7 @@ def _from_text(text: str, kind: Any, source: str) -> Any:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"{source}: expected JSON, got {error}") from error
-        if _section_of(kind):
+        if section_of(kind):
             return value
     return msgspec.to_builtins(_plain(value, kind, source, strict=False))
 
@@ -258,7 +251,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _absolute_paths(data: dict[str, Any], folder: Path) -> None:
     """Makes each path absolute that a table of sections holds."""
     for name, kind in _kinds(RunSettings).items():
-        section, table = _section_of(kind), data.get(name)
+        section, table = section_of(kind), data.get(name)
         if section is None or not isinstance(table, dict):
             continue
         for key, path_kind in section.path_kinds().items():
