@@ -65,7 +65,12 @@ async def retry_async(
     max_s: float = 5.0,
 ) -> T:
     """`retry` in an event loop."""
-    return await tenacity.AsyncRetrying(**_policy(doing, on, patience_s, stop, first_s, max_s))(call)
+
+    async def once() -> T:
+        # tenacity awaits coroutine functions alone; what a lambda returns it would hand back unawaited.
+        return await call()
+
+    return await tenacity.AsyncRetrying(**_policy(doing, on, patience_s, stop, first_s, max_s))(once)
 
 
 def _policy(

@@ -40,6 +40,16 @@ def test_what_another_try_may_cure_is_tried_again() -> None:
     assert asyncio.run(call()) == 3
 
 
+def test_a_call_that_only_returns_a_coroutine_is_awaited_and_tried_again() -> None:
+    """A lambda, as the runner's gateway client hands in: its errors come when it is awaited."""
+    answer = failing(2, OverloadedError("full"))
+
+    async def once() -> int:
+        return answer()
+
+    assert asyncio.run(retry_async(lambda: once(), doing="it", on=OverloadedError, first_s=0.001)) == 3
+
+
 def test_other_errors_pass_at_once() -> None:
     """They are not for this call to cure."""
     with pytest.raises(ValueError, match="wrong"):
