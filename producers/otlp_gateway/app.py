@@ -11,9 +11,11 @@ can hold -> a dead letter by reference and `partial_success`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import msgspec
@@ -36,7 +38,7 @@ from ..asgi import serve
 from ..exposure import check_exposure
 from ..http_request import path_ids, read_body
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
-from .split import Rejected, SplitRequest, add_identity, split
+from .split import Piece, Rejected, add_identity, split
 
 __all__ = ["OtlpGateway", "OtlpGatewayConfig", "run"]
 
@@ -47,6 +49,7 @@ _CODES = {400: 3, 401: 16, 413: 3, 415: 3, 500: 13, 503: 14}
 """google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, INTERNAL, UNAVAILABLE."""
 
 logger = logging.getLogger(__name__)
+_Split = tuple[list[Piece], list[Rejected]]
 
 
 class OtlpGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,23 +93,21 @@ class OtlpGateway:
     async def traces(self, request: Request) -> Response:
         """One export request, acknowledged by the log before it is answered."""
         content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        held = _Held(self)
         try:
             self._check(request, content_type)
-            body = await self._read_body(request, held)
-            decoded = await self._decode(request, body, content_type)
-            await asyncio.wait_for(self._append(decoded), self._config.ack_timeout_s)
+            with self._held() as hold:
+                body = await self._read_body(request, hold)
+                pieces, rejected = await self._decode(request, body, content_type)
+                await asyncio.wait_for(self._append(pieces, rejected), self._config.ack_timeout_s)
         except RequestError as error:
             return self._refuse(error.status, str(error), content_type)
         except RecordError as error:
             return self._refuse(400, str(error), content_type)
         except (OverloadedError, UnavailableError, TimeoutError) as error:
             return self._refuse(503, str(error) or "the log did not acknowledge in time", content_type)
-        finally:
-            held.release()
         self.num_requests += 1
-        self.num_spans += sum(piece.num_spans for piece in decoded.pieces)
-        return _message_response(_answer(decoded.rejected), content_type)
+        self.num_spans += sum(piece.num_spans for piece in pieces)
+        return _message_response(_answer(rejected), content_type)
 
     def _check(self, request: Request, content_type: str) -> None:
         token = self._config.token
@@ -118,35 +119,33 @@ class OtlpGateway:
         if request.headers.get("content-encoding", "identity") not in ("identity", "gzip"):
             raise RequestError("expected content encoding gzip or none", status=415)
 
-    async def _read_body(self, request: Request, held: _Held) -> bytes:
+    async def _read_body(self, request: Request, hold: Callable[[int], None]) -> bytes:
         limit = self._config.max_body_bytes
-        body = await read_body(request, limit, held.take)
+        body = await read_body(request, limit, hold)
         if request.headers.get("content-encoding") != "gzip":
             return body
         unzipped = await asyncio.to_thread(gunzip, body, limit=limit)
-        held.take(len(unzipped))
+        hold(len(unzipped))
         return unzipped
 
-    async def _decode(self, request: Request, body: bytes, content_type: str) -> SplitRequest:
+    async def _decode(self, request: Request, body: bytes, content_type: str) -> _Split:
         identity = path_ids(request) if "rollout" in request.path_params else None
         if len(body) <= _OFF_LOOP_BYTES:
             return self._decode_now(body, content_type, identity)
         return await asyncio.to_thread(self._decode_now, body, content_type, identity)
 
-    def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> SplitRequest:
+    def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> _Split:
         message = decode_traces(body, content_type)
-        rejected = add_identity(message, *identity) if identity else ()
+        rejected = add_identity(message, *identity) if identity else []
         config = self._config
         limit_bytes = self._topics.value_bytes(Topic.OTLP_SPANS)
-        found = split(message, target_bytes=config.record_target_bytes, item_limit_bytes=limit_bytes)
-        return SplitRequest(pieces=found.pieces, rejected=(*rejected, *found.rejected))
+        pieces, unfit = split(message, target_bytes=config.record_target_bytes, item_limit_bytes=limit_bytes)
+        return pieces, [*rejected, *unfit]
 
-    async def _append(self, decoded: SplitRequest) -> None:
+    async def _append(self, pieces: list[Piece], rejected: list[Rejected]) -> None:
         topic = self._topics.name(Topic.OTLP_SPANS)
-        futures = [
-            self._writer.append(topic, key=trace_key(piece.trace_id), value=piece.value) for piece in decoded.pieces
-        ]
-        futures += [self._dead_letter(item) for item in decoded.rejected]
+        futures = [self._writer.append(topic, key=trace_key(piece.trace_id), value=piece.value) for piece in pieces]
+        futures += [self._dead_letter(item) for item in rejected]
         for future in futures:
             await asyncio.wrap_future(future)
 
@@ -185,30 +184,25 @@ class OtlpGateway:
             response.headers["retry-after"] = str(self._config.retry_after_s)
         return response
 
-    def hold(self, num_bytes: int) -> None:
-        """Counts bytes in flight (negative: no longer). Raises OverloadedError beyond the bound."""
-        limit = self._config.max_inflight_bytes
-        if num_bytes > 0 and self._inflight_bytes + num_bytes > limit:
-            raise OverloadedError(f"more than {limit} bytes of spans wait for the log; send again later")
-        self._inflight_bytes += num_bytes
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes of one request in flight; the yielded raises OverloadedError beyond the bound of all."""
+        limit, held = self._config.max_inflight_bytes, 0
+
+        def hold(num_bytes: int) -> None:
+            nonlocal held
+            if self._inflight_bytes + num_bytes > limit:
+                raise OverloadedError(f"more than {limit} bytes of spans wait for the log; send again later")
+            self._inflight_bytes += num_bytes
+            held += num_bytes
+
+        try:
+            yield hold
+        finally:
+            self._inflight_bytes -= held
 
 
-class _Held:
-    """The bytes that one request holds of the gateway's bound."""
-
-    def __init__(self, gateway: OtlpGateway) -> None:
-        self._gateway = gateway
-        self._num_bytes = 0
-
-    def take(self, num_bytes: int) -> None:
-        self._gateway.hold(num_bytes)
-        self._num_bytes += num_bytes
-
-    def release(self) -> None:
-        self._gateway.hold(-self._num_bytes)
-
-
-def _answer(rejected: tuple[Rejected, ...]) -> ExportTraceServiceResponse:
+def _answer(rejected: list[Rejected]) -> ExportTraceServiceResponse:
     response = ExportTraceServiceResponse()
     if rejected:
         reasons = ", ".join(sorted({item.reason for item in rejected}))

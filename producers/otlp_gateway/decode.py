@@ -7,22 +7,27 @@ decompressed, so a small body cannot fill the memory. Failure: RequestError (413
 from __future__ import annotations
 
 import base64
+import gzip
+import io
 import zlib
 from typing import Any
 
+import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.text import decode_json
+
+from .split import spans_of
 
 __all__ = ["JSON", "PROTOBUF", "decode_traces", "gunzip"]
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS
-_HEX_FIELDS = ("traceId", "trace_id", "spanId", "span_id", "parentSpanId", "parent_span_id")
+_IDS = ("trace_id", "span_id", "parent_span_id")
 
 
 def gunzip(data: bytes, *, limit: int) -> bytes:
@@ -32,22 +37,13 @@ def gunzip(data: bytes, *, limit: int) -> bytes:
         RequestError: 413, more than `limit` bytes would come out; decompression stopped there.
         RecordError: not gzip, or cut short.
     """
-    parts: list[bytes] = []
-    size = 0
-    while data:
-        member = zlib.decompressobj(_GZIP_WINDOW)
-        try:
-            part = member.decompress(data, limit - size + 1)
-        except zlib.error as error:
-            raise RecordError(f"expected a gzip body, got {error}") from error
-        size += len(part)
-        if size > limit:
-            raise RequestError(f"expected at most {limit} bytes after decompression, got more", status=413)
-        if not member.eof:
-            raise RecordError(f"expected a complete gzip body, got one cut after {size} bytes")
-        parts.append(part)
-        data = member.unused_data
-    return b"".join(parts)
+    try:
+        unzipped = gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordError(f"expected a complete gzip body, got {error}") from error
+    if len(unzipped) > limit:
+        raise RequestError(f"expected at most {limit} bytes after decompression, got more", status=413)
+    return unzipped
 
 
 def decode_traces(data: bytes, content_type: str) -> ExportTraceServiceRequest:
@@ -67,41 +63,21 @@ def decode_traces(data: bytes, content_type: str) -> ExportTraceServiceRequest:
 
 
 def _from_json(data: bytes) -> ExportTraceServiceRequest:
+    message = ExportTraceServiceRequest()
     try:
-        body = decode_json(data)  # JavaScript cuts text between the halves of a pair, and a batch is not lost by it
-        if not isinstance(body, dict):
-            raise RecordError(f"expected a JSON object, got {type(body).__name__}")
-        for span in _spans(body):
-            _ids_to_base64(span)
-            for link in _dicts(span, "links"):
-                _ids_to_base64(link)
-        message = ExportTraceServiceRequest()
+        # JavaScript cuts text between the halves of a pair, and a batch is not lost by it.
+        body = msgspec.convert(decode_json(data), dict[str, Any])
         json_format.ParseDict(body, message, ignore_unknown_fields=True)
-        return message
-    except (ValueError, TypeError, RecursionError, json_format.Error) as error:
-        if isinstance(error, RecordError):
-            raise
+        for _, _, span in spans_of(message):
+            for item in (span, *span.links):
+                _read_hex(item)
+    except (ValueError, TypeError, AttributeError, RecursionError, json_format.Error) as error:
         raise RecordError(f"expected OTLP JSON, got {type(error).__name__}: {str(error)[:200]}") from error
+    return message
 
 
-def _spans(body: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        span
-        for resource in _dicts(body, "resourceSpans", "resource_spans")
-        for scope in _dicts(resource, "scopeSpans", "scope_spans")
-        for span in _dicts(scope, "spans")
-    ]
-
-
-def _dicts(parent: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    found = [item for name in names for item in parent.get(name) or ()]
-    if not all(isinstance(item, dict) for item in found):
-        raise RecordError(f"expected a list of objects in {names[0]}")
-    return found
-
-
-def _ids_to_base64(item: dict[str, Any]) -> None:
-    """OTLP JSON writes ids in hex, where protobuf's JSON mapping expects base64."""
-    for name in _HEX_FIELDS:
-        if item.get(name):
-            item[name] = base64.b64encode(bytes.fromhex(item[name])).decode()
+def _read_hex(item: Span | Span.Link) -> None:
+    """OTLP JSON writes ids in hex, which protobuf's JSON mapping has just read as if they were base64."""
+    for name in _IDS:
+        if misread := getattr(item, name, b""):
+            setattr(item, name, bytes.fromhex(base64.b64encode(misread).decode()))

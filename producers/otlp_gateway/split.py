@@ -7,6 +7,7 @@ is in exactly one piece or among the rejected; a piece keeps the resources and s
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -16,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from tracegrad.schemas.attributes import AGENTLIGHTNING_ATTEMPT_ID, AGENTLIGHTNING_ROLLOUT_ID, ATTEMPT_ID, ROLLOUT_ID
 
-__all__ = ["Piece", "Rejected", "SplitRequest", "add_identity", "split"]
+__all__ = ["Piece", "Rejected", "add_identity", "spans_of", "split"]
 
 _ENVELOPE_BYTES = 32
 """More than the tags and lengths that wrap one span into a request (5 levels of at most 6 bytes)."""
@@ -41,14 +42,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one request."""
-
-    pieces: tuple[Piece, ...]
-    rejected: tuple[Rejected, ...]
-
-
-def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str) -> tuple[Rejected, ...]:
+def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str) -> list[Rejected]:
     """Writes the identity that the URL path told into every resource.
 
     Returns:
@@ -72,7 +66,7 @@ def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str)
         del attributes[:]
         attributes.extend(kept)
         attributes.extend(KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in told.items())
-    return tuple(rejected)
+    return rejected
 
 
 def _differs(attributes: Iterable[KeyValue], names: dict[str, str]) -> bool:
@@ -80,7 +74,9 @@ def _differs(attributes: Iterable[KeyValue], names: dict[str, str]) -> bool:
     return any(pair.key in names and pair.value.string_value != names[pair.key] for pair in attributes)
 
 
-def split(request: ExportTraceServiceRequest, *, target_bytes: int, item_limit_bytes: int) -> SplitRequest:
+def split(
+    request: ExportTraceServiceRequest, *, target_bytes: int, item_limit_bytes: int
+) -> tuple[list[Piece], list[Rejected]]:
     """Splits by trace, then by size.
 
     Args:
@@ -88,22 +84,29 @@ def split(request: ExportTraceServiceRequest, *, target_bytes: int, item_limit_b
         target_bytes: a piece is closed before it would grow beyond this; one larger span is a piece of its own.
         item_limit_bytes: a span that, with its resource and scope, exceeds this is rejected.
     """
-    builders: dict[str, _TraceBuilder] = {}
+    growing: defaultdict[bytes, _Growing] = defaultdict(_Growing)
+    pieces: list[Piece] = []
     rejected: list[Rejected] = []
-    for resource_spans, scope_spans, span in _walk(request):
-        trace_id = span.trace_id.hex()
+    for resource_spans, scope_spans, span in spans_of(request):
         if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id):
             rejected.append(_reject(span, "invalid_id"))
             continue
-        if trace_id not in builders:
-            builders[trace_id] = _TraceBuilder(trace_id, target_bytes, item_limit_bytes)
-        if not builders[trace_id].add(resource_spans, scope_spans, span):
+        head = resource_spans.resource.ByteSize() + scope_spans.scope.ByteSize()
+        head += len(resource_spans.schema_url) + len(scope_spans.schema_url) + _ENVELOPE_BYTES
+        size = span.ByteSize() + _ENVELOPE_BYTES
+        if head + size > item_limit_bytes:
             rejected.append(_reject(span, "item_too_large"))
-    pieces = tuple(piece for builder in builders.values() for piece in builder.finish())
-    return SplitRequest(pieces=pieces, rejected=tuple(rejected))
+            continue
+        piece = growing[span.trace_id]
+        if piece.num_spans and piece.num_bytes + head + size > target_bytes:
+            pieces.append(piece.closed(span.trace_id))
+            piece = growing[span.trace_id] = _Growing()
+        piece.add(resource_spans, scope_spans, span, head=head, size=size)
+    return [*pieces, *(piece.closed(trace_id) for trace_id, piece in growing.items())], rejected
 
 
-def _walk(request: ExportTraceServiceRequest) -> Iterator[tuple[ResourceSpans, ScopeSpans, Span]]:
+def spans_of(request: ExportTraceServiceRequest) -> Iterator[tuple[ResourceSpans, ScopeSpans, Span]]:
+    """Every span with what wraps it."""
     for resource_spans in request.resource_spans:
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
@@ -121,59 +124,32 @@ def _reject(span: Span, reason: str) -> Rejected:
     )
 
 
-class _TraceBuilder:
-    """Gathers the spans of one trace into pieces, in the order they came."""
+class _Growing:
+    """A piece that takes the spans of one trace in the order they came."""
 
-    def __init__(self, trace_id: str, target_bytes: int, item_limit_bytes: int) -> None:
-        self._trace_id = trace_id
-        self._target_bytes = target_bytes
-        self._item_limit_bytes = item_limit_bytes
-        self._pieces: list[Piece] = []
-        self._clear()
-
-    def _clear(self) -> None:
+    def __init__(self) -> None:
         self._request = ExportTraceServiceRequest()
         self._resource_of: ResourceSpans | None = None
         self._scope_of: ScopeSpans | None = None
-        self._num_bytes = 0
-        self._num_spans = 0
+        self.num_bytes = 0
+        self.num_spans = 0
 
-    def add(self, resource_spans: ResourceSpans, scope_spans: ScopeSpans, span: Span) -> bool:
-        """Takes one span. False: it is larger than any record may be."""
-        head = resource_spans.resource.ByteSize() + scope_spans.scope.ByteSize()
-        head += len(resource_spans.schema_url) + len(scope_spans.schema_url) + _ENVELOPE_BYTES
-        size = span.ByteSize() + _ENVELOPE_BYTES
-        if head + size > self._item_limit_bytes:
-            return False
-        if self._num_spans and self._num_bytes + head + size > self._target_bytes:
-            self._close()
+    def add(self, resource_spans: ResourceSpans, scope_spans: ScopeSpans, span: Span, *, head: int, size: int) -> None:
+        """Takes one span; `head` bytes wrap it, `size` are its own."""
         if self._resource_of is not resource_spans:
             opened = self._request.resource_spans.add(schema_url=resource_spans.schema_url)
             opened.resource.CopyFrom(resource_spans.resource)
             self._resource_of, self._scope_of = resource_spans, None
-            self._num_bytes += head
+            self.num_bytes += head
         if self._scope_of is not scope_spans:
             scope = self._request.resource_spans[-1].scope_spans.add(schema_url=scope_spans.schema_url)
             scope.scope.CopyFrom(scope_spans.scope)
             self._scope_of = scope_spans
-            self._num_bytes += head
+            self.num_bytes += head
         self._request.resource_spans[-1].scope_spans[-1].spans.append(span)
-        self._num_bytes += size
-        self._num_spans += 1
-        return True
+        self.num_bytes += size
+        self.num_spans += 1
 
-    def _close(self) -> None:
-        self._pieces.append(
-            Piece(
-                trace_id=self._trace_id,
-                value=self._request.SerializeToString(),
-                num_spans=self._num_spans,
-            )
-        )
-        self._clear()
-
-    def finish(self) -> list[Piece]:
-        """All pieces of the trace."""
-        if self._num_spans:
-            self._close()
-        return self._pieces
+    def closed(self, trace_id: bytes) -> Piece:
+        """What it holds, as a record."""
+        return Piece(trace_id=trace_id.hex(), value=self._request.SerializeToString(), num_spans=self.num_spans)
