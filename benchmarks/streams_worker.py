@@ -26,6 +26,7 @@ from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsHandles
 from tracegrad.streams.shell.faust_app import FaustSeam
@@ -61,6 +62,8 @@ class _Fold:
         self.marker_topic = marker_topic
         self._clock = clock
         self._outputs = outputs
+
+    num_open = 0
 
     def reset(self) -> None: ...
 
@@ -137,7 +140,8 @@ def _run(log: KafkaLog, folder: Path, num_messages: int, num_bytes: int) -> None
             fold = _Fold(clock, marker_topic, outputs)
             # Another run name would mean other topics; another prefix of the group is enough.
             alias = _Group(run=topics.run, prefix=topics.prefix, renames=topics.renames, suffix=prefix)
-            run_fold(fold, handles(prefix), stage=Stage.ASSEMBLE, topics=alias, log=log, stop=clock.ended)
+            own, metrics = handles(prefix), Metrics()
+            run_fold(fold, own, stage=Stage.ASSEMBLE, topics=alias, log=log, stop=clock.ended, metrics=metrics)
 
         return loop
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
@@ -25,7 +26,6 @@ from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.schemas.records.versions import VersionSpan
 from tracegrad.schemas.topics import Topics
-from tracegrad.streams.counters import Counters
 from tracegrad.streams.credit.return_to_go import credit_group
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import GroupLimits, judge
@@ -93,7 +93,7 @@ def main() -> None:
     given = parser.parse_args()
     topics = Topics(run=RunName("benchmark"))
     members = [_episode(member, given.rollouts, given.turns, given.tokens) for member in range(given.rollouts)]
-    value = credit_group(members, "policy", topics, Counters())
+    value = credit_group(members, "policy", topics, Metrics())
     summary, rows = decode_group(value)
     record = Record(topic="transitions", partition=0, offset=0, key=b"policy", value=value)
     limits = GroupLimits("policy", _VOCABULARY, max_row_tokens=given.tokens)
@@ -103,7 +103,7 @@ def main() -> None:
     ready = training_rows([group], recipe)
     num_tokens = sum(len(row.token_ids) for row in rows)
     steps: dict[str, Callable[[], object]] = {
-        "credit": lambda: credit_group(members, "policy", topics, Counters()),
+        "credit": lambda: credit_group(members, "policy", topics, Metrics()),
         "encode": lambda: encode_group(summary, rows),
         "judge": lambda: judge(record, limits),
         "rows": lambda: training_rows([group], recipe),

@@ -15,6 +15,7 @@ __all__ = [
     "group_key",
     "original_key",
     "policy_key",
+    "process_key",
     "rollout_key",
     "trace_key",
 ]
@@ -59,6 +60,14 @@ def policy_key(policy: str) -> bytes:
 def engine_key(engine_id: str) -> bytes:
     """the engine's id"""
     return engine_id.encode()
+
+
+def process_key(process: str, by: str) -> bytes:
+    """who says it (report or supervised), a slash, and the process's name
+
+    A process and its supervisor write side by side, and compaction keeps the last word of both.
+    """
+    return f"{by}/{process}".encode()
 
 
 def original_key(origin: Record) -> bytes | None:

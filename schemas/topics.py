@@ -57,6 +57,7 @@ class Topic(StrEnum):
     WEIGHTS = "weights"
     WEIGHT_ACKS = "weight_acks"
     TRAINING_STEPS = "training_steps"
+    PROCESS_STATUS = "process_status"
     DEAD_LETTERS = "dead_letters"
 
 
@@ -104,6 +105,8 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _STATE = {"retention.ms": str(2 * _DAY_MS)}
+_NEWEST = {"cleanup.policy": "compact,delete", "retention.ms": str(_DAY_MS), "segment.ms": str(600_000)}
+"""Only the last record of a key counts; without short segments a day of reports would wait for compaction."""
 _MARKERS = {"cleanup.policy": "compact,delete", "retention.ms": str(8 * _DAY_MS)}
 
 REGISTRY: tuple[TopicSpec, ...] = (
@@ -220,6 +223,15 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, report, live view",
         partitions="one",
+    ),
+    TopicSpec(
+        topic=Topic.PROCESS_STATUS,
+        key=keys.process_key,
+        value="how a process stands, by itself or by its supervisor (JSON)",
+        written_by="every process of ours, every 2 s; the supervisor",
+        read_by="`status`",
+        partitions="one",
+        settings=_NEWEST,
     ),
     TopicSpec(
         topic=Topic.DEAD_LETTERS,

@@ -15,11 +15,11 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.keys import closed_key
 from tracegrad.schemas.log.protocol import Position, Record
+from tracegrad.schemas.metrics import CLOSED_IDS_FORGOTTEN, MARKERS_REFUSED, Metrics
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import StreamRules
-from .counters import Counters
 from .dead_letter import dead_letter
 
 __all__ = ["ClosedIds", "ClosingFold"]
@@ -30,9 +30,9 @@ Opened = TypeVar("Opened")
 class ClosedIds:
     """A set of ids in the order in which they were closed."""
 
-    def __init__(self, max_ids: int, counters: Counters) -> None:
+    def __init__(self, max_ids: int, metrics: Metrics) -> None:
         self._max_ids = max_ids
-        self._counters = counters
+        self._metrics = metrics
         self._ids: dict[bytes, None] = {}
 
     def __contains__(self, id_: str) -> bool:
@@ -46,7 +46,7 @@ class ClosedIds:
         self._ids[_packed(id_)] = None
         if len(self._ids) > self._max_ids:
             del self._ids[next(iter(self._ids))]
-            self._counters.add("closed_ids_forgotten")
+            self._metrics.add(CLOSED_IDS_FORGOTTEN)
 
     def clear(self) -> None:
         """Forgets all: the markers will be read again."""
@@ -58,7 +58,7 @@ class ClosedIds:
             try:
                 self.add(CLOSED.decode(record.value).id)
             except RecordError as error:
-                self._counters.add(f"marker:{error.reason}")
+                self._metrics.add(MARKERS_REFUSED, error.reason)
 
 
 class ClosingFold(Generic[Opened]):
@@ -67,11 +67,11 @@ class ClosingFold(Generic[Opened]):
     marker_topic: Topic
     stage: Stage
 
-    def __init__(self, rules: StreamRules, topics: Topics) -> None:
-        self.counters = Counters()
+    def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
+        self.metrics = metrics or Metrics()
         self._rules = rules
         self._topics = topics
-        self._closed = ClosedIds(rules.streams.max_closed_ids, self.counters)
+        self._closed = ClosedIds(rules.streams.max_closed_ids, self.metrics)
         self._open: dict[str, Opened] = {}
 
     @property
@@ -93,7 +93,7 @@ class ClosingFold(Generic[Opened]):
         try:
             return self._take(record)
         except RecordError as error:
-            letter = dead_letter(record, error, stage=self.stage, counters=self.counters)
+            letter = dead_letter(record, error, stage=self.stage)
             return Emission(outputs=(letter,), done=(record.position,))
 
     def _take(self, record: Record) -> Emission:

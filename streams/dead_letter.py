@@ -9,8 +9,6 @@ from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Stage, Topic
 
-from .counters import Counters
-
 __all__ = ["dead_letter"]
 
 
@@ -19,12 +17,10 @@ def dead_letter(
     error: RecordError,
     *,
     stage: Stage,
-    counters: Counters,
     value: bytes | None = None,
     item: int | None = None,
 ) -> Output:
-    """The dead letter of a record, or of the part of it that `value` holds; counted."""
-    counters.add(f"dead_letter:{error.reason}")
+    """The dead letter of a record, or of the part of it that `value` holds."""
     return Output(
         topic=Topic.DEAD_LETTERS,
         key=original_key(record),

@@ -8,31 +8,26 @@ import time
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
-from tracegrad.consumers.views.watch import stream_lag
+from tracegrad.consumers.views.run_state import RunState
+from tracegrad.consumers.views.terminal import process_lines
+from tracegrad.consumers.views.watch import fold_processes, stream_lag
 from tracegrad.schemas.errors import ConfigurationError, TracegradError
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
-from ..run.process import ProcessStatus
-from ..run.run_dir import RunDir
 from ..run.wiring import Wiring
 from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, reachable_log
-
-if TYPE_CHECKING:
-    from tracegrad.streams.shell.heartbeat import Status
 
 __all__ = ["register"]
 
 _PANEL = "Look"
 _RUNS = Path("runs")
-_SILENT_S = 10.0
-"""A stream worker reports every 2 s."""
 
 
 def register(app: typer.Typer) -> None:
@@ -54,12 +49,15 @@ def status(
     folder = find_run(run, run_dir, runs_dir)
     wiring = Wiring(folder)
     is_running = folder.is_locked()
-    processes = _processes(folder) if is_running else []
-    workers = _workers(folder, processes)
+    state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
     lag: int | None = None
     if is_running:
         try:
-            lag = stream_lag(reachable_log(wiring), wiring.topics)
+            log = reachable_log(wiring)
+            # What an earlier start of the run told lies there too, of processes that are gone.
+            started_ms = int(1000 * folder.endpoints_file.stat().st_mtime)
+            fold_processes(log, wiring.topics, state, since_ms=started_ms)
+            lag = stream_lag(log, wiring.topics)
         except TracegradError as error:
             typer.echo(f"tracegrad: {error}", err=True)
     if as_json:
@@ -69,47 +67,17 @@ def status(
             "is_running": is_running,
             "lag": lag,
             "endpoints": msgspec.to_builtins(wiring.endpoints),
-            "processes": msgspec.to_builtins(processes),
-            "streams": {name: msgspec.to_builtins(worker) for name, worker in workers.items()},
+            "processes": [msgspec.to_builtins(told) for told in state.supervised.values()],
+            "reports": [msgspec.to_builtins(report) for report in state.reports.values()],
         }
         typer.echo(json.dumps(fields, indent=2))
     else:
         typer.echo(f"run {wiring.record.name} ({'running' if is_running else 'not running'}) in {folder.path}")
-        for process in processes:
-            up_s = max(0, int(time.time() - process.since_ms / 1000)) if process.pid else 0
-            restarts = f", {process.num_restarts} restarts" if process.num_restarts else ""
-            typer.echo(f"  {process.name:24} {process.state:8} pid {process.pid or '-':>7}  {up_s:6d} s{restarts}")
-            if process.why:
-                typer.echo("    " + process.why.splitlines()[0])
-            if process.name in workers:
-                typer.echo(f"    {_progress(workers[process.name])}")
+        for line in process_lines(state, int(time.time() * 1000)):
+            typer.echo("  " + line)
         if lag is not None:
             typer.echo(f"  {lag} records wait or belong to what is still open")
     raise typer.Exit(0 if is_running else 1)
-
-
-def _processes(folder: RunDir) -> list[ProcessStatus]:
-    try:
-        return msgspec.json.decode(folder.status_file.read_bytes(), type=list[ProcessStatus])
-    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
-        return []
-
-
-def _workers(folder: RunDir, processes: list[ProcessStatus]) -> dict[str, Status]:
-    """The last report of each stream worker that the supervisor has, by the process's name."""
-    from tracegrad.streams.shell.heartbeat import read_statuses
-
-    reports = read_statuses(folder.streams)
-    return {process.name: reports[process.pid] for process in processes if process.pid in reports}
-
-
-def _progress(worker: Status) -> str:
-    silent_s = time.time() - worker.at_s
-    said = f", silent for {silent_s:.0f} s" if silent_s > _SILENT_S else ""
-    return (
-        f"{worker.records} records, {worker.open_ids} open, {worker.in_flight} in flight, {worker.lag} to come, "
-        f"{worker.dead_letters} dead letters{said}"
-    )
 
 
 def tail(

@@ -24,7 +24,7 @@ from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..kafka.topic_admin import create_topics, start_run
 from ..local_kafka import node as kafka_node
-from .process import ProcessSpec, Role
+from .process import ProcessSpec, Role, process_name
 from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
 from .supervisor import answers
@@ -177,7 +177,7 @@ def _serve(
     threads = {"OMP_NUM_THREADS": str(wiring.settings.trainer.threads)} if name == "trainer" else {}
     url = f"{health}/health" if health else None
     return ProcessSpec(
-        name=f"{name}-{stage.value}-{ordinal}" if stage is not None else name,
+        name=process_name(name, stage.value if stage else None, ordinal),
         argv=tuple(argv),
         env={**ENVIRONMENT, **threads},
         cwd=os.getcwd(),

@@ -21,10 +21,11 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS
+from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
 from .die_with_parent import guarded
 
-__all__ = ["Child", "ProcessSpec", "ProcessState", "ProcessStatus", "Role"]
+__all__ = ["Child", "ProcessSpec", "Role", "process_name"]
 
 _logger = logging.getLogger(__name__)
 _MAX_LOG_BYTES = 16 * 1024 * 1024
@@ -38,19 +39,6 @@ class Role(StrEnum):
     """Runs until it is stopped; any exit by itself is a death."""
     JOB = "job"
     """Exits with 0 when its work is done."""
-
-
-class ProcessState(StrEnum):
-    """Where a child stands."""
-
-    WAITING = "waiting"
-    """Not started yet, or waiting for its next try."""
-    RUNNING = "running"
-    DONE = "done"
-    """A job that ended with 0."""
-    FATAL = "fatal"
-    """Ended with 78, or died too often: a restart would fail in the same way."""
-    STOPPED = "stopped"
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,17 +61,6 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Past it, a gate that is not ready counts as dead."""
     stop_timeout_s: float = 10.0
     """From the polite signal to SIGKILL."""
-
-
-class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A child as `tracegrad status` shows it."""
-
-    name: str
-    state: ProcessState
-    pid: int | None = None
-    num_restarts: int = 0
-    since_ms: int = 0
-    why: str = ""
 
 
 class Child:
@@ -190,15 +167,16 @@ class Child:
             return "(no log)"
         return "\n".join(lines[-count:]) or "(it wrote nothing)"
 
-    def status(self) -> ProcessStatus:
-        """For people."""
-        return ProcessStatus(
-            name=self.spec.name,
+    def status(self) -> SupervisedProcess:
+        """For people; what the process wrote stays in its log."""
+        return SupervisedProcess(
+            process=self.spec.name,
             state=self.state,
             pid=self.pid,
             num_restarts=self.num_restarts,
             since_ms=int(1000 * (time.time() - (time.monotonic() - self.started_at))) if self.started_at else 0,
-            why=self.why,
+            why=self.why.partition("\n")[0],
+            at_ms=int(1000 * time.time()),
         )
 
     def _signal(self, number: signal.Signals) -> None:
@@ -215,6 +193,13 @@ class Child:
                 self.log_path.replace(self.log_path.with_suffix(".log.1"))
         except FileNotFoundError:
             return
+
+
+def process_name(name: str, stage: str | None, ordinal: int) -> str:
+    """What a `serve` process is called: `llm`, `streams-credit-0`, `llm-1`."""
+    if stage is not None:
+        return f"{name}-{stage}-{ordinal}"
+    return f"{name}-{ordinal}" if ordinal else name
 
 
 def describe_exit(status: int) -> str:

@@ -4,7 +4,6 @@
     config.json     the resolved settings                   at each start
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
     starts.json     where the run began on the raw topics   written once
-    status/         supervisor.json: the processes now
     trainer/        checkpoints and, under weights/, the versions
     logs/ kafka/ streams/ engine-plugin/ results/ locks/
 
@@ -65,7 +64,6 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "logs"
-        self.status = path / "status"
         self.locks = path / "locks"
         self.kafka = path / "kafka"
         self.streams = path / "streams"
@@ -73,7 +71,6 @@ class RunDir:
         self.results = path / "results"
         self.config = path / "config.json"
         self.endpoints_file = path / "endpoints.json"
-        self.status_file = path / "status" / "supervisor.json"
 
     @property
     def weights(self) -> Path:
@@ -95,7 +92,7 @@ class RunDir:
             ConfigurationError: the folder holds another run, or settings that the log cannot change with.
         """
         run = cls(path.resolve())
-        for folder in (run.logs, run.status, run.locks, run.kafka, run.trainer, run.weights, run.results):
+        for folder in (run.logs, run.locks, run.kafka, run.trainer, run.weights, run.results):
             folder.mkdir(parents=True, exist_ok=True)
         if (run.path / _MARK).exists():
             run._check_same(settings)

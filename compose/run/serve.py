@@ -2,9 +2,9 @@
 imports, `python -m tracegrad.compose.run.serve NAME --run-dir DIR`.
 
 In: a name, an ordinal, a run's folder. Out: the room's loop, until it is done or told to stop. This entry point
-owns what rooms must not: signal handlers, logging, the log's client, the exit status. Invariant: FatalError is
-78 (the supervisor does not restart it), any other failure is 1, a clean stop is 0. One process per name and
-ordinal: the lock is the kernel's, so a dead holder never blocks its successor.
+owns what rooms must not: signal handlers, logging, the log's client, the metrics' report, the exit status.
+Invariant: FatalError is 78 (the supervisor does not restart it), any other failure is 1, a clean stop is 0. One
+process per name and ordinal: the lock is the kernel's, so a dead holder never blocks its successor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import STREAMS, Stage
 
+from .process import process_name
 from .run_dir import RunDir
+from .status_reports import reporting
 from .wiring import Wiring
 
 __all__ = ["NAMES", "lacking", "serve"]
@@ -41,9 +46,12 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
     try:
         _check_name(name, stage)
         folder = RunDir.open(run_dir)
-        label = f"{name}-{stage}-{ordinal}" if stage else f"{name}-{ordinal}"
-        with folder.lock(f"serve-{label}", wait_s=_LOCK_WAIT_S):
-            _ROOMS[name](Wiring(folder), stop, stage, ordinal)
+        process = process_name(name, stage, ordinal)
+        with folder.lock(f"serve-{process}", wait_s=_LOCK_WAIT_S):
+            start = _Start(Wiring(folder), stop, stage, ordinal, Metrics())
+            # The engine becomes another program, which reports nothing; its supervisor does.
+            with nullcontext() if name == "engine" else reporting(start.wiring, process, start.metrics):
+                _ROOMS[name](start)
     except TracegradError as error:
         _logger.error("%s: %s", type(error).__name__, error)
         return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
@@ -85,61 +93,82 @@ def _check_name(name: str, stage: str | None) -> None:
         raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(STREAMS)}, got {stage!r}")
 
 
-def _otlp(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
-    from tracegrad.producers.otlp_gateway import app as otlp_gateway
+class _Start(NamedTuple):
+    """What a room is started with."""
 
-    otlp_gateway.run(wiring.otlp(), topics=wiring.topics, log=wiring.log(), stop=stop)
+    wiring: Wiring
+    stop: threading.Event
+    stage: str | None
+    ordinal: int
+    metrics: Metrics
 
 
-def _llm(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+def _otlp(start: _Start) -> None:
+    from tracegrad.producers.otlp_gateway import app
+
+    wiring = start.wiring
+    app.run(wiring.otlp(), topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
+
+
+def _llm(start: _Start) -> None:
     from tracegrad.producers.llm_gateway import app
 
-    app.run(wiring.llm(), topics=wiring.topics, log=wiring.log(), stop=stop)
+    wiring = start.wiring
+    app.run(wiring.llm(), topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
 
 
-def _streams(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+def _streams(start: _Start) -> None:
     from tracegrad.streams.shell import worker
 
-    assert stage is not None
-    chosen = Stage(stage)
-    handles = wiring.streams(chosen, ordinal)
-    worker.run(wiring.stream_rules(), handles, stage=chosen, topics=wiring.topics, log=wiring.log(), stop=stop)
+    wiring, stage = start.wiring, Stage(start.stage or "")
+    worker.run(
+        wiring.stream_rules(),
+        wiring.streams(stage, start.ordinal),
+        stage=stage,
+        topics=wiring.topics,
+        log=wiring.log(),
+        stop=start.stop,
+        metrics=start.metrics,
+    )
 
 
-def _tasks(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
-    from tracegrad.producers.tasks import admission as tasks
+def _tasks(start: _Start) -> None:
+    from tracegrad.producers.tasks import admission
 
-    starts = wiring.run_dir.starts
-    tasks.run(wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=stop, starts=starts)
+    wiring, starts = start.wiring, start.wiring.run_dir.starts
+    admission.run(wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
 
 
-def _runner(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+def _runner(start: _Start) -> None:
     from tracegrad.producers.runner import runner
 
-    starts = wiring.run_dir.starts
-    runner.run(wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=stop, starts=starts)
+    wiring, starts = start.wiring, start.wiring.run_dir.starts
+    runner.run(wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
 
 
-def _trainer(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+def _trainer(start: _Start) -> None:
     from tracegrad.trainer import loop
 
-    loop.run(wiring.settings.trainer, wiring.trainer(), topics=wiring.topics, log=wiring.log(), stop=stop)
+    wiring = start.wiring
+    loop.run(wiring.settings.trainer, wiring.trainer(), topics=wiring.topics, log=wiring.log(), stop=start.stop)
 
 
-def _weight_sync(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
+def _weight_sync(start: _Start) -> None:
     from tracegrad.consumers.engine import weight_sync
 
-    weight_sync.run(wiring.weight_sync(), topics=wiring.topics, log=wiring.log(), stop=stop)
+    wiring = start.wiring
+    config = wiring.weight_sync()
+    weight_sync.run(config, topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
 
 
-def _engine(wiring: Wiring, stop: threading.Event, stage: str | None, ordinal: int) -> None:
-    from ..engine import server as engine
+def _engine(start: _Start) -> None:
+    from ..engine import server
 
     # Becomes vLLM, which has handlers of its own; ours die with this program's image.
-    engine.serve(wiring.engine())
+    server.serve(start.wiring.engine())
 
 
-_ROOMS: dict[str, Callable[[Wiring, threading.Event, str | None, int], None]] = {
+_ROOMS: dict[str, Callable[[_Start], None]] = {
     "otlp": _otlp,
     "llm": _llm,
     "streams": _streams,

@@ -11,20 +11,18 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.consumers.views.watch import Watcher, stream_lag
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
-from tracegrad.schemas.files import write_atomically
 
 from ..engine.fetch_model import with_local_model
 from .pipeline import BROKER, ENGINE_PARTS, prepare_run, prepare_topics, specs
-from .process import ProcessSpec, ProcessStatus
+from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show
+from .status_reports import StatusReports
 from .supervisor import Outcome, OutcomeKind, Supervisor
 from .wiring import Wiring
 
@@ -117,28 +115,23 @@ def _supervise(
     report: ReportMaker | None,
     announce: Callable[[Wiring, Show], None] | None,
 ) -> int:
-    watchers: list[Watcher] = []
+    onlookers = _Onlookers(wiring)
 
     def on_layer(layer: int) -> None:
-        if layer == 0 or watchers:
+        if layer == 0 or onlookers.watcher is not None:
             return
         prepare_topics(wiring)
-        watchers.append(watch(wiring, show))
-        watchers[0].start()
+        onlookers.open(watch(wiring, show), supervisor)
         if announce is not None:
             announce(wiring, show)
-
-    def close_watchers() -> None:
-        for watcher in watchers:
-            watcher.close()
 
     supervisor = Supervisor(
         processes,
         logs=wiring.run_dir.logs,
         on_layer=on_layer,
-        on_change=lambda statuses: write_status(wiring.run_dir, statuses),
+        on_change=onlookers.tell,
         say=show.say,
-        before_stop=close_watchers,
+        before_stop=onlookers.close,
     )
     show.say(f"run {wiring.record.name} in {wiring.run_dir.path}")
     show.say(f"starting {len(processes)} processes; the engine takes longest (their logs: {wiring.run_dir.logs})")
@@ -147,10 +140,42 @@ def _supervise(
         status = _end(outcome, wiring, show, report)
         if keep and outcome.kind is OutcomeKind.DONE:
             show.say("the pipeline goes on (--keep); Ctrl-C stops it")
-            supervisor.run(ends_with_jobs=False)
+            onlookers.report(supervisor)
+            supervisor.run(ends_with_jobs=False, before_stop=onlookers.close)
         return status
     finally:
         supervisor.close()
+
+
+class _Onlookers:
+    """Who reads from and tells the broker beside the processes; they leave before the first process is stopped."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._reports: StatusReports | None = None
+        self.watcher: Watcher | None = None
+
+    def open(self, watcher: Watcher, supervisor: Supervisor) -> None:
+        """Starts both; the topics must exist."""
+        self.watcher = watcher
+        watcher.start()
+        self.report(supervisor)
+
+    def report(self, supervisor: Supervisor) -> None:
+        """Tells of the supervisor's processes from now on."""
+        self._reports = StatusReports(self._wiring.log(), self._wiring.topics, supervisor.statuses)
+
+    def tell(self) -> None:
+        """A process changed state."""
+        if self._reports is not None:
+            self._reports.wake()
+
+    def close(self) -> None:
+        """Waits a few seconds at most."""
+        if self.watcher is not None:
+            self.watcher.close()
+        if self._reports is not None:
+            self._reports.close()
 
 
 def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:
@@ -206,8 +231,3 @@ def run_state(wiring: Wiring) -> RunState:
         with Path(settings.tasks.eval_file).open(encoding="utf-8") as lines:
             num_held_out = sum(1 for line in lines if line.strip())
     return RunState(wiring.topics, wiring.record.hash, settings.policy.name, num_held_out=num_held_out)
-
-
-def write_status(run_dir: RunDir, statuses: Sequence[ProcessStatus]) -> None:
-    """For `tracegrad status`; replaced whole."""
-    write_atomically(run_dir.status_file, msgspec.json.encode(list(statuses)))

@@ -23,8 +23,9 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
-from .process import Child, ProcessSpec, ProcessState, ProcessStatus, Role
+from .process import Child, ProcessSpec, Role
 
 __all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "answers"]
 
@@ -86,7 +87,7 @@ class Supervisor:
         logs: Path,
         environ: Mapping[str, str] | None = None,
         backoff: Backoff | None = None,
-        on_change: Callable[[Sequence[ProcessStatus]], None] | None = None,
+        on_change: Callable[[], object] = lambda: None,
         on_layer: Callable[[int], None] | None = None,
         before_stop: Callable[[], object] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
@@ -97,7 +98,7 @@ class Supervisor:
             logs: the folder of their logs.
             environ: their environment; None: this process's.
             backoff: pauses between restarts.
-            on_change: told whenever a process changed state; writes the status file.
+            on_change: told whenever a process changed state.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
                 UnavailableError is tried again for a while, any other error stops all.
             before_stop: called once, before the first process is stopped: who reads from the broker leaves here. The
@@ -107,7 +108,7 @@ class Supervisor:
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
         self._environ = dict(os.environ if environ is None else environ)
         self._backoff = backoff or Backoff()
-        self._on_change = on_change or (lambda _: None)
+        self._on_change = on_change
         self._on_layer = on_layer or (lambda _: None)
         self._before_stop = before_stop
         self._say = say
@@ -118,16 +119,24 @@ class Supervisor:
         self._hook_failing_since: float | None = None
         self._ready: set[str] = set()
 
-    def statuses(self) -> list[ProcessStatus]:
-        """All children, for people."""
+    def statuses(self) -> list[SupervisedProcess]:
+        """All children, for people; any thread."""
         return [child.status() for child in self.children]
 
-    def run(self, *, keep: Callable[[ProcessSpec], bool] = lambda _: False, ends_with_jobs: bool = True) -> Outcome:
+    def run(
+        self,
+        *,
+        keep: Callable[[ProcessSpec], bool] = lambda _: False,
+        ends_with_jobs: bool = True,
+        before_stop: Callable[[], object] | None = None,
+    ) -> Outcome:
         """Starts all, watches, and stops all but those that `keep` names when every job is done.
 
         Kept processes go on until `close`, or until the next `run`, which watches them again. Whatever ends `run`
-        otherwise, nothing is left. Without `ends_with_jobs` only a person or a fatal process ends it.
+        otherwise, nothing is left. Without `ends_with_jobs` only a person or a fatal process ends it. `before_stop`
+        takes the place of the one that was called.
         """
+        self._before_stop = before_stop or self._before_stop
         previous = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         outcome = Outcome(kind=OutcomeKind.FATAL, why="the supervisor itself failed")
         try:
@@ -267,7 +276,7 @@ class Supervisor:
             left = [child for child in left if child not in late and not child.wait_stopped(0.02)]
 
     def _changed(self) -> None:
-        self._on_change(self.statuses())
+        self._on_change()
 
 
 def answers(url: str, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:

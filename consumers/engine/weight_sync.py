@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -31,6 +30,15 @@ from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableEr
 from tracegrad.schemas.keys import engine_key
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
+from tracegrad.schemas.metrics import (
+    ENGINE_AWAY,
+    VERSIONS_LOADED,
+    VERSIONS_REFUSED,
+    VERSIONS_SERVED,
+    VERSIONS_SKIPPED,
+    WEIGHT_RECORDS_REFUSED,
+    Metrics,
+)
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -78,12 +86,12 @@ class WeightSync:
         control: EngineControl,
         writer: LogWriter,
         topics: Topics,
+        metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.lineage = Lineage(config.policy)
-        self.counters: Counter[str] = Counter()
-        """`loaded`, `acknowledged`, `refused_<reason>`, `malformed`, `skipped`, `unavailable`."""
+        self.metrics = metrics
         self._control = control
         self._writer = writer
         self._topic = topics.name(Topic.WEIGHT_ACKS)
@@ -99,7 +107,7 @@ class WeightSync:
         try:
             self.lineage.fold(WEIGHTS.decode(record.value))
         except RecordError as error:
-            self.counters["malformed"] += 1
+            self.metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
             _logger.warning("passing over %r (%s): %s", record, error.reason, error)
 
     def reconcile(self) -> None:
@@ -137,9 +145,9 @@ class WeightSync:
         if label != manifest.label:
             raise UnavailableError(f"expected label {manifest.label} after its load, got {label}")
         self._acknowledged = ""
-        self.counters["loaded"] += 1
+        self.metrics.add(VERSIONS_LOADED)
         if self._served is not None and manifest.version > self._served.version + 1:
-            self.counters["skipped"] += manifest.version - self._served.version - 1
+            self.metrics.add(VERSIONS_SKIPPED, num=manifest.version - self._served.version - 1)
         self._served = manifest
         self._was_stuck = False
         _logger.info(
@@ -152,7 +160,7 @@ class WeightSync:
 
     def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
         self._refused_until[manifest.label] = self._clock() + self.config.retry_refused_s
-        self.counters[f"refused_{error.reason}"] += 1
+        self.metrics.add(VERSIONS_REFUSED, error.reason)
         _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
 
     def _say_stuck(self, status: EngineStatus, newest: VersionManifest) -> None:
@@ -188,20 +196,20 @@ class WeightSync:
             raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error
         self._acknowledged = manifest.label
         self._served = manifest
-        self.counters["acknowledged"] += 1
+        self.metrics.add(VERSIONS_SERVED)
 
 
-def run(config: WeightSyncConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(config: WeightSyncConfig, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
     with httpx.Client(base_url=config.engine_url.rstrip("/")) as client:
         control = EngineControl(client, timeout_s=config.timeout_s, load_timeout_s=config.load_timeout_s)
         writer = log.writer()
-        sync = WeightSync(config, control=control, writer=writer, topics=topics)
+        sync = WeightSync(config, control=control, writer=writer, topics=topics, metrics=metrics)
         try:
             follow_weights(sync, topics=topics, log=log, stop=stop)
         finally:
             _close(writer)
-            _logger.info("weight sync of engine %s ends: %s", config.engine_id, dict(sync.counters))
+            _logger.info("weight sync of engine %s ends: %s", config.engine_id, metrics.snapshot())
 
 
 def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event) -> None:
@@ -219,7 +227,7 @@ def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threadin
             try:
                 sync.reconcile()
             except UnavailableError as error:
-                sync.counters["unavailable"] += 1
+                sync.metrics.add(ENGINE_AWAY)
                 if not was_away:
                     _logger.warning("waiting for engine %s or the log: %s", sync.config.engine_id, error)
                 was_away = True

@@ -2,9 +2,9 @@
 
 In: records of the run's topics, in any order between topics, each with the reader's clock. Out: `RunState`, whose
 fields views turn into lines, numbers and charts. Invariants: pure (no log, clock or thread of its own); idempotent,
-so that a record read twice counts once; bounded: the last 20,000 steps and, of attempts, groups, held-out rollouts
-and engines, the last 100,000 are kept, which is 100 MB at most. Failure: a record that cannot be decoded is somebody
-else's dead letter and is passed over. Admission and the audit fold for themselves, and share only rules with this.
+so that a record read twice counts once; bounded: the last 20,000 steps and, of attempts, groups, held-out rollouts,
+engines and processes, the last 100,000 are kept, which is 100 MB at most. Failure: a record that cannot be decoded is
+somebody else's dead letter and is passed over. Admission and the audit fold for themselves, and share only rules.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
@@ -80,6 +81,7 @@ class RunState:
             topics.name(Topic.EPISODES): self._episode,
             topics.name(Topic.OTLP_SPANS): self._spans,
             topics.name(Topic.LLM_CALLS): self._call,
+            topics.name(Topic.PROCESS_STATUS): self._process,
         }
         self._run = run
         self._policy = policy
@@ -96,6 +98,10 @@ class RunState:
         self.served: Recent[str, WeightAck] = Recent(remembered)
         """Engine -> its last acknowledgement."""
         self.first_ack: WeightAck | None = None
+        self.reports: Recent[str, ProcessReport] = Recent(remembered)
+        """Process -> its last report of itself."""
+        self.supervised: Recent[str, SupervisedProcess] = Recent(remembered)
+        """Process -> its supervisor's last word on it."""
         self.first_span: FirstSpan | None = None
         self.first_call: CallRecord | None = None
         self.last_episode: Episode | None = None
@@ -188,6 +194,13 @@ class RunState:
             self._sign(now_s)
             self.first_call = self.first_call or call
             self.num_calls += 1
+
+    def _process(self, record: Record, now_s: float) -> None:
+        status = PROCESS_STATUS.decode(record.value)
+        if isinstance(status, ProcessReport):
+            self.reports[status.process] = status
+        else:
+            self.supervised[status.process] = status
 
     def _sign(self, now_s: float) -> None:
         if self.first_sign_s is None:

@@ -23,6 +23,7 @@ from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
@@ -48,6 +49,7 @@ _DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {
     Topic.WEIGHTS: WEIGHTS.decode,
     Topic.WEIGHT_ACKS: WEIGHT_ACKS.decode,
     Topic.TRAINING_STEPS: TRAINING_STEPS.decode,
+    Topic.PROCESS_STATUS: PROCESS_STATUS.decode,
 }
 _IDS = ("suffix_ids", "sampled_ids")
 
@@ -160,6 +162,11 @@ def _describe(value: Any) -> str:
             return _group(summary, rows)
         case TrainingStep():
             return f"step {value.step} -> version {value.version}, reward {value.reward}, {value.num_tokens} tokens"
+        case ProcessReport():
+            return f"{value.process}: pid {value.pid}, {len(value.counters)} counters"
+        case SupervisedProcess():
+            restarts = f", {value.num_restarts} restarts" if value.num_restarts else ""
+            return f"{value.process}: {value.state}{restarts}"
         case EpochClaim():
             return f"epoch {value.epoch} claimed by {value.trainer_id}"
         case VersionManifest():

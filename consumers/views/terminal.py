@@ -1,4 +1,4 @@
-"""The lines that a terminal shows of a run: a step each, what arrives from an agent, what is missing.
+"""The lines that a terminal shows of a run: a step each, what arrives from an agent, what is missing, its processes.
 
 In: `RunState`, after each record and a few times a second. Out: `Event`s, each thing once; a printer shows them.
 Invariant: a view keeps only what it has said already; all else is the state's.
@@ -6,22 +6,27 @@ Invariant: a view keeps only what it has said already; all else is the state's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
 
+from tracegrad.schemas.metrics import declared
 from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
 from .run_state import RunState
 
-__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines"]
+__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "process_lines"]
 
 _PATIENCE_S = 20.0
 """After a first sign of the agent, how long the other signs may take before their absence is said."""
+_SILENT_S = 10.0
+"""A process reports every 2 s."""
 _EPISODES_A_LINE = 100
 _HELD_OUT_A_LINE = 32
 
@@ -171,3 +176,33 @@ def _missing(state: RunState) -> str:
 def _summary(episode: Episode) -> str:
     reward = f"reward {episode.reward:g}" if episode.reward is not None else f"no reward ({episode.unscored or 'none'})"
     return f"{len(episode.calls)} calls, {episode.num_tools} tools, {reward}"
+
+
+def process_lines(state: RunState, now_ms: int) -> list[str]:
+    """Each process, why it ended last, and what it counted since its start."""
+    lines = []
+    for name in sorted({*state.supervised, *state.reports}):
+        told, report = state.supervised.get(name), state.reports.get(name)
+        if told and report and told.pid != report.pid:
+            report = None  # of a predecessor that died
+        pid = told.pid if told else report.pid if report else None
+        since_ms = told.since_ms if told else report.since_ms if report else 0
+        up_s = max(0, now_ms - since_ms) // 1000 if pid else 0
+        restarts = f", {told.num_restarts} restarts" if told and told.num_restarts else ""
+        lines.append(f"{name:24} {told.state if told else 'running':8} pid {pid or '-':>7}  {up_s:6d} s{restarts}")
+        if told and told.why:
+            lines.append("  " + told.why)
+        if report and (counted := _counted(report, now_ms)):
+            lines.append("  " + counted)
+    return lines
+
+
+def _counted(report: ProcessReport, now_ms: int) -> str:
+    """Every metric that its declaration wants on the terminal, summed over its labels."""
+    words = []
+    for metric in declared():
+        values = [value for series, value in report.counters.items() if series.partition("{")[0] == metric.name]
+        if metric.terminal and values:
+            words.append(f"{math.fsum(values):g} {metric.terminal}")
+    silent_s = (now_ms - report.at_ms) / 1000
+    return ", ".join([*words, *([f"silent for {silent_s:.0f} s"] if silent_s > _SILENT_S else [])])

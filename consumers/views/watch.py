@@ -21,15 +21,27 @@ from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
 from .run_state import RunState
 from .terminal import Event, Lines
 
-__all__ = ["Watcher", "fold_present", "stream_lag"]
+__all__ = ["Watcher", "fold_present", "fold_processes", "stream_lag"]
 
 _TICK_S = 0.25
+_REPORTS = 2_000
+"""A run of a dozen processes writes so many in two minutes."""
 
 
 def fold_present(log: Log, topics: Topics, state: RunState, which: Iterable[Topic]) -> None:
     """Folds topics from their beginning to their present end. Raises UnavailableError."""
     for topic in which:
         for record in read_to_end(log, topics.name(topic)):
+            state.fold(record, time.monotonic())
+
+
+def fold_processes(log: Log, topics: Topics, state: RunState, *, since_ms: int = 0) -> None:
+    """Folds the newest reports of the processes, none from before `since_ms`. Raises UnavailableError."""
+    name = topics.name(Topic.PROCESS_STATUS)
+    kept = log.offsets(name)
+    starts = {TopicPartition(name, number): max(at.begin, at.end - _REPORTS) for number, at in kept.items()}
+    for record in read_to_end(log, name, starts=starts):
+        if record.timestamp_ms >= since_ms:
             state.fold(record, time.monotonic())
 
 

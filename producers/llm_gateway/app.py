@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.metrics import RENDERS_LOCALLY, Metrics
 from tracegrad.schemas.topics import Topics
 
 from ..asgi import serve
@@ -51,11 +52,11 @@ _ROLLOUT = "/rollout/{rollout}/attempt/{attempt}"
 class Gateway:
     """All parts of one gateway, alive within `application`'s lifespan."""
 
-    def __init__(self, config: LlmGatewayConfig, *, topics: Topics, log: Log) -> None:
+    def __init__(self, config: LlmGatewayConfig, *, topics: Topics, log: Log, metrics: Metrics) -> None:
         check(config)
-        self.parts = Parts(config, topics, log.writer())
+        self.parts = Parts(config, topics, log.writer(), metrics)
         policies = tuple(policy.name for policy in config.policies)
-        self.lineage = LineageTail(Lineages(policies), topics=topics, log=log)
+        self.lineage = LineageTail(Lineages(policies, metrics), topics=topics, log=log)
         self.renderer: Renderer
         self._calls: CallServer
         self._chat = ChatEndpoints(self.parts, lambda: self._calls)
@@ -75,8 +76,8 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
-        config, counters = self.parts.config, self.parts.counters
-        client = EngineClient(config.engines, counters=counters)
+        config, metrics = self.parts.config, self.parts.metrics
+        client = EngineClient(config.engines, metrics=metrics)
         self.renderer = EngineRenderer(client, timeout_s=config.render_timeout_s)
         self._calls = CallServer(self.parts, client, self.lineage, lambda: self.renderer)
         self.lineage.start()
@@ -89,7 +90,7 @@ class Gateway:
             await self.lineage.close()
             await client.close()
             await asyncio.to_thread(self.parts.writer.close)
-            _LOGGER.info("llm gateway stopped: %s", dict(counters | self.lineage.lineages.counters))
+            _LOGGER.info("llm gateway stopped: %s", metrics.snapshot())
 
     async def _prefer_local(self, client: EngineClient) -> None:
         """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
@@ -102,7 +103,7 @@ class Gateway:
                     waits = waits_until(0, config.render_timeout_s)
                     local = await prove(folder, self.renderer, waits, max_tokens=limit)
                     self.renderer = local or self.renderer
-                    self.parts.counters["renders_locally"] = int(local is not None)
+                    self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
                     return
             await self.lineage.changed(_PROOF_RETRY_S)
 
@@ -119,14 +120,14 @@ class Gateway:
                 "status": "ok",
                 "inflight": self._chat.num_inflight,
                 "open_attempts": self.parts.sessions.num_open(),
-                "counters": self.parts.counters | self.lineage.lineages.counters,
+                "counters": self.parts.metrics.snapshot(),
             }
         )
 
 
-def run(config: LlmGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(config: LlmGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
     """Serves until `stop` is set. Raises FatalError when a restart would not help."""
-    gateway = Gateway(config, topics=topics, log=log)
+    gateway = Gateway(config, topics=topics, log=log, metrics=metrics)
     serve(
         gateway.application,
         host=config.host,

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.keys import episode_key
+from tracegrad.schemas.metrics import ATTEMPTS_ENDED
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.topics import Topic
 
@@ -55,5 +56,5 @@ class AttemptEndpoints:
                 session.end_answer = msgspec.json.encode({"calls": calls, "fault": session.last_fault})
                 session.forget_turns()
                 self._parts.sessions.has_room(session)
-                self._parts.counters["attempts_ended"] += 1
+                self._parts.metrics.add(ATTEMPTS_ENDED)
         return Response(session.end_answer, media_type="application/json")

@@ -19,6 +19,7 @@ import numpy as np
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.keys import episode_key
+from tracegrad.schemas.metrics import CALLS, CALLS_TOO_LARGE, SPLICES, TURNS_NOT_REMEMBERED
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 from tracegrad.schemas.topics import Topic
 
@@ -59,7 +60,7 @@ class CallServer:
     ) -> None:
         self._parts = parts
         self._renderer = renderer
-        self._generator = Generator(parts.config, client, lineage, parts.counters)
+        self._generator = Generator(parts.config, client, lineage, parts.metrics)
         self._policies = {policy.name: policy for policy in parts.config.policies}
         self._ends = EndOfTurn()
 
@@ -77,8 +78,7 @@ class CallServer:
         with session.cancellable():
             renderer = self._renderer()
             prompt, constraint = await build_prompt(renderer, self._ends, session.history, request, waits)
-            spliced = filter(None, ("splice", prompt.outcome.kind, prompt.outcome.reason))
-            self._parts.counters["_".join(spliced)] += 1
+            self._parts.metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
             ids: list[int] = prompt.ids.tolist()
             parameters = engine_parameters(sampling, constraint)
             generation = await self._generator.generate(policy.name, session.purpose, ids, parameters, waits)
@@ -130,13 +130,13 @@ class CallServer:
             await self._parts.append(Topic.LLM_CALLS, key=key, value=record, late=hold)
         except RecordError as error:
             session.withdraw(answer.call_id)
-            self._parts.counters["call_too_large"] += 1
+            self._parts.metrics.add(CALLS_TOO_LARGE)
             raise RequestError(f"the call cannot be recorded: {error}", status=413) from error
         except (UnavailableError, OverloadedError):
             if not session.is_held(answer.call_id):
                 session.withdraw(answer.call_id)
             raise
-        self._parts.counters["calls"] += 1
+        self._parts.metrics.add(CALLS)
         return summary
 
     def _remember(
@@ -144,7 +144,7 @@ class CallServer:
     ) -> None:
         """Keeps the turn for the next splice, if there is room."""
         if not self._parts.sessions.has_room(session):
-            self._parts.counters["turn_not_remembered"] += 1
+            self._parts.metrics.add(TURNS_NOT_REMEMBERED)
             return
         turn = ServedTurn(
             call_id=answer.call_id,

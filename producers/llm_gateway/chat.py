@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from tracegrad.schemas.errors import OverloadedError, SessionError
 from tracegrad.schemas.ids import TraceId
+from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
 
 from .api.chat_request import ChatRequest
 from .api.events import Api
@@ -65,7 +66,7 @@ class ChatEndpoints:
 
     def _captured(self, caller: Caller, asked: ChatRequest) -> tuple[Caller, Session]:
         """A captured agent: its episode is its trace; a call without one is an episode of its own."""
-        self._parts.counters["captured"] += 1
+        self._parts.metrics.add(CALLS_CAPTURED)
         if caller.trace_id is None and caller.rollout_id is None:
             caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
         names = [policy.name for policy in self._parts.config.policies]
@@ -83,9 +84,9 @@ class ChatEndpoints:
             status = status_of(error) if error is not None else 200
             session.last_fault = status if status >= 500 else None
             if served is not None:
-                self._parts.counters[f"outcome_{served.summary.outcome}"] += 1
+                self._parts.metrics.add(CALLS_SERVED, served.summary.outcome)
             elif error is not None:
-                self._parts.counters[f"failed_{type(error).__name__}"] += 1
+                self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 
         return CallResponse(
             lambda: self._calls().serve(session, caller, asked, number),

@@ -26,6 +26,7 @@ from tracegrad.schemas.errors import (
 )
 from tracegrad.schemas.keys import original_key
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import REQUESTS_QUARANTINED, REQUESTS_REFUSED
 from tracegrad.schemas.records.calls import Identity
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic
@@ -50,13 +51,13 @@ def guard(endpoint: Endpoint, api: Api, parts: Parts) -> Endpoint:
             _authorize(request, parts.config.token)
             return await endpoint(request)
         except IdentityError as error:
-            parts.counters[error.reason] += 1
+            parts.metrics.add(REQUESTS_QUARANTINED, error.reason)
             await _quarantine(request, error, parts)
             answer: TracegradError = RequestError(str(error), code=error.reason)
         except TracegradError as error:
             answer = error
         problem = problem_of(answer)
-        parts.counters[f"status_{problem.status}"] += 1
+        parts.metrics.add(REQUESTS_REFUSED, str(problem.status))
         return problem_response(problem, api)
 
     return guarded

@@ -1,4 +1,4 @@
-"""What all parts of one gateway share: its settings, its sessions, its writer, its counters.
+"""What all parts of one gateway share: its settings, its sessions, its writer, its metrics.
 
 In: made once by the gateway, handed to each part. Out: acknowledged records. Failure: UnavailableError when a record
 is not acknowledged within `append_timeout_s`; whether it still arrives is then unknown.
@@ -7,12 +7,12 @@ is not acknowledged within `append_timeout_s`; whether it still arrives is then 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Headers, LogWriter, Position
+from tracegrad.schemas.metrics import CALLS_UNACKNOWLEDGED, Metrics
 from tracegrad.schemas.topics import Topic, Topics
 
 from .config import LlmGatewayConfig
@@ -28,10 +28,10 @@ class Parts:
     config: LlmGatewayConfig
     topics: Topics
     writer: LogWriter
-    counters: Counter[str] = field(default_factory=Counter)
+    metrics: Metrics
 
     def __post_init__(self) -> None:
-        self.sessions = Sessions(self.config, counters=self.counters)
+        self.sessions = Sessions(self.config, metrics=self.metrics)
 
     async def append(
         self,
@@ -51,7 +51,7 @@ class Parts:
         acknowledged = asyncio.wrap_future(future)
         done, _ = await asyncio.wait({acknowledged}, timeout=self.config.append_timeout_s)
         if not done:
-            self.counters["append_timeout"] += 1
+            self.metrics.add(CALLS_UNACKNOWLEDGED)
             if late is not None:
                 late(acknowledged)
             raise UnavailableError("the record was not acknowledged in time; try again")

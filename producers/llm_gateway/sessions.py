@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +19,7 @@ import msgspec
 
 from tracegrad.schemas.errors import SessionError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
+from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
 from .config import LlmGatewayConfig
@@ -160,10 +161,10 @@ class Sessions:
     """All sessions of this gateway."""
 
     def __init__(
-        self, config: LlmGatewayConfig, *, counters: Counter[str], clock: Callable[[], float] = time.monotonic
+        self, config: LlmGatewayConfig, *, metrics: Metrics, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._config = config
-        self._counters = counters
+        self._metrics = metrics
         self._clock = clock
         self._attempts: OrderedDict[str, Session] = OrderedDict()
         self._captured: OrderedDict[str, Session] = OrderedDict()
@@ -213,7 +214,7 @@ class Sessions:
         episode = episode_id(rollout, attempt)
         session = self._attempts.get(episode)
         if session is None:
-            self._counters["attempt_not_begun"] += 1
+            self._metrics.add(ATTEMPTS_BEGUN_ELSEWHERE)
             raise SessionError(
                 f"attempt {episode} did not begin at this gateway (was it restarted?); abort and retry the attempt",
                 status=409,
@@ -248,7 +249,7 @@ class Sessions:
     def _forget(self, sessions: OrderedDict[str, Session], key: str, why: str) -> None:
         session = sessions.pop(key)
         self._num_ids -= session.num_ids_counted
-        self._counters[f"forgotten_{'ended' if session.end_answer else 'open'}_{why}"] += 1
+        self._metrics.add(SESSIONS_FORGOTTEN, "ended" if session.end_answer else "open", why)
 
     def num_open(self) -> int:
         """Attempts that have begun and not ended."""

@@ -31,6 +31,7 @@ from starlette.routing import Route
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
+from tracegrad.schemas.metrics import DEAD_LETTERS, REQUESTS, REQUESTS_REFUSED, SPANS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -73,22 +74,19 @@ class OtlpGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 class OtlpGateway:
     """The ASGI application and its counters. One event loop; the writer is shared by all requests."""
 
-    def __init__(self, config: OtlpGatewayConfig, *, topics: Topics, writer: LogWriter) -> None:
+    def __init__(self, config: OtlpGatewayConfig, *, topics: Topics, writer: LogWriter, metrics: Metrics) -> None:
         self._config = config
         self._topics = topics
         self._writer = writer
         self._inflight_bytes = 0
-        self.num_spans = 0
-        self.num_requests = 0
-        self.num_refused: dict[int, int] = {}
-        self.num_rejected: dict[str, int] = {}
+        self._metrics = metrics
         paths = ("/v1/traces", "/rollout/{rollout}/attempt/{attempt}/v1/traces")
         routes = [Route(path, self.traces, methods=["POST"]) for path in paths]
         self.app = Starlette(routes=[*routes, Route("/health", self.health, methods=["GET"])])
 
     async def health(self, _request: Request) -> Response:
         """200 once the writer exists."""
-        return JSONResponse({"status": "ok", "spans": self.num_spans, "requests": self.num_requests})
+        return JSONResponse({"status": "ok", "counters": self._metrics.snapshot()})
 
     async def traces(self, request: Request) -> Response:
         """One export request, acknowledged by the log before it is answered."""
@@ -105,8 +103,8 @@ class OtlpGateway:
             return self._refuse(400, str(error), content_type)
         except (OverloadedError, UnavailableError, TimeoutError) as error:
             return self._refuse(503, str(error) or "the log did not acknowledge in time", content_type)
-        self.num_requests += 1
-        self.num_spans += sum(piece.num_spans for piece in pieces)
+        self._metrics.add(REQUESTS)
+        self._metrics.add(SPANS, num=sum(piece.num_spans for piece in pieces))
         return _message_response(_answer(rejected), content_type)
 
     def _check(self, request: Request, content_type: str) -> None:
@@ -150,7 +148,7 @@ class OtlpGateway:
             await asyncio.wrap_future(future)
 
     def _dead_letter(self, item: Rejected) -> Future[Position]:
-        self.num_rejected[item.reason] = self.num_rejected.get(item.reason, 0) + 1
+        self._metrics.add(DEAD_LETTERS, item.reason)
         origin = Record(
             topic=self._topics.name(Topic.OTLP_SPANS),
             partition=-1,
@@ -171,12 +169,13 @@ class OtlpGateway:
         )
 
     def _refuse(self, status: int, message: str, content_type: str) -> Response:
-        self.num_refused[status] = self.num_refused.get(status, 0) + 1
+        self._metrics.add(REQUESTS_REFUSED, str(status))
+        num_refused = self._metrics.value(REQUESTS_REFUSED, str(status))
         logger.log(
-            logging.WARNING if self.num_refused[status] == 1 else logging.DEBUG,
+            logging.WARNING if num_refused == 1 else logging.DEBUG,
             "otlp: answered %d (%d so far): %s",
             status,
-            self.num_refused[status],
+            num_refused,
             message,
         )
         response = _message_response(Status(code=_CODES[status], message=message), content_type, status)
@@ -218,7 +217,7 @@ def _message_response(message: Message, content_type: str, status: int = 200) ->
     return Response(message.SerializeToString(), status_code=status, media_type=PROTOBUF)
 
 
-def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
     """Serves until `stop` is set. Blocks.
 
     Raises:
@@ -228,8 +227,8 @@ def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.
     check_exposure(config.host, config.token)
     writer = log.writer()
     try:
-        gateway = OtlpGateway(config, topics=topics, writer=writer)
+        gateway = OtlpGateway(config, topics=topics, writer=writer, metrics=metrics)
         serve(gateway.app, host=config.host, port=config.port, stop=stop, name="otlp gateway")
-        logger.info("otlp: %d spans in %d requests", gateway.num_spans, gateway.num_requests)
+        logger.info("otlp gateway stopped: %s", metrics.snapshot())
     finally:
         writer.close()

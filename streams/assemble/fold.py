@@ -17,6 +17,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.keys import episode_key, group_key
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS, Metrics
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -48,15 +49,15 @@ class Assemble(ClosingFold[OpenEpisode]):
     marker_topic = Topic.CLOSED_EPISODES
     stage = Stage.ASSEMBLE
 
-    def __init__(self, rules: StreamRules, topics: Topics) -> None:
-        super().__init__(rules, topics)
+    def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
+        super().__init__(rules, topics, metrics)
         self._deadlines = Deadlines(rules.streams)
 
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
         proposals = []
         for episode, reason in self._deadlines.due(self._open.values(), now_s):
-            self.counters.add(f"proposed:{reason}")
+            self.metrics.add(PROPOSALS, reason)
             rollout = episode.attempt[0] if episode.attempt else None
             proposals.append(
                 Output(
@@ -77,8 +78,9 @@ class Assemble(ClosingFold[OpenEpisode]):
 
     def _count_late(self, event: Facts | Close) -> None:
         if isinstance(event, Facts):
-            self.counters.add("late_facts", len(event.facts))
-            self.counters.add("late_calls", sum(isinstance(fact, CallFact) for fact in event.facts))
+            num_calls = sum(isinstance(fact, CallFact) for fact in event.facts)
+            self.metrics.add(FACTS_LATE, "calls", num=num_calls)
+            self.metrics.add(FACTS_LATE, "other", num=len(event.facts) - num_calls)
 
     def _obey(self, record: Record, close: Close) -> Emission:
         """Closes what a clock proposed to close; a proposal for nothing has nothing to wait for."""
@@ -128,8 +130,8 @@ class Assemble(ClosingFold[OpenEpisode]):
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
         disposition = self._disposition(episode)
-        self.counters.add(f"episodes_{disposition}")
-        self.counters.add(f"closed_by:{closed_by}")
+        self.metrics.add(EPISODES_CLOSED, disposition)
+        self.metrics.add(EPISODES_CLOSED_BY, closed_by)
         marker = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
         return self._close(marker, record, episode.positions, outputs)
@@ -148,7 +150,7 @@ class Assemble(ClosingFold[OpenEpisode]):
             self._topics.check_size(Topic.EPISODES, value)
         except RecordError as error:
             # Its group must still close, so the record goes out without what made it too large.
-            letter = dead_letter(record, error, stage=Stage.ASSEMBLE, counters=self.counters, value=b"")
+            letter = dead_letter(record, error, stage=Stage.ASSEMBLE, value=b"")
             small = msgspec.structs.replace(written, calls=(), error=str(error))
             return (_output(small, EPISODES.encode(small)), letter)
         return (_output(written, value),)

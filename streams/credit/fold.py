@@ -15,6 +15,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.log.protocol import Position, Record
+from tracegrad.schemas.metrics import CREDIT_EPISODES, GROUPS
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
@@ -59,7 +60,7 @@ class Credit(ClosingFold[_OpenGroup]):
         group = episode.group
         ends_here = self._ends_here(episode)
         if ends_here or group is None:
-            self.counters.add(f"episodes_{ends_here}")
+            self.metrics.add(CREDIT_EPISODES, ends_here)
             return Emission(done=(record.position,))
         return self._add(record, episode, group)
 
@@ -86,17 +87,17 @@ class Credit(ClosingFold[_OpenGroup]):
         self._open[group.id] = state
         state.take(group.member, episode, record.value or b"")
         state.positions.append(record.position)
-        self.counters.add("episodes_in_groups")
+        self.metrics.add(CREDIT_EPISODES, "in_groups")
         return self._credit(record, group.id, state) if len(state.members) == group.size else Emission()
 
     def _credit(self, record: Record, group_id: str, state: _OpenGroup) -> Emission:
-        self.counters.add("groups")
+        self.metrics.add(GROUPS)
         members = [state.members[member][0] for member in sorted(state.members)]
         outputs = tuple(
             Output(
                 topic=Topic.TRANSITIONS,
                 key=policy_key(policy),
-                value=credit_group(members, policy, self._topics, self.counters),
+                value=credit_group(members, policy, self._topics, self.metrics),
                 partition=index,
             )
             for index, policy in enumerate(self._rules.policies)

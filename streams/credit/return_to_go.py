@@ -18,12 +18,12 @@ from collections.abc import Sequence
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.metrics import MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
 from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 from tracegrad.schemas.topics import Topic, Topics
 
-from ..counters import Counters
 from .segments import CallSlice, Segment, build_segments
 
 __all__ = ["credit_group", "returns_to_go"]
@@ -31,7 +31,7 @@ __all__ = ["credit_group", "returns_to_go"]
 _LOGGER = logging.getLogger(__name__)
 
 
-def credit_group(members: Sequence[Episode], policy: str, topics: Topics, counters: Counters) -> bytes:
+def credit_group(members: Sequence[Episode], policy: str, topics: Topics, metrics: Metrics) -> bytes:
     """The `transitions` record of a closed group for one policy; never raises for what members hold."""
     summaries: list[MemberSummary] = []
     rows: list[SegmentRow] = []
@@ -43,7 +43,7 @@ def credit_group(members: Sequence[Episode], policy: str, topics: Topics, counte
             except RecordError as error:
                 reason = error.reason
         if reason:
-            counters.add(f"excluded:{reason}")
+            metrics.add(MEMBERS_EXCLUDED, reason)
         summaries.append(_summary(episode, reason))
     assert members[0].group is not None
     summary = GroupSummary(

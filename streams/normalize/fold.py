@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import FACTS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -30,7 +31,6 @@ from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, 
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
-from ..counters import Counters
 from ..dead_letter import dead_letter
 from .identity import EpisodeKey, Identities
 from .read_spans import SpanReader
@@ -49,14 +49,14 @@ class Normalize:
     marker_topic: Topic | None = None
     num_open = 0
 
-    def __init__(self, rules: StreamRules, topics: Topics) -> None:
-        self.counters = Counters()
+    def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
+        self.metrics = metrics or Metrics()
         self._topics = topics
         self._identities = Identities(rules.runs)
         self._spans = SpanReader(
             self._identities,
             tool_error_prefixes=rules.streams.tool_error_prefixes,
-            counters=self.counters,
+            metrics=self.metrics,
         )
         self._readers = {
             topics.name(Topic.OTLP_SPANS): self._fold_spans,
@@ -85,14 +85,14 @@ class Normalize:
                 raise RecordError(f"expected a raw topic, got {record.topic!r}", reason="unknown_topic")
             outputs = reader(record, record.value)
         except RecordError as error:
-            outputs = [dead_letter(record, error, stage=Stage.NORMALIZE, counters=self.counters)]
+            outputs = [dead_letter(record, error, stage=Stage.NORMALIZE)]
         return Emission(outputs=tuple(outputs), done=(record.position,))
 
     def _fold_spans(self, record: Record, value: bytes) -> list[Output]:
         scan = self._spans.read(value)
         outputs = []
         for episode, facts in scan.facts.items():
-            self.counters.add("spans", len(facts))
+            self.metrics.add(FACTS, "spans", num=len(facts))
             for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
                 outputs.append(self._facts(record, episode, facts[start : start + MAX_FACTS_PER_RECORD]))
         for refused in scan.refused.values():
@@ -101,7 +101,6 @@ class Normalize:
                     record,
                     refused.error,
                     stage=Stage.NORMALIZE,
-                    counters=self.counters,
                     value=refused.request.SerializeToString(),
                     item=refused.item,
                 )
@@ -136,9 +135,9 @@ class Normalize:
         # A call's own trace may be any: behind the rollout path the caller's trace id is its framework's.
         episode = self._identities.of(claim.rollout_id, claim.attempt_id, trace if claim.rollout_id is None else None)
         if episode is None:
-            self.counters.add(f"not_selected_{what}")
+            self.metrics.add(NOT_SELECTED, what)
             return []
-        self.counters.add(what)
+        self.metrics.add(FACTS, what)
         return [self._facts(record, episode, [fact])]
 
     def _facts(self, record: Record, episode: EpisodeKey, facts: Sequence[Fact]) -> Output:

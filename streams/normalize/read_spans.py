@@ -25,9 +25,9 @@ from tracegrad.schemas.attributes import (
     SERVICE_NAME,
 )
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-from ..counters import Counters
 from .dialects.dialect import AttributeValue, Reading, SpanView, ToolErrorText
 from .dialects.table import KEYS, read_span
 from .identity import EpisodeKey, Identities
@@ -62,10 +62,10 @@ class SpanScan(NamedTuple):
 class SpanReader:
     """Reads requests for one run. Not thread-safe."""
 
-    def __init__(self, identities: Identities, *, tool_error_prefixes: tuple[str, ...], counters: Counters) -> None:
+    def __init__(self, identities: Identities, *, tool_error_prefixes: tuple[str, ...], metrics: Metrics) -> None:
         self._identities = identities
         self._is_error = ToolErrorText(tool_error_prefixes)
-        self._counters = counters
+        self._metrics = metrics
 
     def read(self, value: bytes) -> SpanScan:
         """The spans of a request. Raises RecordError when it does not parse."""
@@ -97,7 +97,7 @@ class SpanReader:
         attempt = _claim(ATTEMPT_KEYS, attributes, resource)
         episode = self._identities.of(rollout, attempt, span.trace_id.hex())
         if episode is None:
-            self._counters.add("not_selected_spans")
+            self._metrics.add(NOT_SELECTED, "spans")
             return
         scan.facts.setdefault(episode, []).append(self._fact(span, attributes, resource))
 

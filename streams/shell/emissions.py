@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +25,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.keys import original_key
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
+from tracegrad.schemas.metrics import DEAD_LETTERS, EMISSIONS, OUTPUTS, Metrics
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX, dead_letter_headers
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
@@ -88,12 +89,12 @@ class Emissions:
         ledger: Ledger,
         *,
         stage: Stage,
+        metrics: Metrics,
         max_in_flight: int,
         max_bytes: int = MAX_BYTES_IN_FLIGHT,
         failpoint: Failpoint | None = None,
     ) -> None:
-        self.counts: Counter[str] = Counter()
-        """Emissions and outputs by topic so far; dead letters by reason under `dead_letter:<reason>`."""
+        self._metrics = metrics
         self._writer = writer
         self._names = {topic: topics.name(topic) for topic in Topic}
         self._ledger = ledger
@@ -135,7 +136,7 @@ class Emissions:
             future = await self.append(output)
             item.futures.append((output, future))
             item.num_bytes += len(output.value)
-        self.counts["emissions"] += 1
+        self._metrics.add(EMISSIONS)
         self._num_bytes += item.num_bytes
         self._num_in_flight += 1
         self._outputs.append(item)
@@ -146,7 +147,7 @@ class Emissions:
     async def append(self, output: Output) -> Future[Position]:
         """Appends one record, waiting while the writer's queue is full."""
         topic = output.topic
-        self.counts[topic.value] += 1
+        self._metrics.add(OUTPUTS, topic.value)
         if topic is Topic.DEAD_LETTERS:
             self._count_dead_letter(output)
         while True:
@@ -231,4 +232,4 @@ class Emissions:
     def _count_dead_letter(self, output: Output) -> None:
         for name, value in output.headers:
             if name == _REASON:
-                self.counts[f"dead_letter:{value.decode(errors='replace')}"] += 1
+                self._metrics.add(DEAD_LETTERS, value.decode(errors="replace"))

@@ -18,7 +18,6 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,16 @@ from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.fold import Emission, Fold
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
-from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
+from tracegrad.schemas.metrics import COMMITS, DELIVERIES_DROPPED, OFFSETS_WITHOUT_RECORD, RECORDS, Metrics
+from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
 from ..config import StreamRules, StreamsHandles
-from ..counters import Counters
 from ..dead_letter import dead_letter
 from ..folds import build_fold
 from .emissions import Emissions, Failpoint
 from .faust_app import FaustSeam
-from .heartbeat import Heartbeat, Status
-from .instance import PoisonList, hold_instance
+from .gauges import measure
+from .instance import PoisonList, file_name, hold_instance
 from .liveness import Jumps, Liveness, check_partitions, group_starts, patiently
 from .markers import read_markers
 
@@ -54,7 +53,7 @@ _MAX_IN_FLIGHT = 1_000
 """Emissions that wait for acknowledgement; at the bound, reading waits."""
 _STALL_S = 60.0
 """A delivered position that stands still this long under lag ends the worker."""
-_STATUS_INTERVAL_S = 2.0
+_GAUGES_INTERVAL_S = 1.0
 _LIVENESS_INTERVAL_S = 5.0
 _STOP_POLL_S = 0.05
 _DRAIN_S = 10.0
@@ -65,7 +64,14 @@ FAILPOINT_VARIABLE = "TRACEGRAD_FAILPOINT"
 
 
 def run(
-    rules: StreamRules, handles: StreamsHandles, *, stage: Stage, topics: Topics, log: Log, stop: threading.Event
+    rules: StreamRules,
+    handles: StreamsHandles,
+    *,
+    stage: Stage,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    metrics: Metrics,
 ) -> None:
     """Runs a stage until `stop` is set; then drains, commits and leaves the group.
 
@@ -73,11 +79,19 @@ def run(
         FatalError: a gap in the log, wrong partitions, an instance id in use: do not restart.
         TracegradError, Exception: anything else: restart, and the open inputs come again.
     """
-    run_fold(build_fold(stage, rules, topics), handles, stage=stage, topics=topics, log=log, stop=stop)
+    fold = build_fold(stage, rules, topics, metrics)
+    run_fold(fold, handles, stage=stage, topics=topics, log=log, stop=stop, metrics=metrics)
 
 
 def run_fold(
-    fold: Fold, handles: StreamsHandles, *, stage: Stage, topics: Topics, log: Log, stop: threading.Event
+    fold: Fold,
+    handles: StreamsHandles,
+    *,
+    stage: Stage,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    metrics: Metrics,
 ) -> None:
     """`run` with a fold at hand; the stage gives the inputs and the consumer group."""
     data_dir = Path(handles.data_dir)
@@ -90,7 +104,7 @@ def run_fold(
         patiently(lambda: group_starts(log, topics.group(stage), inputs))
         writer = log.writer()
         try:
-            asyncio.run(_serve(lambda: _Worker(fold, handles, stage, topics, log, writer), stop))
+            asyncio.run(_serve(lambda: _Worker(fold, handles, stage, topics, log, writer, metrics), stop))
         finally:
             writer.close()
 
@@ -104,30 +118,41 @@ class _Worker:
     """The state of one process; everything but the blocking reads runs in its one event loop."""
 
     def __init__(
-        self, fold: Fold, handles: StreamsHandles, stage: Stage, topics: Topics, log: Log, writer: LogWriter
+        self,
+        fold: Fold,
+        handles: StreamsHandles,
+        stage: Stage,
+        topics: Topics,
+        log: Log,
+        writer: LogWriter,
+        metrics: Metrics,
     ) -> None:
         self._fold = fold
-        self._instance_id = handles.instance_id
         self._stage = stage
         self._log = log
+        self._metrics = metrics
         self._jumps = Jumps(log)
         self._marker_topic = topics.name(fold.marker_topic) if fold.marker_topic is not None else None
         data_dir = Path(handles.data_dir)
-        self._heartbeat = Heartbeat(data_dir, stage, handles.instance_id)
         self._poison = PoisonList(data_dir, stage)
         self._seam = FaustSeam(
             handles,
             group=topics.group(stage),
             inputs=[topics.name(topic) for topic in INPUTS[stage]],
-            datadir=data_dir / "faust" / self._heartbeat.path.stem,
+            datadir=data_dir / "faust" / file_name(f"{stage.value}-{handles.instance_id or os.getpid()}"),
         )
         self._ledger = Ledger()
         failpoint = Failpoint(os.environ.get(FAILPOINT_VARIABLE), data_dir / "failpoints" / stage.value)
         self._emissions = Emissions(
-            writer, topics, self._ledger, stage=stage, max_in_flight=_MAX_IN_FLIGHT, failpoint=failpoint
+            writer,
+            topics,
+            self._ledger,
+            stage=stage,
+            metrics=metrics,
+            max_in_flight=_MAX_IN_FLIGHT,
+            failpoint=failpoint,
         )
         self._liveness = Liveness(log, stall_s=_STALL_S)
-        self._counts: Counter[str] = Counter()
         self._lag: Mapping[TopicPartition, int] = {}
         self._starts: dict[TopicPartition, int] = {}
         """Where each assigned partition began in this epoch."""
@@ -150,7 +175,7 @@ class _Worker:
                 ("commit", _every(COMMIT_INTERVAL_S, self._commit)),
                 ("propose", _every(_PROPOSE_INTERVAL_S, self._propose)),
                 ("liveness", _every(_LIVENESS_INTERVAL_S, self._check_liveness)),
-                ("status", _every(_STATUS_INTERVAL_S, self._report)),
+                ("gauges", _every(_GAUGES_INTERVAL_S, self._measure)),
             )
         ]
         is_clean = False
@@ -191,14 +216,12 @@ class _Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if is_clean:
-            self._heartbeat.remove()
 
     # The data's path.
 
     async def _on_message(self, message: Any) -> None:
         if self._is_closing or not self._is_ready or not self._seam.is_current(message):
-            self._counts["dropped_stale"] += 1
+            self._metrics.add(DELIVERIES_DROPPED, "stale")
             return
         epoch = self._ledger.epoch
         where = TopicPartition(message.topic, message.partition)
@@ -210,23 +233,23 @@ class _Worker:
             if epoch != self._ledger.epoch:
                 return
         if not self._ledger.deliver(message.topic, message.partition, message.offset):
-            self._counts["delivered_twice"] += 1
+            self._metrics.add(DELIVERIES_DROPPED, "again")
             return
         record = _record(message)
         self._folding = record.position
         emission = self._poison_letter(record) if record.position in self._poison else self._fold.fold(record)
         self._folding = None
-        self._counts["records"] += 1
+        self._metrics.add(RECORDS)
         await self._emissions.emit(emission, record, epoch=epoch)
 
     async def _judge_jump(self, where: TopicPartition, expected: int, delivered: int) -> None:
         await asyncio.to_thread(self._jumps.refuse_skipped, where, expected=expected, delivered=delivered)
-        self._counts["offsets_without_record"] += delivered - expected
+        self._metrics.add(OFFSETS_WITHOUT_RECORD, num=delivered - expected)
         logger.debug("streams %s: no records at %s[%d]@%d..%d", self._stage, *where, expected, delivered - 1)
 
     def _poison_letter(self, record: Record) -> Emission:
         error = RecordError("expected folding to end, got the process's end several times", reason="poison")
-        letter = dead_letter(record, error, stage=self._stage, counters=Counters())
+        letter = dead_letter(record, error, stage=self._stage)
         return Emission(outputs=(letter,), done=(record.position,))
 
     def _on_agent_end(self, error: BaseException | None) -> None:
@@ -309,13 +332,12 @@ class _Worker:
         # Without a broker this waits, and Faust keeps trying; a second commit beside it would block the fetches too.
         if await self._seam.commit(marks):
             self._ledger.committed(marks, epoch=epoch)
-            self._counts["commits"] += 1
+            self._metrics.add(COMMITS)
 
     async def _propose(self) -> None:
         if not self._is_ready or self._is_closing:
             return
         futures = [await self._emissions.append(output) for output in self._fold.propose(time.monotonic())]
-        self._counts["proposals"] += len(futures)
         timeout_s = _ACK_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout_s):
@@ -336,33 +358,15 @@ class _Worker:
         if epoch == self._ledger.epoch:
             self._lag = lag
 
-    async def _report(self) -> None:
-        await asyncio.to_thread(self._heartbeat.write, self._status())
-
-    def _status(self) -> Status:
-        emissions = self._emissions
-        counters = getattr(self._fold, "counters", None)
-        assigned: dict[str, list[int]] = {}
-        for where in sorted(self._starts):
-            assigned.setdefault(where.topic, []).append(where.partition)
-        return Status(
-            stage=self._stage.value,
-            instance_id=self._instance_id,
-            pid=os.getpid(),
-            at_s=time.time(),
+    async def _measure(self) -> None:
+        measure(
+            self._metrics,
             is_ready=self._is_ready,
-            assigned=assigned,
-            records=self._counts["records"],
-            emissions=emissions.counts["emissions"],
-            in_flight=emissions.num_in_flight,
-            open=self._ledger.num_open,
-            open_ids=self._fold.num_open,
-            ranges=self._ledger.num_ranges,
+            assigned=self._starts,
+            num_open=self._fold.num_open,
+            ledger=self._ledger,
+            num_in_flight=self._emissions.num_in_flight,
             lag=sum(self._lag.values()),
-            dead_letters=emissions.counts[Topic.DEAD_LETTERS.value],
-            shell=dict(sorted(self._counts.items())),
-            outputs=dict(sorted(emissions.counts.items())),
-            fold=counters.snapshot() if isinstance(counters, Counters) else {},
         )
 
 

@@ -53,7 +53,9 @@ def make_run(folder: Path, *, flags: Sequence[str] = (), failpoint: str = "") ->
 def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: bool = True) -> Killer:
     """Starts the run, kills every process in it, stops it in order and lets it go on to its end."""
     run.start("--steps", str(_ENDLESS))
-    wait_for("the run's addresses", lambda: run.poll() is not None or run.statuses().get("runner"), timeout_s=240)
+    wait_for(
+        "the run's addresses", lambda: run.poll() is not None or (run.path / "endpoints.json").is_file(), timeout_s=240
+    )
     with Observer(run) as seen:
         wait_for("the first step", lambda: run.poll() is not None or seen.step >= 1, timeout_s=400)
         assert run.poll() is None, run.tail()
@@ -109,8 +111,7 @@ def _extra_workers(run: LiveRun, folder: Path, killer: Killer) -> Iterator[None]
 
 def _assigned(run: LiveRun, stage: Stage, ordinal: int) -> dict[str, list[int]]:
     """Topic -> partitions that the worker has; empty before it joined."""
-    status = run.worker(stage, ordinal)
-    return {topic: partitions for topic, partitions in status["assigned"].items() if partitions} if status else {}
+    return run.worker(stage, ordinal) or {}
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,11 @@ def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
 
 def _stage_look(run: LiveRun, seen: Observer, stage: Stage, ordinal: int) -> Look:
     def look() -> str:
-        status = run.worker(stage, ordinal)
-        if status is None or not status["is_ready"]:
+        assigned = run.worker(stage, ordinal)
+        if assigned is None:
             return ""
-        count = seen.uncommitted(stage, INPUTS[stage], status["assigned"])
-        return f"{count} uncommitted inputs on its partitions {status['assigned']}" if count else ""
+        count = seen.uncommitted(stage, INPUTS[stage], assigned)
+        return f"{count} uncommitted inputs on its partitions {assigned}" if count else ""
 
     return look
 

@@ -1,12 +1,13 @@
 """A `tracegrad train` under test: its process, its children by name, and what its topics say while it runs.
 
-In: a command. Out: pids, status files, an Observer of the topics. Processes are stopped, continued and killed by the
-pid that the run's own status file names; nothing is ever killed by name.
+In: a command. Out: pids, what processes told, an Observer of the topics. Processes are stopped, continued and killed
+by the pid that the run's own supervisor tells; nothing is ever killed by name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -16,22 +17,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.die_with_parent import guarded
-from tracegrad.compose.run.process import ProcessStatus
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.consumers.views.run_state import RunState
+from tracegrad.consumers.views.watch import fold_processes
 from tracegrad.schemas.errors import TracegradError
 from tracegrad.schemas.log.protocol import LogReader, Record
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
-from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 __all__ = ["TRACEGRAD", "LiveRun", "Observer", "children_of", "command_of", "extra_worker", "is_alive", "wait_for"]
 
+_READ_EVERY_S = 0.3
+_ASSIGNED = re.compile(r"assigned\{topic=(?P<topic>[^,]+),partition=(?P<partition>\d+)\}")
 TRACEGRAD = str(Path(sys.executable).with_name("tracegrad"))
 """The command as installed beside this interpreter."""
 
@@ -89,6 +91,9 @@ class LiveRun:
         self._command = list(command)
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
+        self._told: tuple[KafkaLog, Topics, RunState] | None = None
+        self._read_at = 0.0
+        self._lock = threading.Lock()
 
     def start(self, *flags: str) -> None:
         """Starts the command; the same one resumes the run. It dies with the test."""
@@ -132,28 +137,36 @@ class LiveRun:
                 self._process.wait(20)
             self._process.kill()
 
-    def statuses(self) -> dict[str, ProcessStatus]:
-        """By name, as the supervisor tells them."""
-        try:
-            raw = (self.path / "status" / "supervisor.json").read_bytes()
-        except FileNotFoundError:
-            return {}
-        return {status.name: status for status in msgspec.json.decode(raw, type=list[ProcessStatus])}
+    def processes(self) -> RunState:
+        """What the processes told last; while the broker is away, what they told before."""
+        with self._lock:
+            if self._told is None:
+                wiring = self.wiring
+                state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
+                self._told = wiring.log(), wiring.topics, state
+            log, topics, state = self._told
+            if time.monotonic() - self._read_at > _READ_EVERY_S:
+                with contextlib.suppress(TracegradError):
+                    fold_processes(log, topics, state)
+                self._read_at = time.monotonic()
+            return state
 
     def pid_of(self, name: str) -> int | None:
         """Of a living child of this supervisor."""
-        status = self.statuses().get(name)
+        status = self.processes().supervised.get(name)
         pid = status.pid if status is not None else None
         return pid if pid is not None and is_alive(pid) and _stat(pid)[1] == str(self.pid) else None
 
-    def worker(self, stage: Stage, ordinal: int) -> dict[str, Any] | None:
-        """The heartbeat of a streams worker."""
-        path = self.path / "streams" / "status" / f"streams-{stage.value}-{stage.value}-{ordinal}.json"
-        try:
-            status: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-        except FileNotFoundError:
+    def worker(self, stage: Stage, ordinal: int) -> dict[str, list[int]] | None:
+        """Topic -> partitions of a streams worker that folds; None while it does not."""
+        report = self.processes().reports.get(f"streams-{stage.value}-{ordinal}")
+        if report is None or not is_alive(report.pid) or not report.counters.get("ready"):
             return None
-        return status if is_alive(status["pid"]) else None
+        assigned: dict[str, list[int]] = {}
+        for series in report.counters:
+            if found := _ASSIGNED.fullmatch(series):
+                assigned.setdefault(found["topic"], []).append(int(found["partition"]))
+        return assigned
 
     @property
     def wiring(self) -> Wiring:

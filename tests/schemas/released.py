@@ -16,7 +16,16 @@ import numpy as np
 
 from tests.versions import sampled_by
 from tracegrad.schemas.ids import CallId, RunHash
-from tracegrad.schemas.records import calls, episodes, facts, rollouts, training, transitions, weights
+from tracegrad.schemas.records import (
+    calls,
+    episodes,
+    facts,
+    process_status,
+    rollouts,
+    training,
+    transitions,
+    weights,
+)
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 
 __all__ = ["GOLDEN", "RELEASED", "Released"]
@@ -327,6 +336,31 @@ RELEASED = (
         weights.WEIGHT_ACKS,
     ),
     _of("training_step-1.json", STEP, training.TRAINING_STEPS),
+    _of(
+        "process_report-1.json",
+        process_status.ProcessReport(
+            process="streams-credit-0",
+            pid=4711,
+            since_ms=1_700_000_000_000,
+            at_ms=1_700_000_002_000,
+            counters={"records": 12.0, "dead_letters{reason=malformed}": 1.0},
+            worked_at_ms=1_700_000_001_000,
+        ),
+        process_status.PROCESS_STATUS,
+    ),
+    _of(
+        "supervised_process-1.json",
+        process_status.SupervisedProcess(
+            process="streams-credit-0",
+            state=process_status.ProcessState.RUNNING,
+            pid=4711,
+            since_ms=1_700_000_000_000,
+            num_restarts=1,
+            why="exit status 1",
+            at_ms=1_700_000_002_000,
+        ),
+        process_status.PROCESS_STATUS,
+    ),
     Released(
         "transitions-1.arrow",
         GROUP_RECORD,

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from tests.schemas.released import GOLDEN, RELEASED, Released, write_missing
-from tracegrad.schemas.records import calls, episodes, facts, rollouts, training, transitions, weights
+from tracegrad.schemas.records import (
+    calls,
+    episodes,
+    facts,
+    process_status,
+    rollouts,
+    training,
+    transitions,
+    weights,
+)
 
 CODECS = (
     calls.CALLS,
@@ -21,6 +30,7 @@ CODECS = (
     weights.WEIGHTS,
     weights.WEIGHT_ACKS,
     training.TRAINING_STEPS,
+    process_status.PROCESS_STATUS,
 )
 
 

@@ -44,16 +44,18 @@ def test_only_raw_topics_are_renamed(name: str) -> None:
 
 
 def test_topics_where_fencing_matters_are_not_compacted() -> None:
-    """After compaction a zombie's later record would replace the good one; only the markers are compacted."""
+    """After compaction a zombie's later record would replace the good one; only markers and reports are compacted."""
     compacted = {spec.topic for spec in REGISTRY if "compact" in spec.settings.get("cleanup.policy", "")}
-    assert compacted == {Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS}
+    assert compacted == {Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS, Topic.PROCESS_STATUS}
 
 
 def test_markers_outlive_what_they_mark() -> None:
     """Else a late fact would open a closed episode again."""
     kept = {spec.topic: int(spec.settings["retention.ms"]) for spec in REGISTRY}
     assert kept[Topic.CLOSED_EPISODES] > kept[Topic.EPISODE_EVENTS] >= 24 * 3600 * 1000
-    assert all(kept[topic] == -1 for topic in set(Topic) - {Topic.EPISODE_EVENTS, *CO_PARTITIONED})
+    assert all(
+        kept[topic] == -1 for topic in set(Topic) - {Topic.EPISODE_EVENTS, Topic.PROCESS_STATUS, *CO_PARTITIONED}
+    )
 
 
 def test_plan_has_equal_counts_where_markers_follow() -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
+from tracegrad.schemas.metrics import ENGINE_AWAY, Metrics
 
 from ..config import EngineRef
 
@@ -53,9 +53,9 @@ def waits_until(sticky: int, wait_s: float) -> Waits:
 class EngineClient:
     """All engines of the gateway. Make it in a running event loop; close it there."""
 
-    def __init__(self, engines: tuple[EngineRef, ...], *, counters: Counter[str]) -> None:
+    def __init__(self, engines: tuple[EngineRef, ...], *, metrics: Metrics) -> None:
         self._engines = engines
-        self._counters = counters
+        self._metrics = metrics
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
             auto_decompress=False,
@@ -89,7 +89,7 @@ class EngineClient:
                 tries += 1
             except UnavailableError as error:
                 tries += 1
-                self._counters["engine_unavailable"] += 1
+                self._metrics.add(ENGINE_AWAY)
                 if time.monotonic() + pause_s > waits.deadline:
                     raise
                 if tries % len(self._engines) == 0:

@@ -10,12 +10,12 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from typing import Any
 
 import msgspec
 
 from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.metrics import GENERATIONS_REFUSED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.versions import VersionSpan
 
@@ -78,13 +78,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class Generator:
     """Samples for all calls of a gateway."""
 
-    def __init__(
-        self, config: LlmGatewayConfig, client: EngineClient, lineage: LineageTail, counters: Counter[str]
-    ) -> None:
+    def __init__(self, config: LlmGatewayConfig, client: EngineClient, lineage: LineageTail, metrics: Metrics) -> None:
         self._config = config
         self._client = client
         self._lineage = lineage
-        self._counters = counters
+        self._metrics = metrics
 
     async def generate(
         self, policy: str, purpose: Purpose, ids: list[int], parameters: dict[str, Any], waits: Waits
@@ -104,7 +102,7 @@ class Generator:
                 choice = _GENERATE_ANSWER.decode(data).choices[0]
                 return await self._check(policy, purpose, choice, engine)
             except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
-                self._counters["generation_refused"] += 1
+                self._metrics.add(GENERATIONS_REFUSED)
                 _LOGGER.warning("an answer of engine %s is refused, trying again: %s", engine.id, error)
                 await self._until_labelled(policy, purpose, engine, waits, error)
 

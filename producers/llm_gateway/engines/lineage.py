@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import Counter
 
 from tracegrad.schemas.errors import FatalError, RecordError
 from tracegrad.schemas.log.follow import follow, in_thread
 from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.metrics import WEIGHT_RECORDS_REFUSED, Metrics
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
@@ -27,16 +27,16 @@ _POLL_S = 0.05
 class Lineages:
     """The surviving versions of each policy."""
 
-    def __init__(self, policies: tuple[str, ...]) -> None:
+    def __init__(self, policies: tuple[str, ...], metrics: Metrics) -> None:
         self._of = {policy: Lineage(policy) for policy in policies}
-        self.counters: Counter[str] = Counter()
+        self._metrics = metrics
 
     def fold(self, record: Record) -> bool:
         """Takes the next record; False when it changed nothing."""
         try:
             weight = WEIGHTS.decode(record.value)
         except RecordError as error:
-            self.counters[f"weights_{error.reason}"] += 1
+            self._metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
             return False
         lineage = self._of.get(weight.policy)
         return lineage is not None and lineage.fold(weight)

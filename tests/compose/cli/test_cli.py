@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka.client_settings import TAIL_GROUP
-from tracegrad.compose.run.process import ProcessState, ProcessStatus
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
-from tracegrad.compose.run.session import write_status
 from tracegrad.compose.run.settings import PolicySettings, RunSettings
-from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.topics import INPUTS, Stage
-from tracegrad.streams.shell.heartbeat import Heartbeat, Status
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.schemas.records.process_status import (
+    PROCESS_STATUS,
+    ProcessReport,
+    ProcessState,
+    ProcessStatus,
+    SupervisedProcess,
+)
+from tracegrad.schemas.topics import INPUTS, Topic
 
 pytestmark = pytest.mark.slow
 
@@ -151,45 +157,36 @@ def test_up_takes_what_arrives_and_train_its_own_rollouts(
     assert settings.select.capture_all is is_captured
 
 
-def test_status_shows_how_far_each_stream_worker_is(
+def test_status_shows_every_process_and_what_it_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its last report; one of a process that the supervisor does not have is not shown."""
+    """From `process_status`; a report of a predecessor that died is not shown."""
     from tracegrad.compose import cli
-
-    def away(_: object) -> None:
-        raise UnavailableError("nobody there")
 
     settings = RunSettings(run="mine", policy=PolicySettings(model="none"))
     run_dir = RunDir.create(tmp_path / "mine", settings)
     run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
-    died = {"num_restarts": 1, "why": "exit status 1; last lines of its log:\n  boom"}
-    running = {"state": ProcessState.RUNNING, "pid": 7, "since_ms": 1}
-    write_status(run_dir, [ProcessStatus(name="streams-assemble-0", **running, **died)])  # type: ignore[arg-type]
-    for pid, instance in ((7, "assemble-0"), (8, "assemble-1")):
-        Heartbeat(run_dir.streams, Stage.ASSEMBLE, instance).write(
-            Status(
-                stage="assemble",
-                instance_id=instance,
-                pid=pid,
-                at_s=time.time() - 60,
-                is_ready=True,
-                assigned={},
-                records=90 + pid,
-                emissions=2,
-                in_flight=1,
-                open=5,
-                open_ids=3,
-                ranges=1,
-                lag=4,
-                dead_letters=0,
-                shell={},
-                outputs={},
-                fold={},
-            )
-        )
-    (run_dir.streams / "status" / "streams-credit-old.json").write_text('{"stage": "credit"}')
-    monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", away)
+    log, topics = MemoryLog(), Wiring(run_dir).topics
+    log.create_topics(topics, policies=["policy"])
+    now_ms = int(time.time() * 1000)
+    counters = {
+        "records": 97.0,
+        "open": 3.0,
+        "commits": 5.0,
+        "dead_letters{reason=a}": 1.0,
+        "dead_letters{reason=b}": 1,
+    }
+    statuses: list[ProcessStatus] = [
+        SupervisedProcess(
+            process="streams-assemble-0", state=ProcessState.RUNNING, pid=7, since_ms=1, num_restarts=1, why="status 1"
+        ),
+        ProcessReport(process="streams-assemble-0", pid=7, since_ms=1, at_ms=now_ms - 60_000, counters=counters),
+        SupervisedProcess(process="llm", state=ProcessState.WAITING, why="killed by SIGKILL"),
+        ProcessReport(process="llm", pid=8, since_ms=1, at_ms=now_ms, counters={"calls": 12.0}),
+    ]
+    for status in statuses:
+        log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(status))
+    monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
     with run_dir.lock():
         for more in ([], ["--json"]):
             monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path), *more])
@@ -197,8 +194,34 @@ def test_status_shows_how_far_each_stream_worker_is(
                 cli.main()
             assert left.value.code == 0
     text, _, encoded = capsys.readouterr().out.partition("{")
-    assert "1 restarts\n    exit status 1; last lines of its log:\n" in text
-    assert " 97 records, 3 open, 1 in flight, 4 to come, 0 dead letters, silent for 6" in text.splitlines()[-1]
-    assert {name: worker["pid"] for name, worker in json.loads("{" + encoded)["streams"].items()} == {
-        "streams-assemble-0": 7
-    }
+    assert [line.strip() for line in text.splitlines()[2:]] == [
+        "killed by SIGKILL",
+        *[line.strip() for line in text.splitlines()[3:4]],
+        "status 1",
+        "97 records, 3 open, 2 dead letters, silent for 60 s",
+        "0 records wait or belong to what is still open",
+    ]
+    assert "1 restarts" in text.splitlines()[3]
+    assert [told["process"] for told in json.loads("{" + encoded)["processes"]] == ["streams-assemble-0", "llm"]
+
+
+def test_status_shows_nothing_that_an_earlier_start_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are gone, whatever the topic still says of them."""
+    from tracegrad.compose import cli
+
+    settings = RunSettings(run="mine", policy=PolicySettings(model="none"))
+    run_dir = RunDir.create(tmp_path / "mine", settings)
+    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
+    log, topics = MemoryLog(), Wiring(run_dir).topics
+    log.create_topics(topics, policies=["policy"])
+    told = SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=7)
+    log.writer().append(topics.name(Topic.PROCESS_STATUS), key=b"", value=PROCESS_STATUS.encode(told))
+    later_s = time.time() + 60
+    os.utime(run_dir.endpoints_file, (later_s, later_s))
+    monkeypatch.setattr("tracegrad.compose.cli.look.reachable_log", lambda _: log)
+    monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path), "--json"])
+    with run_dir.lock(), pytest.raises(SystemExit):
+        cli.main()
+    assert json.loads(capsys.readouterr().out)["processes"] == []

@@ -150,7 +150,7 @@ def test_a_process_is_alone_under_its_name(
     monkeypatch.setattr(serve, "_LOCK_WAIT_S", 0.0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     served = list[int]()
-    monkeypatch.setitem(serve._ROOMS, "streams", lambda wiring, stop, stage, ordinal: served.append(ordinal))
+    monkeypatch.setitem(serve._ROOMS, "streams", lambda start: served.append(start.ordinal))
     run_dir = prepare_run(SETTINGS, tmp_path)
     with run_dir.lock("serve-streams-credit-0"):
         status = serve.serve("streams", run_dir.path, stage="credit", ordinal=ordinal)

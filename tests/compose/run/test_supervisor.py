@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tracegrad.compose.run.process import ProcessSpec, ProcessState, Role
+from tracegrad.compose.run.process import ProcessSpec, Role
 from tracegrad.compose.run.supervisor import Backoff, OutcomeKind, Supervisor
 from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.records.process_status import ProcessState
 
 pytestmark = pytest.mark.slow
 

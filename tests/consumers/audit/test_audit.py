@@ -29,8 +29,9 @@ from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic
 
-UNTOLD = (Topic.OTLP_LOGS, Topic.WEIGHT_ACKS)
-"""Nothing points at an acknowledgement: a version that served may be replaced before it was acknowledged."""
+UNTOLD = (Topic.OTLP_LOGS, Topic.WEIGHT_ACKS, Topic.PROCESS_STATUS)
+"""Nothing points at an acknowledgement: a version that served may be replaced before it was acknowledged. Reports of
+processes are best effort."""
 
 
 @lru_cache

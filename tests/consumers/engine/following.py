@@ -10,6 +10,7 @@ from tests.engine_fixture import RunningEngine
 from tests.memory_log import MemoryLog
 from tracegrad.consumers.engine import weight_sync
 from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 
 __all__ = ["following"]
@@ -27,7 +28,9 @@ def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Iterator
     )
     stop = threading.Event()
     thread = threading.Thread(
-        target=weight_sync.run, args=(config,), kwargs={"topics": topics, "log": log, "stop": stop}
+        target=weight_sync.run,
+        args=(config,),
+        kwargs={"topics": topics, "log": log, "stop": stop, "metrics": Metrics()},
     )
     thread.start()
     try:

@@ -17,6 +17,7 @@ from tracegrad.consumers.engine import weight_sync
 from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncConfig
 from tracegrad.schemas.errors import LogGapError, UnavailableError
 from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.metrics import VERSIONS_REFUSED, VERSIONS_SKIPPED, WEIGHT_RECORDS_REFUSED, Metrics
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, VersionManifest
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -46,6 +47,7 @@ class Bench:
             control=self.engine.control(),
             writer=self.log.writer(),
             topics=TOPICS,
+            metrics=Metrics(),
             clock=lambda: self.now,
         )
         self.next_offset = 0
@@ -109,7 +111,7 @@ def test_intermediate_versions_are_skipped_when_behind(bench: Bench) -> None:
     bench.look()
     assert bench.engine.num_loads == 2
     assert bench.acks() == [label(0), label(7)]
-    assert bench.sync.counters["skipped"] == 6
+    assert bench.sync.metrics.value(VERSIONS_SKIPPED) == 6
 
 
 def test_restart_acknowledges_again_and_does_not_reload(bench: Bench) -> None:
@@ -176,7 +178,7 @@ def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> N
     bench.put(write_version(bench.root, 1))
     bench.look()
     assert bench.engine.label == label(1)
-    assert bench.sync.counters["malformed"] == 5
+    assert bench.sync.metrics.value(WEIGHT_RECORDS_REFUSED) == 5
 
 
 def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +193,7 @@ def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplo
     bench.look()
     bench.look()
     assert (bench.engine.label, bench.engine.paths.count("/pause")) == (label(1), num_requests)
-    assert bench.sync.counters["refused_size"] == 1
+    assert bench.sync.metrics.value(VERSIONS_REFUSED, "size") == 1
     assert f"version {label(2)} of policy policy is not served" in caplog.text
     file.write_text(label(2))
     bench.now += bench.config.retry_refused_s + 1
@@ -209,7 +211,7 @@ def test_failed_load_is_followed_by_a_good_one_before_resume(bench: Bench, failu
     bench.look()
     assert (bench.engine.label, bench.engine.weights, bench.engine.is_paused) == (label(1), label(1), False)
     assert bench.engine.violations == []
-    assert bench.sync.counters["refused_load_failed"] == 1
+    assert bench.sync.metrics.value(VERSIONS_REFUSED, "load_failed") == 1
 
 
 def test_engine_stays_paused_while_no_version_can_be_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -252,7 +254,7 @@ def test_dead_engine_is_away_not_a_reason_to_refuse_the_version(bench: Bench) ->
     bench.engine.down_for = 0
     bench.look()
     assert bench.engine.label == label(1)
-    assert not any(name.startswith("refused") for name in bench.sync.counters)
+    assert bench.sync.metrics.value(VERSIONS_REFUSED) == 0
 
 
 def test_connection_closed_after_a_refusal_does_not_hide_that_the_engine_lives(bench: Bench) -> None:
@@ -268,7 +270,7 @@ def test_connection_closed_after_a_refusal_does_not_hide_that_the_engine_lives(b
     bench.engine.before_request = close
     bench.look()
     assert bench.engine.label == label(1)
-    assert bench.sync.counters["refused_load_failed"] == 1
+    assert bench.sync.metrics.value(VERSIONS_REFUSED, "load_failed") == 1
 
 
 class Killed(BaseException):
@@ -336,7 +338,9 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
     stop = threading.Event()
     config = msgspec.structs.replace(bench.config, poll_s=0.001)
     thread = threading.Thread(
-        target=weight_sync.run, args=(config,), kwargs={"topics": TOPICS, "log": bench.log, "stop": stop}
+        target=weight_sync.run,
+        args=(config,),
+        kwargs={"topics": TOPICS, "log": bench.log, "stop": stop, "metrics": Metrics()},
     )
     thread.start()
     try:
@@ -358,7 +362,7 @@ def test_lost_records_are_fatal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(bench.log, "tail", gone)
     with pytest.raises(LogGapError):
-        weight_sync.run(bench.config, topics=TOPICS, log=bench.log, stop=threading.Event())
+        weight_sync.run(bench.config, topics=TOPICS, log=bench.log, stop=threading.Event(), metrics=Metrics())
 
 
 def _wait_for(bench: Bench, num_acks: int) -> None:

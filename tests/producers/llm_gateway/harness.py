@@ -20,6 +20,7 @@ from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
 from tracegrad.producers.llm_gateway.engines import lineage
 from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.records.weights import WEIGHTS
@@ -128,7 +129,7 @@ async def rig(
     publish(log, 0, claims=True, uri=folder)
     async with contextlib.AsyncExitStack() as stack:
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
-        gateway = Gateway(config(*urls, **settings), topics=TOPICS, log=log)
+        gateway = Gateway(config(*urls, **settings), topics=TOPICS, log=log, metrics=Metrics())
         gateway_url = await stack.enter_async_context(serve(gateway.application))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Rig(gateway_url, engine, log, gateway, http)

@@ -13,6 +13,7 @@ from tests.fake_engine.tokenizer import EOT
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, full_prompt, rig, until
 from tests.versions import label, sampled_by
 from tracegrad.producers.llm_gateway.config import PolicyRef
+from tracegrad.schemas.metrics import SESSIONS_FORGOTTEN, TURNS_NOT_REMEMBERED
 from tracegrad.schemas.records.calls import CallOutcome, CallsClosed, Purpose
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
@@ -367,6 +368,6 @@ async def test_memory_is_bounded_by_token_ids() -> None:
         again = [*ASK, answer, {"role": "user", "content": "and 3 plus 4? " * 9}]
         await r.chat(again)
         await r.chat([*again, {"role": "user", "content": "and then?"}])
-        assert r.gateway.parts.counters["forgotten_open_memory"] > 0
-        assert r.gateway.parts.counters["turn_not_remembered"] > 0
+        assert r.gateway.parts.metrics.value(SESSIONS_FORGOTTEN, "open", "memory") > 0
+        assert r.gateway.parts.metrics.value(TURNS_NOT_REMEMBERED) > 0
         assert len(await r.end()) == 3

@@ -25,6 +25,7 @@ from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
 from tests.versions import label
+from tracegrad.schemas.metrics import RENDERS_LOCALLY
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
@@ -218,8 +219,8 @@ async def test_the_answer_equals_the_engines_own(engine: tuple[str, Path], case:
     async with contextlib.AsyncExitStack() as stack:
         remote = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, render="engine"))
         local = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, folder=str(folder)))
-        await until(lambda: "renders_locally" in local.gateway.parts.counters, 60)
-        assert local.gateway.parts.counters["renders_locally"] == 1
+        await until(lambda: "renders_locally" in local.gateway.parts.metrics.snapshot(), 60)
+        assert local.gateway.parts.metrics.value(RENDERS_LOCALLY) == 1
         async with remote.http.post(url + "/v1/chat/completions", json={**body, "temperature": 0}) as response:
             own = await response.json()
         for r in (remote, local):

@@ -12,6 +12,7 @@ from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, 
 from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.metrics import ENGINE_AWAY, GENERATIONS_REFUSED, REQUESTS_REFUSED
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,7 @@ async def test_a_client_that_leaves_within_its_request_harms_nobody(caplog: pyte
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-        await until(lambda: r.gateway.parts.counters["status_400"])
+        await until(lambda: r.gateway.parts.metrics.value(REQUESTS_REFUSED, "400"))
         await r.chat(ASK)
         assert len(await r.end()) == 1
     assert "ClientDisconnect" not in caplog.text
@@ -143,7 +144,7 @@ async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(unkn
         await asyncio.sleep(0.01)
         r.engine.label = label(0)
         assert (await call)["choices"][0]["message"]["content"] == "right"
-        assert len(r.calls()) == 1 and r.gateway.parts.counters["generation_refused"] == 1
+        assert len(r.calls()) == 1 and r.gateway.parts.metrics.value(GENERATIONS_REFUSED) == 1
 
 
 async def test_a_version_published_a_moment_ago_is_awaited() -> None:
@@ -156,7 +157,7 @@ async def test_a_version_published_a_moment_ago_is_awaited() -> None:
         r.publish(1)
         await call
         assert r.calls()[0].versions == (sampled_by(1),)
-        assert r.gateway.parts.counters["generation_refused"] == 0
+        assert r.gateway.parts.metrics.value(GENERATIONS_REFUSED) == 0
 
 
 async def test_a_version_split_is_kept() -> None:
@@ -182,7 +183,7 @@ async def test_an_engine_that_fails_is_tried_again() -> None:
         r.engine.replies.append(Reply("ok"))
         await r.begin()
         await r.chat(ASK)
-        assert r.gateway.parts.counters["engine_unavailable"] == 3
+        assert r.gateway.parts.metrics.value(ENGINE_AWAY) == 3
 
 
 async def test_an_engine_that_stays_away_is_a_503_with_retry_after() -> None:

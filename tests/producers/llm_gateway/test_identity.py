@@ -7,6 +7,7 @@ from typing import Any
 from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, RUN_HASH, TOPICS, rig
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
+from tracegrad.schemas.metrics import SESSIONS_FORGOTTEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
@@ -143,5 +144,5 @@ async def test_memory_is_bounded_and_the_forgotten_get_409() -> None:
         for i in range(5):
             await r.begin(attempt=f"{i:04x}")
         assert (await r.chat_raw(ASK, attempt="0000"))[0] == 409
-        assert r.gateway.parts.counters["forgotten_open_full"] == 2
+        assert r.gateway.parts.metrics.value(SESSIONS_FORGOTTEN, "open", "full") == 2
         assert r.gateway.parts.config.run_hash == RUN_HASH

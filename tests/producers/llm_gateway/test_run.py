@@ -13,6 +13,7 @@ from tests.memory_log import MemoryLog
 from tests.producers.llm_gateway.harness import TOPICS, config
 from tracegrad.producers.llm_gateway.app import run
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def test_it_serves_until_stop_is_set() -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    run(config("http://127.0.0.1:9", port=port), topics=TOPICS, log=log, stop=stop)
+    run(config("http://127.0.0.1:9", port=port), topics=TOPICS, log=log, stop=stop, metrics=Metrics())
     asking.join(10)
     assert ready.is_set()
 
@@ -56,6 +57,7 @@ def test_a_taken_port_is_unavailable() -> None:
                 topics=TOPICS,
                 log=log,
                 stop=threading.Event(),
+                metrics=Metrics(),
             )
 
 
@@ -66,4 +68,4 @@ def test_settings_that_cannot_work_are_refused_at_start(settings: Any) -> None:
     """A configuration error is fatal."""
     urls = [] if settings.pop("engines", False) else ["http://127.0.0.1:9"]
     with pytest.raises(ConfigurationError):
-        run(config(*urls, **settings), topics=TOPICS, log=MemoryLog(), stop=threading.Event())
+        run(config(*urls, **settings), topics=TOPICS, log=MemoryLog(), stop=threading.Event(), metrics=Metrics())

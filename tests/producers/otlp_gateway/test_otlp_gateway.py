@@ -24,6 +24,7 @@ from tracegrad.producers.otlp_gateway.app import OtlpGateway, OtlpGatewayConfig,
 from tracegrad.producers.otlp_gateway.split import split
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
@@ -42,7 +43,7 @@ def log(memory_log: MemoryLog) -> MemoryLog:
 def client_of(log: MemoryLog, **settings: Any) -> httpx.AsyncClient:
     """A client of a gateway with these settings."""
     topics = settings.pop("topics", TOPICS)
-    gateway = OtlpGateway(OtlpGatewayConfig(**settings), topics=topics, writer=log.writer())
+    gateway = OtlpGateway(OtlpGatewayConfig(**settings), topics=topics, writer=log.writer(), metrics=Metrics())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
 
 
@@ -254,4 +255,4 @@ def test_split_keeps_every_span_within_the_target() -> None:
 def test_other_than_loopback_needs_a_token(log: MemoryLog) -> None:
     """The message names the remedy."""
     with pytest.raises(ConfigurationError, match="set a token"):
-        run(OtlpGatewayConfig(host="0.0.0.0"), topics=TOPICS, log=log, stop=threading.Event())
+        run(OtlpGatewayConfig(host="0.0.0.0"), topics=TOPICS, log=log, stop=threading.Event(), metrics=Metrics())

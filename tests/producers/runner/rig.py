@@ -33,6 +33,7 @@ from tracegrad.producers.runner import runner
 from tracegrad.producers.runner.config import RunnerConfig
 from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import (
     REWARDS,
@@ -131,7 +132,7 @@ class Rig:
             policies=(PolicyRef(name="policy"),),
             **{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm},
         )
-        self.spawn(llm_gateway.run, config=config, topics=self.topics, log=self.log)
+        self.spawn(llm_gateway.run, config=config, topics=self.topics, log=self.log, metrics=Metrics())
         self.start_otlp(otlp_port)
         for url in (self.llm_url, self.otlp_url):
             until(lambda url=url: is_healthy(url))  # type: ignore[misc]
@@ -139,7 +140,8 @@ class Rig:
     def start_otlp(self, port: int) -> threading.Event:
         """The OTLP gateway alone."""
         self.otlp_url = f"http://127.0.0.1:{port}"
-        return self.spawn(otlp_gateway.run, config=OtlpGatewayConfig(port=port), topics=self.topics, log=self.log)
+        config = OtlpGatewayConfig(port=port)
+        return self.spawn(otlp_gateway.run, config=config, topics=self.topics, log=self.log, metrics=Metrics())
 
     def start_runner(self, **settings: Any) -> threading.Event:
         """A runner with waits that a test can afford."""

@@ -22,8 +22,8 @@ from tracegrad.producers.runner.agent_host import http_errors
 from tracegrad.producers.runner.agent_result import gateway_fault
 from tracegrad.producers.runner.span_ledger import SpanLedger
 from tracegrad.schemas import attributes
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.counters import Counters
 from tracegrad.streams.normalize.identity import Identities
 from tracegrad.streams.normalize.read_spans import SpanReader
 
@@ -170,9 +170,8 @@ def received(rig: Rig, episode: str) -> set[str]:
 
 def counted(rig: Rig, episode: str) -> dict[str, bool]:
     """Names of the spans that name an episode -> whether they say that they were counted, as streams read them."""
-    counters = Counters()
     identities = Identities(frozenset({ROLLOUT[:8]}))
-    reader = SpanReader(identities, tool_error_prefixes=(), counters=counters)
+    reader = SpanReader(identities, tool_error_prefixes=(), metrics=Metrics())
     scans = [reader.read(value).facts for value in rig.values(Topic.OTLP_SPANS)]
     return {
         fact.name: fact.is_counted

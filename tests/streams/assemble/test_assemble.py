@@ -24,6 +24,7 @@ from tests.streams.make import (
     tool_call,
     tool_span,
 )
+from tracegrad.schemas.metrics import FACTS_LATE
 from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -111,8 +112,8 @@ def test_late_facts_are_counted_and_never_folded() -> None:
     streams.feed(A, closed(R1, [A]), reward(R1), event(R1), B, otlp(span(OWN, 1), span(OWN, 2)))
     assert len(episodes(streams)) == 1
     assert isinstance(streams.assemble, Assemble)
-    assert streams.assemble.counters["late_facts"] == 3
-    assert streams.assemble.counters["late_calls"] == 1
+    assert streams.assemble.metrics.value(FACTS_LATE) == 3
+    assert streams.assemble.metrics.value(FACTS_LATE, "calls") == 1
     assert streams.assemble.num_open == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.streams.assemble.test_assemble import R1, A, B, episodes, markers
 from tests.streams.make import TOPICS, Streams, agent_span, call, closed, config, event, otlp, reward, rollout, span
+from tracegrad.schemas.metrics import EPISODES_CLOSED
 from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -50,7 +51,7 @@ def test_traces_without_calls_agents_or_tools_are_unattributed() -> None:
     assert episodes(streams) == []
     assert [(m.id, m.disposition) for m in markers(streams)] == [(CAPTURED, "unattributed")]
     assert isinstance(streams.assemble, Assemble)
-    assert streams.assemble.counters["episodes_unattributed"] == 1
+    assert streams.assemble.metrics.value(EPISODES_CLOSED, "unattributed") == 1
 
 
 @pytest.mark.parametrize(

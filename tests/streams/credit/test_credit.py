@@ -16,6 +16,7 @@ from tests.streams.make import RUN_HASH, TOPICS, config, rollout
 from tests.versions import sampled_by
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import CREDIT_EPISODES
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, AppliedReward, Episode, EpisodeCall
@@ -171,7 +172,7 @@ def test_validation_superseded_and_captured_episodes_end_here() -> None:
     emissions = feed(credit, member(0, purpose=Purpose.VALIDATION), member(0, is_final=False), member(0, group=None))
     assert [(e.outputs, e.marker, len(e.done)) for e in emissions] == [((), None, 1)] * 3
     assert credit.num_open == 0
-    assert credit.counters["episodes_superseded"] == 1
+    assert credit.metrics.value(CREDIT_EPISODES, "superseded") == 1
 
 
 def test_a_closed_group_does_not_open_again() -> None:

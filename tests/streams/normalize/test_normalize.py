@@ -26,6 +26,7 @@ from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import NOT_SELECTED
 from tracegrad.schemas.records.calls import CALLS
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
@@ -120,7 +121,6 @@ def test_bad_spans_are_dead_letters_with_a_reason(value: bytes, expected: str) -
     normalize = Normalize(config(), TOPICS)
     (output,) = fold(normalize, Topic.OTLP_SPANS, value).outputs
     assert reason(output) == expected
-    assert normalize.counters[f"dead_letter:{expected}"] == 1
 
 
 def test_a_bad_span_does_not_harm_its_neighbours() -> None:
@@ -186,10 +186,10 @@ def test_other_runs_are_not_selected_unless_named() -> None:
     items: list[Item] = [call("one", FOREIGN), reward(FOREIGN), event(FOREIGN), closed(FOREIGN, [])]
     normalize = Normalize(config(), TOPICS)
     assert [fold(normalize, *raw(item)).outputs for item in items] == [()] * 4
-    assert normalize.counters["not_selected_calls"] == 1
+    assert normalize.metrics.value(NOT_SELECTED, "calls") == 1
     span_emission = fold(normalize, Topic.OTLP_SPANS, otlp(span(CAPTURED, 1, rollout__id=FOREIGN, attempt__id="a001")))
     assert span_emission.outputs == ()
-    assert normalize.counters["not_selected_spans"] == 1
+    assert normalize.metrics.value(NOT_SELECTED, "spans") == 1
     replay = Normalize(config(select=SelectConfig(runs=("deadbeef",))), TOPICS)
     assert all(len(fold(replay, *raw(item)).outputs) == 1 for item in items)
     (output,) = fold(replay, Topic.OTLP_SPANS, otlp(span(FOREIGN + "a001", 1))).outputs

@@ -16,7 +16,6 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.streams.counters import Counters
 from tracegrad.streams.dead_letter import dead_letter
 
 __all__ = ["CountingFold", "Part", "Sum"]
@@ -47,7 +46,6 @@ class CountingFold:
     marker_topic: Topic | None = Topic.CLOSED_EPISODES
 
     def __init__(self, *, crash_on: int | None = None, work_s: float = 0.0, output_bytes: int = 0) -> None:
-        self.counters = Counters()
         self._crash_on = crash_on
         self._work_s = work_s
         self._padding = "x" * output_bytes
@@ -72,12 +70,11 @@ class CountingFold:
         try:
             part = _PARTS.decode(record.value or b"")
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            letter = dead_letter(record, RecordError(str(error)), stage=Stage.ASSEMBLE, counters=self.counters)
+            letter = dead_letter(record, RecordError(str(error)), stage=Stage.ASSEMBLE)
             return Emission(outputs=(letter,), done=(record.position,))
         if part.value == self._crash_on:
             raise ZeroDivisionError(f"a fault of the fold at {part.value}")
         if part.id in self._closed:
-            self.counters.add("late")
             return Emission(done=(record.position,))
         values, positions = self._open.setdefault(part.id, ({}, []))
         values[part.part] = part.value

@@ -14,8 +14,8 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Record, TopicPartition
+from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.counters import Counters
 from tracegrad.streams.dead_letter import dead_letter
 from tracegrad.streams.shell.emissions import Emissions
 
@@ -32,8 +32,14 @@ class _Shell:
         self.log = log
         self.ledger = Ledger()
         self.epoch = self.ledger.reset()
+        self.metrics = Metrics()
         self.emissions = Emissions(
-            log.writer(), TOPICS, self.ledger, stage=Stage.ASSEMBLE, max_in_flight=bounds.get("max_in_flight", 100)
+            log.writer(),
+            TOPICS,
+            self.ledger,
+            stage=Stage.ASSEMBLE,
+            metrics=self.metrics,
+            max_in_flight=bounds.get("max_in_flight", 100),
         )
 
     def deliver(self, offset: int, value: bytes = b"v") -> Record:
@@ -147,7 +153,7 @@ async def test_an_output_too_large_becomes_a_dead_letter_by_reference(memory_log
         assert letter.value == b""
         assert headers["tracegrad.reason"] == b"unwritable_episodes"
         assert headers["tracegrad.offset"] == b"5"
-        assert shell.emissions.counts["dead_letter:unwritable_episodes"] == 1
+        assert shell.metrics.value(DEAD_LETTERS, "unwritable_episodes") == 1
         assert shell.mark == 6
 
 
@@ -156,7 +162,7 @@ async def test_a_dead_letter_too_large_goes_by_reference(memory_log: MemoryLog) 
     shell = _Shell(memory_log)
     async with _running(shell):
         record = shell.deliver(5, value=b"x" * (40 << 20))
-        letter = dead_letter(record, RecordError("bad"), stage=Stage.ASSEMBLE, counters=Counters())
+        letter = dead_letter(record, RecordError("bad"), stage=Stage.ASSEMBLE)
         await shell.emissions.emit(Emission(outputs=(letter,), done=(record.position,)), record, epoch=shell.epoch)
         await shell.settle()
         (kept,) = memory_log.records(TOPICS.name(Topic.DEAD_LETTERS))

@@ -107,7 +107,6 @@ def test_a_clean_stop_commits_everything_and_a_static_member_gives_its_partition
     assemble.wait(lambda: len(assemble.bodies()) == 200, "all ids")
     assert first.terminate() == 0
     assert assemble.uncommitted == 0
-    assert assemble.status("0") is None
     second = assemble.start("1", counting={}, session_timeout_s=30.0)
     assemble.feed(Part("last", 0, 1, 7))
     assemble.wait(lambda: "last" in assemble.bodies(), "the last id, before the session's 30 s", timeout_s=20.0)

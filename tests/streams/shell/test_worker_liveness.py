@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
@@ -17,10 +15,10 @@ from tracegrad.schemas.errors import ConfigurationError, LogGapError, Unavailabl
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsHandles
 from tracegrad.streams.shell import instance, liveness, worker
-from tracegrad.streams.shell.heartbeat import Heartbeat, Status
 from tracegrad.streams.shell.instance import PoisonList, hold_instance
 from tracegrad.streams.shell.liveness import Jumps, Liveness, check_partitions, group_starts
 
@@ -159,7 +157,7 @@ async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Work
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
     log = _HoledLog({1})
     handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path))
-    return worker._Worker(_Nothing(), handles, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer())
+    return worker._Worker(_Nothing(), handles, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer(), Metrics())
 
 
 @pytest.mark.parametrize("error", [LogGapError("gone"), asyncio.CancelledError()], ids=["error", "cancelled"])
@@ -246,32 +244,3 @@ def test_a_position_is_poison_after_three_ends_counted_across_processes(tmp_path
     poison.load()
     assert position in poison
     assert Position("a.run.events", 1, 43) not in poison
-
-
-def test_heartbeat_is_a_whole_document_and_goes_with_a_clean_stop(tmp_path: Path) -> None:
-    """`tracegrad status` reads it at any time."""
-    heartbeat = Heartbeat(tmp_path, Stage.ASSEMBLE, "0")
-    status = Status(
-        stage="assemble",
-        instance_id="0",
-        pid=os.getpid(),
-        at_s=1.0,
-        is_ready=True,
-        assigned={"events": [0, 1]},
-        records=3,
-        emissions=2,
-        in_flight=1,
-        open=1,
-        ranges=1,
-        lag=0,
-        dead_letters=0,
-        shell={},
-        outputs={},
-        fold={},
-    )
-    heartbeat.write(status)
-    path = tmp_path / "status" / "streams-assemble-0.json"
-    assert msgspec.json.decode(path.read_bytes(), type=Status) == status
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    heartbeat.remove()
-    assert not path.exists()

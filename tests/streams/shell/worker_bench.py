@@ -22,7 +22,6 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 from tracegrad.streams.config import StreamsHandles
-from tracegrad.streams.shell.heartbeat import Status
 from tracegrad.streams.shell.liveness import patiently
 
 __all__ = ["Bench", "Worker"]
@@ -134,13 +133,6 @@ class Bench:
             assert record.value is not None
             bodies[(record.key or b"").decode()].add(record.value)
         return bodies
-
-    def status(self, name: str) -> Status | None:
-        """A worker's heartbeat, or None."""
-        path = self.folder / "data" / "status" / f"streams-{self.stage.value}-{name}.json"
-        with contextlib.suppress(OSError):
-            return msgspec.json.decode(path.read_bytes(), type=Status)
-        return None
 
     @property
     def uncommitted(self) -> int:

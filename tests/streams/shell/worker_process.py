@@ -19,6 +19,7 @@ from tests.streams.shell.counting_fold import CountingFold
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.log.protocol import LogWriter, Position
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topics
 from tracegrad.streams.config import StreamRules, StreamsHandles
 from tracegrad.streams.folds import build_fold
@@ -91,7 +92,7 @@ def main() -> int:
     else:
         fold = build_fold(plan.stage, plan.rules, plan.topics)
     try:
-        worker.run_fold(fold, plan.handles, stage=plan.stage, topics=plan.topics, log=log, stop=stop)
+        worker.run_fold(fold, plan.handles, stage=plan.stage, topics=plan.topics, log=log, stop=stop, metrics=Metrics())
     except FatalError as error:
         logging.error("fatal: %s: %s", type(error).__name__, error)
         return FATAL_EXIT_STATUS

@@ -1,0 +1,201 @@
+"""Every metric of every process, declared once with its name, unit and help; and the registry that counts them.
+
+In: `metrics.add(CALLS)`, `metrics.set(LAG, 7)` where it happens, in a `Metrics` that is handed in. Out: `snapshot()`,
+plain numbers by series, for process_status, the terminal and, later, Prometheus. Invariants: a name or a kind that is
+not declared here is a type error; the number of series is bounded. A new one touches two files: this, and where it is
+counted. One thread counts in a registry; any may take a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+__all__ = [
+    "ASSIGNED",
+    "ATTEMPTS_BEGUN_ELSEWHERE",
+    "ATTEMPTS_ENDED",
+    "CALLS",
+    "CALLS_CAPTURED",
+    "CALLS_FAILED",
+    "CALLS_SERVED",
+    "CALLS_TOO_LARGE",
+    "CALLS_UNACKNOWLEDGED",
+    "CLOSED_IDS_FORGOTTEN",
+    "COMMITS",
+    "CREDIT_EPISODES",
+    "DEAD_LETTERS",
+    "DELIVERIES_DROPPED",
+    "EMISSIONS",
+    "ENGINE_AWAY",
+    "EPISODES_CLOSED",
+    "EPISODES_CLOSED_BY",
+    "FACTS",
+    "FACTS_LATE",
+    "GENERATIONS_REFUSED",
+    "GROUPS",
+    "IN_FLIGHT",
+    "LAG",
+    "MARKERS_REFUSED",
+    "MEMBERS_EXCLUDED",
+    "NOT_SELECTED",
+    "OFFSETS_WITHOUT_RECORD",
+    "OPEN",
+    "OPEN_INPUTS",
+    "OPEN_RANGES",
+    "OUTPUTS",
+    "PROPOSALS",
+    "READY",
+    "RECORDS",
+    "RENDERS_LOCALLY",
+    "REQUESTS",
+    "REQUESTS_QUARANTINED",
+    "REQUESTS_REFUSED",
+    "SESSIONS_FORGOTTEN",
+    "SPANS",
+    "SPLICES",
+    "TURNS_NOT_REMEMBERED",
+    "VERSIONS_LOADED",
+    "VERSIONS_REFUSED",
+    "VERSIONS_SERVED",
+    "VERSIONS_SKIPPED",
+    "WEIGHT_RECORDS_REFUSED",
+    "Counter",
+    "Gauge",
+    "Metrics",
+    "declared",
+]
+
+_MAX_SERIES = 1_000
+"""Of one registry; beyond it new label values are counted together as `other`."""
+_OTHER = "other"
+
+
+class Metric(msgspec.Struct, frozen=True, eq=False):
+    """What is counted."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    """Names of the labels; each has few values."""
+    unit: str = ""
+    """`records`, `bytes`, `seconds`; empty when the name says it."""
+    terminal: str = ""
+    """Its word on the terminal, summed over the labels; empty: not shown there."""
+
+
+class Counter(Metric, frozen=True, eq=False):
+    """Only grows while the process lives."""
+
+
+class Gauge(Metric, frozen=True, eq=False):
+    """What is so now."""
+
+
+# Every stream worker.
+RECORDS = Counter("records", "Inputs folded.", terminal="records")
+OPEN = Gauge("open", "Episodes or groups that wait for something.", terminal="open")
+IN_FLIGHT = Gauge("in_flight", "Emissions that wait for acknowledgement.", terminal="in flight")
+LAG = Gauge("lag", "Inputs on the log that are not delivered yet.", unit="records", terminal="to come")
+READY = Gauge("ready", "1 while inputs are folded, 0 while partitions are taken over.")
+ASSIGNED = Gauge("assigned", "1 for each input partition of this worker.", ("topic", "partition"))
+OPEN_INPUTS = Gauge("open_inputs", "Inputs on which something open depends.", unit="records")
+OPEN_RANGES = Gauge("open_ranges", "Runs of offsets that the ledger holds for them.")
+EMISSIONS = Counter("emissions", "Fold steps that led to records.")
+OUTPUTS = Counter("outputs", "Records appended.", ("topic",))
+COMMITS = Counter("commits", "Commits of input offsets.")
+PROPOSALS = Counter("proposals", "Proposals to close an episode.", ("reason",))
+DELIVERIES_DROPPED = Counter("deliveries_dropped", "Of an earlier assignment, or delivered before.", ("reason",))
+OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no record, passed by.")
+CLOSED_IDS_FORGOTTEN = Counter("closed_ids_forgotten", "Closed ids that were forgotten because they are too many.")
+MARKERS_REFUSED = Counter("markers_refused", "Closed markers that cannot be read.", ("reason",))
+# Its stages: normalize, assemble, credit.
+FACTS = Counter("facts", "Facts made of raw records.", ("kind",))
+NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
+FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
+EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.", ("disposition",))
+EPISODES_CLOSED_BY = Counter("episodes_closed_by", "Episodes by why they closed.", ("reason",))
+CREDIT_EPISODES = Counter("credit_episodes", "Episodes read by credit, by where they went.", ("place",))
+GROUPS = Counter("groups", "Groups closed.")
+MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
+# Any process that writes them.
+DEAD_LETTERS = Counter("dead_letters", "Items that could not be used.", ("reason",), terminal="dead letters")
+# OTLP gateway.
+SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
+REQUESTS = Counter("requests", "Export requests acknowledged.")
+# Both gateways.
+REQUESTS_REFUSED = Counter("requests_refused", "Requests answered by an error.", ("status",), terminal="refused")
+# LLM gateway.
+REQUESTS_QUARANTINED = Counter("requests_quarantined", "Requests whose claims disagree.", ("reason",))
+CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls")
+CALLS_SERVED = Counter("calls_served", "Calls by how their answer went.", ("outcome",))
+CALLS_FAILED = Counter("calls_failed", "Calls without an answer.", ("error",))
+CALLS_CAPTURED = Counter("calls_captured", "Calls of agents that nobody began.")
+CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
+CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
+ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
+ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")
+SPLICES = Counter("splices", "Prompts by how they go on from the turn before.", ("kind", "reason"))
+TURNS_NOT_REMEMBERED = Counter("turns_not_remembered", "Turns for which the memory had no room.")
+SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that were forgotten.", ("state", "why"))
+GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")
+RENDERS_LOCALLY = Gauge("renders_locally", "1 when prompts are rendered without the engine.")
+WEIGHT_RECORDS_REFUSED = Counter("weight_records_refused", "Records of `weights` that cannot be read.", ("reason",))
+# LLM gateway and weight sync.
+ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")
+# Weight sync.
+VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal="versions served")
+VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
+VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
+VERSIONS_REFUSED = Counter("versions_refused", "Versions that cannot be served.", ("reason",), terminal="refused")
+
+
+def declared() -> Iterator[Metric]:
+    """All of them, in the order of this file."""
+    return (value for value in globals().values() if isinstance(value, Metric))
+
+
+class Metrics:
+    """The counts of one process since it started, or of one part of it."""
+
+    def __init__(self, *, max_series: int = _MAX_SERIES) -> None:
+        self._max_series = max_series
+        self._values: dict[tuple[Metric, tuple[str, ...]], float] = {}
+
+    def add(self, counter: Counter, *labels: str, num: float = 1) -> None:
+        """Counts `num` more."""
+        series = self._series(counter, labels)
+        self._values[series] = self._values.get(series, 0) + num
+
+    def set(self, gauge: Gauge, value: float, *labels: str) -> None:
+        """What is so now."""
+        self._values[self._series(gauge, labels)] = value
+
+    def clear(self, gauge: Gauge) -> None:
+        """Forgets every series of a gauge."""
+        for series in [series for series in self._values if series[0] is gauge]:
+            del self._values[series]
+
+    def value(self, metric: Metric, *labels: str) -> float:
+        """Of one series; without labels the sum over all of the metric's."""
+        if labels:
+            return self._values.get((metric, labels), 0)
+        return sum(value for series, value in self._values.copy().items() if series[0] is metric)
+
+    def snapshot(self) -> dict[str, float]:
+        """By series in order, such as `records` and `dead_letters{reason=malformed}`."""
+        return dict(sorted((_text(*series), value) for series, value in self._values.copy().items()))
+
+    def _series(self, metric: Metric, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"expected values of {metric.labels} for metric {metric.name}, got {labels}")
+        series = metric, labels
+        if labels and series not in self._values and len(self._values) >= self._max_series:
+            return metric, (_OTHER,) * len(labels)
+        return series
+
+
+def _text(metric: Metric, labels: tuple[str, ...]) -> str:
+    pairs = ",".join(f"{name}={value}" for name, value in zip(metric.labels, labels, strict=True))
+    return f"{metric.name}{{{pairs}}}" if pairs else metric.name

@@ -1,0 +1,73 @@
+"""`process_status`: how each process of a run stands, told by two writers that never share a key.
+
+A `ProcessReport` is the process's own, every 2 s; a `SupervisedProcess` is its supervisor's, at each change and every
+2 s, for what a dead process cannot say. The last record of each says all; older ones are compacted away.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from .codec import Codec
+
+__all__ = ["PROCESS_STATUS", "ProcessReport", "ProcessState", "ProcessStatus", "SupervisedProcess"]
+
+
+class ProcessState(StrEnum):
+    """Where a supervised process stands."""
+
+    WAITING = "waiting"
+    """Not started yet, or waiting for its next try."""
+    RUNNING = "running"
+    DONE = "done"
+    """A job that ended with 0."""
+    FATAL = "fatal"
+    """Ended with 78, or died too often: a restart would fail in the same way."""
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+    """How a value of a later release is read."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> ProcessState:
+        return cls.UNKNOWN
+
+
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """A process of itself. Example: ProcessReport(process="llm", pid=7, since_ms=1, at_ms=2, counters={"calls": 3})."""
+
+    schema: str = "process_report/1"
+    process: str
+    """As the supervisor calls it: `llm`, `streams-credit-0`."""
+    pid: int
+    since_ms: int
+    """When it started, unix ms."""
+    at_ms: int
+    """When this was said: an old report means a process that died or hangs."""
+    counters: dict[str, float] = {}
+    """By series, such as `records` and `dead_letters{reason=malformed}`; `schemas/metrics.py` says what each means."""
+    worked_at_ms: int | None = None
+    """When its own loop last did work; None when the loop does not tell."""
+
+
+class SupervisedProcess(msgspec.Struct, frozen=True, kw_only=True, tag="supervised"):
+    """A process as its supervisor sees it."""
+
+    schema: str = "supervised_process/1"
+    process: str
+    state: ProcessState
+    pid: int | None = None
+    """Of the living process."""
+    since_ms: int = 0
+    """When it started last; 0: never."""
+    num_restarts: int = 0
+    why: str = ""
+    """How it ended last, one line; what it wrote stays in its log."""
+    at_ms: int = 0
+
+
+ProcessStatus = ProcessReport | SupervisedProcess
+PROCESS_STATUS: Codec[ProcessStatus] = Codec(
+    ProcessStatus, released=("process_report/1", "supervised_process/1"), wire="json"
+)

@@ -1,0 +1,74 @@
+"""Metrics: declared once, counted as told, bounded."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracegrad.schemas import metrics
+from tracegrad.schemas.metrics import ASSIGNED, CALLS, DEAD_LETTERS, LAG, SPLICES, Counter, Metrics, declared
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_names_are_unique_and_every_metric_says_what_it_is() -> None:
+    """As Prometheus would want them."""
+    names = [metric.name for metric in declared()]
+    assert len(set(names)) == len(names)
+    assert all(metric.name.replace("_", "").isalpha() and metric.help.endswith(".") for metric in declared())
+
+
+def test_every_metric_is_counted_somewhere() -> None:
+    """One that nobody counts would be shown as nothing for ever."""
+    used = {
+        node.id
+        for room in ("producers", "streams", "trainer", "consumers", "compose")
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name)
+    }
+    constants = {name for name in metrics.__all__ if name.isupper()}
+    assert constants == {name for name, value in vars(metrics).items() if isinstance(value, metrics.Metric)}
+    assert constants - used == set()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.integers(1, 9))))
+def test_the_sum_over_labels_is_what_was_added(added: list[tuple[str, int]]) -> None:
+    """In whatever order."""
+    counts = Metrics()
+    for reason, num in added:
+        counts.add(DEAD_LETTERS, reason, num=num)
+    assert counts.value(DEAD_LETTERS) == sum(num for _, num in added)
+    assert counts.value(DEAD_LETTERS, "a") == sum(num for reason, num in added if reason == "a")
+
+
+def test_a_snapshot_is_plain_and_by_series() -> None:
+    """As it lies on process_status."""
+    counts = Metrics()
+    counts.add(SPLICES, "new_segment", "turn_changed")
+    counts.add(CALLS, num=2)
+    counts.set(LAG, 7)
+    counts.set(ASSIGNED, 1, "t", "0")
+    counts.clear(ASSIGNED)
+    expected = {"calls": 2, "lag": 7, "splices{kind=new_segment,reason=turn_changed}": 1}
+    assert json.loads(json.dumps(counts.snapshot())) == expected
+
+
+def test_labels_must_be_those_of_the_declaration() -> None:
+    """A forgotten label is our own mistake."""
+    with pytest.raises(ValueError, match="dead_letters"):
+        Metrics().add(DEAD_LETTERS)
+
+
+def test_the_number_of_series_is_bounded() -> None:
+    """New label values beyond the bound are counted together."""
+    counts, of_many = Metrics(max_series=3), Counter("of_many", "Many.", ("id",))
+    for number in range(10):
+        counts.add(of_many, str(number))
+    assert len(counts.snapshot()) == 4
+    assert counts.value(of_many, "other") == 7 and counts.value(of_many) == 10
