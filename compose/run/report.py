@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from tracegrad.consumers.audit.account import Report, Unit, audit
-from tracegrad.consumers.views.chart import Panel, Series, draw
+from tracegrad.consumers.views.chart import draw
 from tracegrad.consumers.views.results import RESULTS_TOPICS, HeldOut, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.log.protocol import Log
@@ -20,7 +20,7 @@ from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
-__all__ = ["account", "chart_of", "make_report", "report_lines"]
+__all__ = ["account", "make_report", "report_lines"]
 
 _NAMED = 20
 
@@ -33,7 +33,7 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     fold_present(log, wiring.topics, state, RESULTS_TOPICS)
     results = results_of(state, run=wiring.record.name)
     write_record(folder / "results.json", results)
-    (folder / "chart.svg").write_text(chart_of(results), encoding="utf-8")
+    (folder / "chart.svg").write_text(draw(results), encoding="utf-8")
     _show_results(results, show)
     report = account(wiring, log, is_live=False)
     write_record(folder / "audit.json", report)
@@ -114,34 +114,3 @@ def _newest_folder(wiring: Wiring) -> str | None:
         key=lambda path: tuple(int(part) for part in path.name[1:].split("-e")),
     )
     return str(found[-1]) if found else None
-
-
-def chart_of(results: Results) -> str:
-    """The run's curves as SVG."""
-    steps = results.steps
-
-    def curve(name: str, label: str | None = None) -> Series:
-        values = results.curves.get(name, [])
-        return Series(name=label or name, points=tuple((float(i), y) for i, y in enumerate(values, start=1)))
-
-    marks = [
-        Series(name=f"held-out {name}", points=((x, pass_.mean),), is_marks=True)
-        for name, x, pass_ in (("before", 0.0, results.before), ("after", steps + 1.0, results.after))
-        if pass_ is not None
-    ]
-    air = [name for name in results.curves if name.startswith("air:")]
-    panels = [
-        Panel(title="mean final reward per step", series=(curve("reward", "training"), *marks), greatest=1.0),
-        Panel(
-            title="tool calls that succeeded",
-            series=(curve("tool_success", "share"),),
-            greatest=1.0,
-        ),
-        Panel(title="staleness in versions", series=(curve("staleness", "mean"),)),
-    ]
-    if air:
-        panels.insert(
-            2,
-            Panel(title="intermediate reward per rollout", series=tuple(curve(name) for name in air), least=None),
-        )
-    return draw(f"run {results.run}: {steps} steps", panels)

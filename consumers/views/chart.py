@@ -1,108 +1,126 @@
-"""A small SVG writer: line panels one above the other, with a legend, an axis in numbers and nothing else.
+"""A run's curves as a picture: raw values faint, their running mean strong, held-out scores with their intervals.
 
-In: panels of named series of points. Out: the text of an SVG file. Invariant: any numbers give a valid file (NaN and
-None points are gaps); equal input gives equal bytes.
+In: the numbers of a run. Out: the text of an SVG file. Invariant: any numbers give a valid file (None and NaN are
+gaps), equal numbers equal bytes. matplotlib is imported when a chart is drawn: no other command waits for it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from html import escape
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+import numpy as np
 
-__all__ = ["Panel", "Series", "draw"]
+from .results import HeldOut, Results
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 220, 56, 170, 34, 30
-Place = Callable[[float, float], tuple[float, float]]
-_COLOURS = ("#1f5fa8", "#c1552b", "#2f8f5b", "#8a4fa3", "#b08a1e", "#4a4a4a")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
+__all__ = ["draw", "running_mean"]
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One line, or marks when `is_marks`."""
-
-    name: str
-    points: tuple[tuple[float, float | None], ...]
-    is_marks: bool = False
-
-
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
-    """One plot."""
-
-    title: str
-    series: tuple[Series, ...]
-    least: float | None = 0.0
-    """Bottom of the axis; None: from the data."""
-    greatest: float | None = None
-    """Top of the axis; None: from the data."""
-
-
-def draw(title: str, panels: Sequence[Panel]) -> str:
-    """The SVG of the panels, top to bottom, on a common x axis."""
-    height = 40 + _HEIGHT * len(panels)
-    xs = [x for panel in panels for series in panel.series for x, _ in series.points]
-    x_range = (min(xs, default=0.0), max(xs, default=1.0))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="24" font-size="16">{escape(title)}</text>',
-    ]
-    for number, panel in enumerate(panels):
-        parts += _panel(panel, x_range, 40 + number * _HEIGHT)
-    return "\n".join([*parts, "</svg>", ""])
+_BLUE, _RED, _GREEN = "#1f5fa8", "#c1552b", "#2f8f5b"
+_RULE_COLOURS = ("#8a4fa3", "#b08a1e", "#2f8f5b", "#c1552b", "#4a4a4a")
+_STYLE: Any = {
+    # Text stays text, so that it can be searched; ids are made of the salt, so that equal numbers give equal bytes.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tracegrad",
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "legend.frameon": False,
+}
 
 
-def _panel(panel: Panel, x_range: tuple[float, float], top: int) -> list[str]:
-    ys = [y for series in panel.series for _, y in series.points if y is not None and math.isfinite(y)]
-    least = panel.least if panel.least is not None else min(ys, default=0.0)
-    greatest = panel.greatest if panel.greatest is not None else max(ys, default=1.0)
-    if greatest <= least:
-        greatest = least + 1.0
-    bottom, right = top + _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        width = (x_range[1] - x_range[0]) or 1.0
-        share = min(1.0, max(0.0, (y - least) / (greatest - least)))
-        return (
-            round(_LEFT + (x - x_range[0]) / width * (right - _LEFT), 1),
-            round(bottom - share * (bottom - top - _TOP), 1),
-        )
-
-    parts = [f'<text x="{_LEFT}" y="{top + 20}" font-weight="bold">{escape(panel.title)}</text>']
-    for tick in range(5):
-        value = least + (greatest - least) * tick / 4
-        _, y = place(x_range[0], value)
-        parts.append(f'<line x1="{_LEFT}" y1="{y}" x2="{right}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end" fill="#555">{value:.3g}</text>')
-    for x in sorted({round(x_range[0] + (x_range[1] - x_range[0]) * tick / 4) for tick in range(5)}):
-        parts.append(f'<text x="{place(x, least)[0]}" y="{bottom + 18}" text-anchor="middle" fill="#555">{x:g}</text>')
-    for number, series in enumerate(panel.series):
-        colour = _COLOURS[number % len(_COLOURS)]
-        parts += _marks(series, place, colour) if series.is_marks else _line(series, place, colour)
-        y = top + _TOP + 18 * number
-        parts.append(f'<rect x="{right + 14}" y="{y}" width="12" height="4" fill="{colour}"/>')
-        parts.append(f'<text x="{right + 32}" y="{y + 7}">{escape(series.name)}</text>')
-    return parts
+def running_mean(values: Sequence[float | None], window: int) -> list[float]:
+    """Mean of the last `window` values that are there, at each place; NaN where none is."""
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=float)
+    sums = np.cumsum(np.concatenate([[0.0], np.nan_to_num(numbers)]))
+    counts = np.cumsum(np.concatenate([[0], np.isfinite(numbers)]))
+    begins = np.maximum(0, np.arange(1, len(numbers) + 1) - window)
+    num_there = counts[1:] - counts[begins]
+    with np.errstate(invalid="ignore"):
+        means = (sums[1:] - sums[begins]) / np.where(num_there == 0, np.nan, num_there)
+    return [float(mean) for mean in means]
 
 
-def _line(series: Series, place: Place, colour: str) -> list[str]:
-    """One polyline per run of points without a gap."""
-    runs: list[list[str]] = [[]]
-    for x, y in series.points:
-        if y is None or not math.isfinite(y):
-            runs.append([])
-        else:
-            runs[-1].append("{},{}".format(*place(x, y)))
-    return [
-        f'<polyline points="{" ".join(run)}" fill="none" stroke="{colour}" stroke-width="1.8"/>' for run in runs if run
-    ]
+def draw(results: Results) -> str:
+    """The SVG of a run; blocking, a second with the first import."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    rules = [name for name in results.curves if name.startswith("air:")]
+    num_panels = 4 if rules else 3
+    window = max(3, round(results.steps / 12))
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(8.0, 0.6 + 2.1 * num_panels), layout="constrained")
+        figure.suptitle(f"run {results.run}: {results.steps} steps (lines: mean of the last {window})")
+        panels = list(figure.subplots(num_panels, 1, sharex=True, squeeze=False)[:, 0])
+        _rewards(panels[0], results, window)
+        _share(panels[1], results, window)
+        if rules:
+            for colour, rule in zip(_cycled(len(rules)), rules, strict=True):
+                _curve(panels[2], results.curves[rule], window, rule.removeprefix("air:"), colour)
+            _dress(panels[2], "intermediate reward by rule", "reward per rollout")
+        _curve(panels[-1], results.curves.get("staleness", []), window, "mean over trained tokens", _BLUE)
+        _dress(panels[-1], "staleness", "versions")
+        panels[-1].set_ylim(bottom=0)
+        panels[-1].set_xlabel("training step")
+        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
 
 
-def _marks(series: Series, place: Place, colour: str) -> list[str]:
-    return [
-        '<circle cx="{}" cy="{}" r="5" fill="{}"/>'.format(*place(x, y), colour)
-        for x, y in series.points
-        if y is not None and math.isfinite(y)
-    ]
+def _rewards(panel: Axes, results: Results, window: int) -> None:
+    _curve(panel, results.curves.get("reward", []), window, "training", _BLUE)
+    _held_out(panel, results.before, 0, "held-out before", _RED)
+    _held_out(panel, results.after, results.steps + 1, "held-out after", _GREEN)
+    _dress(panel, "final reward", "mean reward")
+    values = [value for value in results.curves.get("reward", []) if value is not None]
+    if all(0 <= value <= 1 for value in values):
+        panel.set_ylim(-0.03, 1.03)
+
+
+def _share(panel: Axes, results: Results, window: int) -> None:
+    _curve(panel, results.curves.get("tool_success", []), window, "succeeded", _BLUE)
+    _dress(panel, "tool calls that succeeded", "share of calls")
+    panel.set_ylim(-0.03, 1.03)
+
+
+def _curve(panel: Axes, values: Sequence[float | None], window: int, name: str, colour: str) -> None:
+    if not values:
+        return
+    steps = range(1, len(values) + 1)
+    raw = [np.nan if value is None else value for value in values]
+    panel.plot(steps, raw, color=colour, alpha=0.28, linewidth=0.9, marker="o", markersize=1.6)
+    panel.plot(steps, running_mean(values, window), color=colour, linewidth=2.0, label=name)
+
+
+def _held_out(panel: Axes, held_out: HeldOut | None, step: int, name: str, colour: str) -> None:
+    if held_out is None or held_out.mean is None or held_out.low is None or held_out.high is None:
+        return
+    below, above = held_out.mean - held_out.low, held_out.high - held_out.mean
+    label = f"{name}: {held_out.mean:.3f}, 95% {held_out.low:.3f} to {held_out.high:.3f} ({held_out.num_scored} tasks)"
+    panel.errorbar(
+        [step], [held_out.mean], yerr=[[max(0.0, below)], [max(0.0, above)]], label=label,
+        fmt="D", markersize=5, capsize=4, linewidth=1.6, color=colour, clip_on=False, zorder=3,
+    )  # fmt: skip
+
+
+def _dress(panel: Axes, title: str, unit: str) -> None:
+    panel.set_title(title)
+    panel.set_ylabel(unit)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(loc="best")
+
+
+def _cycled(count: int) -> list[str]:
+    return [_RULE_COLOURS[number % len(_RULE_COLOURS)] for number in range(count)]
