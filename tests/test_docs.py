@@ -26,7 +26,7 @@ ROOMS = (
     "tests",
     "benchmarks",
 )
-YOURS = {"my_agent.py", "agent.py", "tasks.jsonl", "train.jsonl.gz", "eval.jsonl", "tracegrad.toml"}
+YOURS = {"my_agent.py", "agent.py", "file.py", "tasks.jsonl", "train.jsonl.gz", "eval.jsonl", "tracegrad.toml"}
 """Files of the reader's own, or that a command beside them makes."""
 MADE = {"config.json", "results.json", "verdict.json", "audit.json", "chart.svg", "run.json", "server.properties"}
 """Files of a run or of a model folder."""
