@@ -51,7 +51,7 @@ SignalHandler = Callable[..., Awaitable[None]]
 
 
 class _DaemonThread(WorkerThread):
-    """Does not keep a process alive whose app could not be stopped."""
+    """Does not keep a process alive whose app could not be stopped: the supervisor waits for its exit."""
 
     def __init__(self, service: Any, **rest: Any) -> None:
         super().__init__(service, **rest)
@@ -63,6 +63,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
     def _create_worker_consumer(self, transport: driver.Transport) -> Any:
         consumer = super()._create_worker_consumer(transport)
+        # Faust hands aiokafka a number of its own and no setting reaches it; both are read when it starts.
         consumer._fetch_max_wait_ms = _FETCH_MAX_WAIT_MS
         consumer._fetch_min_bytes = _FETCH_MIN_BYTES
         return consumer
@@ -89,7 +90,12 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
 
 class _Begun:
-    """The rest of a coroutine that has run up to its first wait, to be awaited like any other."""
+    """The rest of a coroutine that has run up to its first wait, to be awaited like any other.
+
+    A coroutine that was sent into can be neither awaited from its start nor made a task of: what it waits for has been
+    handed out and would be lost. So this yields that first, and then passes on whatever the event loop sends or throws,
+    a cancellation too, until the coroutine returns: `yield from`, begun one step late.
+    """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
         self._coroutine = coroutine
@@ -116,11 +122,13 @@ class _Consumer(driver.Consumer):
         of what a message costs. A hand-over that need not wait is over at its first step and needs none of them.
         """
         hand_over = coros[0]
+        # While the flow is suspended (a rebalance), nothing may be handed over: Faust's own way decides.
         if asyncio.iscoroutine(hand_over) and not self.suspend_flow.is_set():
             try:
                 waits_for = hand_over.send(None)
             except StopIteration as end:
                 for other in coros[1:]:
+                    # Never begun; unclosed, each would warn that it was never awaited.
                     other.close()
                 return WaitResults([hand_over], [end.value], False)
             coros = (_Begun(hand_over, waits_for), *coros[1:])
@@ -228,6 +236,7 @@ class FaustSeam:
     async def commit(self, marks: Mapping[TopicPartition, int]) -> bool:
         """Commits next offsets. False: the group has rebalanced, and whoever owns the partitions reads them again."""
         offsets = {TP(where.topic, where.partition): offset for where, offset in marks.items()}
+        # The public `commit` takes its offsets from Faust's own acknowledgements, of which there are none here.
         return bool(await self.app.consumer._commit(offsets))  # type: ignore[attr-defined]
 
     async def stop(self, *, leave: bool, timeout_s: float) -> bool:

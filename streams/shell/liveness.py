@@ -12,15 +12,12 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 
-__all__ = ["Jumps", "Liveness", "check_partitions", "group_starts", "patiently"]
-
-T = TypeVar("T")
+__all__ = ["Jumps", "Liveness", "check_partitions", "group_starts"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +25,6 @@ _LOOK_S = 10.0
 """How long to look for a record."""
 _LOOK_RECORDS = 1_000
 """How many offsets a look brings at most."""
-
-
-def patiently(ask: Callable[[], T], *, patience_s: float = 20.0) -> T:
-    """The answer, asked again while the broker does not give one (a new leader, a restart); then its error."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            return ask()
-        except UnavailableError as error:
-            if time.monotonic() > deadline:
-                raise
-            logger.warning("asking the broker again: %s", error)
-            time.sleep(0.5)
 
 
 def group_starts(log: Log, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
@@ -120,10 +104,8 @@ def _look(log: Log, where: TopicPartition, start: int) -> Sequence[int]:
     try:
         deadline = time.monotonic() + _LOOK_S
         while time.monotonic() < deadline:
-            # One record ends the wait at once; what came with it is taken without waiting.
-            if first := reader.read(max_records=1, timeout_s=0.5):
-                more = reader.read(max_records=_LOOK_RECORDS - 1, timeout_s=0.0)
-                return [record.offset for record in (*first, *more)]
+            if records := reader.read(max_records=_LOOK_RECORDS, timeout_s=0.5):
+                return [record.offset for record in records]
     finally:
         reader.close()
     return ()

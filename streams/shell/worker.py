@@ -18,26 +18,25 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
-from tracegrad.schemas.errors import RecordError, UnavailableError
-from tracegrad.schemas.fold import Emission, Fold
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.log.ledger import Ledger
-from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Position, Record, TopicPartition
-from tracegrad.schemas.metrics import COMMITS, DELIVERIES_DROPPED, OFFSETS_WITHOUT_RECORD, RECORDS, Metrics
+from tracegrad.schemas.log.protocol import Log, LogWriter
+from tracegrad.schemas.metrics import COMMITS, Metrics
+from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
 from ..config import StreamRules, StreamsHandles
-from ..dead_letter import dead_letter
 from ..folds import build_fold
-from .emissions import Emissions, Failpoint
+from .assignment import ASK_PATIENCE_S, Assignment
+from .emissions import Emissions
 from .faust_app import FaustSeam
 from .gauges import measure
-from .instance import PoisonList, file_name, hold_instance
-from .liveness import Jumps, Liveness, check_partitions, group_starts, patiently
-from .markers import read_markers
+from .liveness import Liveness, check_partitions, group_starts
+from .poison import PoisonList, file_name
 
 __all__ = ["run", "run_fold"]
 
@@ -60,7 +59,6 @@ _DRAIN_S = 10.0
 """At a clean stop, how long emissions in flight may take; what is left comes again."""
 _STOP_S = 15.0
 _COMMIT_S = 5.0
-FAILPOINT_VARIABLE = "TRACEGRAD_FAILPOINT"
 
 
 def run(
@@ -76,7 +74,7 @@ def run(
     """Runs a stage until `stop` is set; then drains, commits and leaves the group.
 
     Raises:
-        FatalError: a gap in the log, wrong partitions, an instance id in use: do not restart.
+        FatalError: a gap in the log, wrong partitions: do not restart.
         TracegradError, Exception: anything else: restart, and the open inputs come again.
     """
     fold = build_fold(stage, rules, topics, metrics)
@@ -92,21 +90,28 @@ def run_fold(
     log: Log,
     stop: threading.Event,
     metrics: Metrics,
+    before_marker: Callable[[], None] = lambda: None,
 ) -> None:
-    """`run` with a fold at hand; the stage gives the inputs and the consumer group."""
+    """`run` with a fold at hand; the stage gives the inputs and the consumer group.
+
+    `before_marker` is called when an emission's outputs are acknowledged and its marker is not sent yet: the worst
+    moment to die in.
+    """
     data_dir = Path(handles.data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
     inputs = tuple(topics.name(topic) for topic in INPUTS[stage])
-    with hold_instance(data_dir, stage, handles.instance_id):
+
+    def check() -> None:
         if fold.marker_topic is not None:
-            equal = (*inputs, topics.name(fold.marker_topic))
-            patiently(lambda: check_partitions(log, equal, handles.partitions))
-        patiently(lambda: group_starts(log, topics.group(stage), inputs))
-        writer = log.writer()
-        try:
-            asyncio.run(_serve(lambda: _Worker(fold, handles, stage, topics, log, writer, metrics), stop))
-        finally:
-            writer.close()
+            check_partitions(log, (*inputs, topics.name(fold.marker_topic)), handles.partitions)
+        group_starts(log, topics.group(stage), inputs)
+
+    retry(check, doing="checking topics and offsets", patience_s=ASK_PATIENCE_S)
+    writer = log.writer()
+    try:
+        asyncio.run(_serve(lambda: _Worker(fold, handles, stage, topics, log, writer, metrics, before_marker), stop))
+    finally:
+        writer.close()
 
 
 async def _serve(worker: Callable[[], _Worker], stop: threading.Event) -> None:
@@ -115,7 +120,18 @@ async def _serve(worker: Callable[[], _Worker], stop: threading.Event) -> None:
 
 
 class _Worker:
-    """The state of one process; everything but the blocking reads runs in its one event loop."""
+    """One process from its start to its end; everything but the blocking reads runs in its one event loop.
+
+    The order of events keeps the invariants, so nothing below may be swapped:
+
+    - What fails ends `serve` by its task or by `_failure`, never by Faust, which would log it and go on.
+    - A clean stop drops new messages first, then waits for the emissions in flight, then commits, and only then stops
+      the app: a commit before the last acknowledgement would make those inputs come again, and a stopped app commits
+      nothing. The app is let start first, for one that is stopped in the midst of its start leaves threads behind.
+    - The tasks are cancelled last: the drain needs the one that follows acknowledgements.
+    - After a failure nothing is drained, committed or left: the open inputs come again to whoever is next, and a static
+      member's partitions wait for the restart instead of moving twice.
+    """
 
     def __init__(
         self,
@@ -126,15 +142,12 @@ class _Worker:
         log: Log,
         writer: LogWriter,
         metrics: Metrics,
+        before_marker: Callable[[], None] = lambda: None,
     ) -> None:
         self._fold = fold
         self._stage = stage
-        self._log = log
         self._metrics = metrics
-        self._jumps = Jumps(log)
-        self._marker_topic = topics.name(fold.marker_topic) if fold.marker_topic is not None else None
         data_dir = Path(handles.data_dir)
-        self._poison = PoisonList(data_dir, stage)
         self._seam = FaustSeam(
             handles,
             group=topics.group(stage),
@@ -142,7 +155,6 @@ class _Worker:
             datadir=data_dir / "faust" / file_name(f"{stage.value}-{handles.instance_id or os.getpid()}"),
         )
         self._ledger = Ledger()
-        failpoint = Failpoint(os.environ.get(FAILPOINT_VARIABLE), data_dir / "failpoints" / stage.value)
         self._emissions = Emissions(
             writer,
             topics,
@@ -150,22 +162,29 @@ class _Worker:
             stage=stage,
             metrics=metrics,
             max_in_flight=_MAX_IN_FLIGHT,
-            failpoint=failpoint,
+            before_marker=before_marker,
+        )
+        self._assignment = Assignment(
+            fold,
+            stage=stage,
+            log=log,
+            seam=self._seam,
+            ledger=self._ledger,
+            emissions=self._emissions,
+            metrics=metrics,
+            poison=PoisonList(data_dir, stage),
+            marker_topic=topics.name(fold.marker_topic) if fold.marker_topic is not None else None,
+            patience_s=_STALL_S,
+            fail=self._fail,
         )
         self._liveness = Liveness(log, stall_s=_STALL_S)
-        self._lag: Mapping[TopicPartition, int] = {}
-        self._starts: dict[TopicPartition, int] = {}
-        """Where each assigned partition began in this epoch."""
-        self._is_ready = False
-        self._is_closing = False
-        self._folding: Position | None = None
         self._started = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, stop: threading.Event) -> None:
         """Until `stop` is set or something fails, which it raises."""
-        self._seam.consume(self._on_message, self._on_agent_end)
-        self._seam.on_rebalance(revoked=self._on_revoked, complete=self._on_rebalance_complete)
+        self._seam.consume(self._assignment.on_message, self._assignment.on_agent_end)
+        self._seam.on_rebalance(revoked=self._assignment.on_revoked, complete=self._assignment.on_rebalance_complete)
         tasks = [
             asyncio.create_task(work, name=name)
             for name, work in (
@@ -201,14 +220,13 @@ class _Worker:
 
     async def _close(self, is_clean: bool, tasks: list[asyncio.Task[None]]) -> None:
         """Clean: what is in flight is acknowledged and committed first, and the group is left at once."""
-        self._is_closing = True
+        self._assignment.is_closing = True
         if is_clean and not await self._emissions.drain(_DRAIN_S):
             logger.warning("streams %s: %d emissions still in flight", self._stage, self._emissions.num_in_flight)
         if is_clean:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._commit(), _COMMIT_S)
         if is_clean:
-            # An app that is stopped in the midst of its start leaves threads behind.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._started.wait(), _STOP_S)
         if not await self._seam.stop(leave=is_clean, timeout_s=_STOP_S):
@@ -217,114 +235,13 @@ class _Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # The data's path.
-
-    async def _on_message(self, message: Any) -> None:
-        if self._is_closing or not self._is_ready or not self._seam.is_current(message):
-            self._metrics.add(DELIVERIES_DROPPED, "stale")
-            return
-        epoch = self._ledger.epoch
-        where = TopicPartition(message.topic, message.partition)
-        expected = self._ledger.next_offset(where)
-        if expected is None:
-            expected = self._starts.get(where, message.offset)
-        if message.offset > expected:
-            await self._judge_jump(where, expected, message.offset)
-            if epoch != self._ledger.epoch:
-                return
-        if not self._ledger.deliver(message.topic, message.partition, message.offset):
-            self._metrics.add(DELIVERIES_DROPPED, "again")
-            return
-        record = _record(message)
-        self._folding = record.position
-        emission = self._poison_letter(record) if record.position in self._poison else self._fold.fold(record)
-        self._folding = None
-        self._metrics.add(RECORDS)
-        await self._emissions.emit(emission, record, epoch=epoch)
-
-    async def _judge_jump(self, where: TopicPartition, expected: int, delivered: int) -> None:
-        await asyncio.to_thread(self._jumps.refuse_skipped, where, expected=expected, delivered=delivered)
-        self._metrics.add(OFFSETS_WITHOUT_RECORD, num=delivered - expected)
-        logger.debug("streams %s: no records at %s[%d]@%d..%d", self._stage, *where, expected, delivered - 1)
-
-    def _poison_letter(self, record: Record) -> Emission:
-        error = RecordError("expected folding to end, got the process's end several times", reason="poison")
-        letter = dead_letter(record, error, stage=self._stage)
-        return Emission(outputs=(letter,), done=(record.position,))
-
-    def _on_agent_end(self, error: BaseException | None) -> None:
-        if self._folding is not None and error is not None:
-            count = self._poison.add(self._folding)
-            logger.error("streams %s: folding %s failed, time %d", self._stage, self._folding, count)
-        self._fail(error or UnavailableError("expected the Faust agent to run, got its end"))
-
     def _fail(self, error: BaseException) -> None:
         """Ends `serve` with the error."""
-        if not self._is_closing and not self._failure.done():
+        if not self._assignment.is_closing and not self._failure.done():
             self._failure.set_exception(error)
 
-    # Assignments.
-
-    async def _on_revoked(self, *_: Any, **__: Any) -> None:
-        self._reset()
-
-    async def _on_rebalance_complete(self, *_: Any, **__: Any) -> None:
-        epoch = self._reset()
-        try:
-            await self._take_over(epoch)
-        except asyncio.CancelledError:
-            self._fail(UnavailableError("expected the markers of the new partitions to be read, got a cancellation"))
-            raise
-        except Exception as error:
-            # Faust would log it and go on without the markers.
-            self._fail(error)
-
-    def _reset(self) -> int:
-        self._is_ready = False
-        self._starts = {}
-        self._lag = {}
-        self._fold.reset()
-        return self._ledger.reset()
-
-    async def _take_over(self, epoch: int) -> None:
-        """Reads what must be known before the first event. Void when the next rebalance begins meanwhile."""
-        began = time.monotonic()
-        assigned = set(self._seam.assignment())
-        inputs = sorted({where.topic for where in assigned})
-        starts = await asyncio.to_thread(patiently, lambda: group_starts(self._log, self._seam.group, inputs))
-        num_markers = 0
-        if self._marker_topic is not None:
-            num_markers = await read_markers(
-                self._log,
-                self._marker_topic,
-                sorted({where.partition for where in assigned}),
-                lambda markers: self._restore(markers, epoch),
-                patience_s=_STALL_S,
-            )
-        if epoch != self._ledger.epoch:
-            return
-        self._poison.load()
-        self._starts = {where: start for where, start in starts.items() if where in assigned}
-        self._is_ready = True
-        logger.info(
-            "streams %s: epoch %d, %d partitions, %d markers read in %.2f s",
-            self._stage,
-            epoch,
-            len(assigned),
-            num_markers,
-            time.monotonic() - began,
-        )
-
-    def _restore(self, markers: Sequence[Record], epoch: int) -> bool:
-        if epoch != self._ledger.epoch:
-            return False
-        self._fold.restore(markers)
-        return True
-
-    # Timers.
-
     async def _commit(self) -> None:
-        if not self._is_ready or self._seam.is_rebalancing:
+        if not self._assignment.is_ready or self._seam.is_rebalancing:
             return
         epoch, marks = self._ledger.epoch, self._ledger.committable()
         if not marks:
@@ -335,7 +252,7 @@ class _Worker:
             self._metrics.add(COMMITS)
 
     async def _propose(self) -> None:
-        if not self._is_ready or self._is_closing:
+        if not self._assignment.is_ready or self._assignment.is_closing:
             return
         futures = [await self._emissions.append(output) for output in self._fold.propose(time.monotonic())]
         timeout_s = _ACK_TIMEOUT_S
@@ -350,23 +267,20 @@ class _Worker:
         age_s = self._emissions.oldest_age_s
         if age_s > _ACK_TIMEOUT_S:
             raise UnavailableError(f"expected an acknowledgement within {_ACK_TIMEOUT_S} s, got {age_s:.0f}")
-        positions = None
         epoch = self._ledger.epoch
-        if self._is_ready:
-            positions = {where: self._ledger.next_offset(where) or start for where, start in self._starts.items()}
-        lag = await asyncio.to_thread(self._liveness.check, positions, time.monotonic())
+        lag = await asyncio.to_thread(self._liveness.check, self._assignment.positions(), time.monotonic())
         if epoch == self._ledger.epoch:
-            self._lag = lag
+            self._assignment.lag = lag
 
     async def _measure(self) -> None:
         measure(
             self._metrics,
-            is_ready=self._is_ready,
-            assigned=self._starts,
+            is_ready=self._assignment.is_ready,
+            assigned=self._assignment.starts,
             num_open=self._fold.num_open,
             ledger=self._ledger,
             num_in_flight=self._emissions.num_in_flight,
-            lag=sum(self._lag.values()),
+            lag=sum(self._assignment.lag.values()),
         )
 
 
@@ -374,18 +288,3 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None
     while True:
         await asyncio.sleep(interval_s)
         await work()
-
-
-def _record(message: Any) -> Record:
-    """The log's record of a Faust message; Faust's own event would keep one header of each name only."""
-    given = message.headers
-    headers: Headers = tuple(given.items() if isinstance(given, Mapping) else given) if given else ()
-    return Record(
-        topic=message.topic,
-        partition=message.partition,
-        offset=message.offset,
-        key=message.key,
-        value=message.value,
-        headers=headers,
-        timestamp_ms=round(message.timestamp * 1000) if message.timestamp else 0,
-    )

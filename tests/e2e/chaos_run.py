@@ -36,7 +36,7 @@ SETTINGS = {
 }
 
 
-def make_run(folder: Path, *, flags: Sequence[str] = (), failpoint: str = "") -> LiveRun:
+def make_run(folder: Path, *, flags: Sequence[str] = (), is_killed_before_marker: bool = False) -> LiveRun:
     """A small run of the calculator; `start` starts it or goes on with it."""
     for name, count_ in (("tasks", 64), ("eval", 4)):
         lines = (CALCULATOR / f"{name}.jsonl").read_text().splitlines()
@@ -46,7 +46,9 @@ def make_run(folder: Path, *, flags: Sequence[str] = (), failpoint: str = "") ->
     command += ["--eval-tasks", str(folder / "eval.jsonl")]
     for key, value in SETTINGS.items():
         command += ["--set", f"{key}={value}"]
-    env = {**os.environ, "TRACEGRAD_FAILPOINT": failpoint}
+    env = dict(os.environ)
+    if is_killed_before_marker:
+        env["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent / "failpoint"), str(ROOT)))
     return LiveRun([*command, *flags], folder / "chaos", folder / "train.out", env)
 
 

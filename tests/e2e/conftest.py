@@ -13,4 +13,4 @@ from tests.e2e.chaos_run import ChaosRun, drive_to_the_end, make_run
 def chaos_run(tmp_path_factory: pytest.TempPathFactory) -> ChaosRun:
     """A finished run in which every process was killed; its broker is stopped."""
     folder: Path = tmp_path_factory.mktemp("chaos")
-    return drive_to_the_end(make_run(folder, failpoint="after_outputs"), folder, print)
+    return drive_to_the_end(make_run(folder, is_killed_before_marker=True), folder, print)

@@ -18,9 +18,9 @@ from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsHandles
-from tracegrad.streams.shell import instance, liveness, worker
-from tracegrad.streams.shell.instance import PoisonList, hold_instance
+from tracegrad.streams.shell import liveness, worker
 from tracegrad.streams.shell.liveness import Jumps, Liveness, check_partitions, group_starts
+from tracegrad.streams.shell.poison import PoisonList
 
 WHERE = TopicPartition("events", 0)
 
@@ -169,21 +169,22 @@ async def test_a_take_over_that_is_not_ended_ends_the_worker(
     async def fails(epoch: int) -> None:
         raise error
 
-    monkeypatch.setattr(shell, "_take_over", fails)
+    monkeypatch.setattr(shell._assignment, "_take_over", fails)
     with contextlib.suppress(asyncio.CancelledError):
-        await shell._on_rebalance_complete()
+        await shell._assignment.on_rebalance_complete()
     with pytest.raises(LogGapError if isinstance(error, LogGapError) else UnavailableError):
         shell._failure.result()
 
 
 async def test_a_record_passed_over_after_a_real_hole_ends_the_worker(shell: worker._Worker) -> None:
     """One hole says nothing of the next jump in the same topic."""
-    shell._reset()
-    shell._is_ready = True
+    assignment = shell._assignment
+    await assignment.on_revoked()
+    assignment.is_ready = True
     for offset in (0, 2):
-        await shell._on_message(_Message(offset))
+        await assignment.on_message(_Message(offset))
     with pytest.raises(UnavailableError, match=r"expected offset 3 .* passed over"):
-        await shell._on_message(_Message(4))
+        await assignment.on_message(_Message(4))
     assert shell._ledger.next_offset(WHERE) == 3
 
 
@@ -214,23 +215,6 @@ def test_an_assignment_that_never_comes_ends_the_process(log: MemoryLog) -> None
     liveness.check(None, 21.0)
     with pytest.raises(UnavailableError, match="assignment"):
         liveness.check(None, 22.5)
-
-
-def test_an_instance_id_is_held_by_one_process_and_free_again_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock is per stage and id; a dynamic member needs none."""
-    monkeypatch.setattr(instance, "_LOCK_WAIT_S", 0.0)
-    with hold_instance(tmp_path, Stage.CREDIT, "0"):
-        with hold_instance(tmp_path, Stage.ASSEMBLE, "0"), hold_instance(tmp_path, Stage.CREDIT, None):
-            pass
-        with (
-            pytest.raises(ConfigurationError, match="held by another process"),
-            hold_instance(tmp_path, Stage.CREDIT, "0"),
-        ):
-            pass
-    with hold_instance(tmp_path, Stage.CREDIT, "0"):
-        pass
 
 
 def test_a_position_is_poison_after_three_ends_counted_across_processes(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from tests.streams.make import config
 from tests.streams.shell.counting_fold import Part, Sum
 from tests.streams.shell.worker_process import Plan
 from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 from tracegrad.streams.config import StreamsHandles
-from tracegrad.streams.shell.liveness import patiently
 
 __all__ = ["Bench", "Worker"]
 
@@ -32,13 +33,13 @@ _ROOT = Path(__file__).resolve().parents[3]
 class Worker:
     """One process; its output lies in `log_path`."""
 
-    def __init__(self, plan: Plan, log_path: Path, env: dict[str, str]) -> None:
+    def __init__(self, plan: Plan, log_path: Path) -> None:
         self.log_path = log_path
         with log_path.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.streams.shell.worker_process", msgspec.json.encode(plan).decode()],
                 cwd=_ROOT,
-                env={**os.environ, "PYTHONPATH": str(_ROOT), **env},
+                env={**os.environ, "PYTHONPATH": str(_ROOT)},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -78,7 +79,7 @@ class Bench:
         is_static: bool = True,
         counting: dict[str, Any] | None = None,
         max_delay_s: float = 0.0,
-        env: dict[str, str] | None = None,
+        is_killed_before_marker: bool = False,
         session_timeout_s: float = 6.0,
     ) -> Worker:
         """Starts a worker; `name` is its instance id when it is static."""
@@ -95,8 +96,9 @@ class Bench:
             topics=self.topics,
             counting=counting,
             max_delay_s=max_delay_s,
+            kill_once=str(self.folder / "killed") if is_killed_before_marker else None,
         )
-        worker = Worker(plan, self.folder / f"{name}.log", env or {})
+        worker = Worker(plan, self.folder / f"{name}.log")
         self.workers.append(worker)
         return worker
 
@@ -115,16 +117,7 @@ class Bench:
 
     def records(self, topic: Topic) -> list[Record]:
         """Everything on a topic now."""
-        name = self.topics.name(topic)
-        ends = {partition: kept.end for partition, kept in patiently(lambda: self.log.offsets(name)).items()}
-        reader = patiently(lambda: self.log.tail([name]))
-        records: list[Record] = []
-        with contextlib.closing(reader):
-            deadline = time.monotonic() + 60
-            while any(offset < ends[where.partition] for where, offset in reader.positions().items()):
-                records.extend(reader.read(max_records=5000, timeout_s=0.2))
-                assert time.monotonic() < deadline, "the topic was not read to its end in 60 s"
-        return records
+        return list(read_to_end(self.log, self.topics.name(topic), patience_s=60))
 
     def bodies(self) -> dict[str, set[bytes]]:
         """The distinct outputs of each id of CountingFold."""
@@ -141,10 +134,12 @@ class Bench:
         total = 0
         for topic in INPUTS[self.stage]:
             name = self.topics.name(topic)
-            committed = patiently(lambda n=name: self.log.committed(self.topics.group(self.stage), n))  # type: ignore[misc]
-            for partition, kept in patiently(lambda n=name: self.log.offsets(n)).items():  # type: ignore[misc]
-                total += kept.end - committed.get(partition, kept.begin)
+            total += retry(lambda n=name: self._lag(n), doing="asking Kafka", patience_s=20)  # type: ignore[misc]
         return total
+
+    def _lag(self, name: str) -> int:
+        committed = self.log.committed(self.topics.group(self.stage), name)
+        return sum(kept.end - committed.get(number, kept.begin) for number, kept in self.log.offsets(name).items())
 
     def wait(self, until: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         """Waits for a condition; fails with the workers' last words."""

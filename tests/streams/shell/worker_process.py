@@ -11,11 +11,13 @@ import signal
 import sys
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tests.streams.shell.counting_fold import CountingFold
+from tests.streams.shell.failpoint import kill_once
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.log.protocol import LogWriter, Position
@@ -37,6 +39,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     topics: Topics
     counting: dict[str, Any] | None = None
     """Arguments of CountingFold; None: the stage's own fold."""
+    kill_once: str | None = None
+    """A file; unless it exists, the process dies between its first output and the marker."""
     session_timeout_s: float = faust_app.SESSION_TIMEOUT_S
     commit_interval_s: float = worker.COMMIT_INTERVAL_S
     max_delay_s: float = 0.0
@@ -92,7 +96,16 @@ def main() -> int:
     else:
         fold = build_fold(plan.stage, plan.rules, plan.topics)
     try:
-        worker.run_fold(fold, plan.handles, stage=plan.stage, topics=plan.topics, log=log, stop=stop, metrics=Metrics())
+        worker.run_fold(
+            fold,
+            plan.handles,
+            stage=plan.stage,
+            topics=plan.topics,
+            log=log,
+            stop=stop,
+            metrics=Metrics(),
+            before_marker=kill_once(Path(plan.kill_once)) if plan.kill_once else lambda: None,
+        )
     except FatalError as error:
         logging.error("fatal: %s: %s", type(error).__name__, error)
         return FATAL_EXIT_STATUS
