@@ -28,8 +28,8 @@ class Some(Section, frozen=True, kw_only=True):
 
 
 FITS: dict[str, Callable[[float], bool]] = {
-    "whole": lambda value: value >= 0,
-    "count": lambda value: value >= 1,
+    "whole": lambda value: 0 <= value < float("inf"),
+    "count": lambda value: 1 <= value < float("inf"),
     "port": lambda value: 1 <= value <= 65_535,
     "wait_s": lambda value: 0 < value < float("inf"),
     "share": lambda value: 0 <= value < 1,
