@@ -13,8 +13,10 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
+from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 
 __all__ = ["Jumps", "Liveness", "check_partitions", "group_starts"]
@@ -100,14 +102,20 @@ class Jumps:
 
 def _look(log: Log, where: TopicPartition, start: int) -> Sequence[int]:
     """The offsets of the next records at or after `start`; empty when none came in time."""
-    reader = log.tail([where.topic], start={where: start})
-    try:
-        deadline = time.monotonic() + _LOOK_S
-        while time.monotonic() < deadline:
-            if records := reader.read(max_records=_LOOK_RECORDS, timeout_s=0.5):
-                return [record.offset for record in records]
-    finally:
-        reader.close()
+    deadline = time.monotonic() + _LOOK_S
+    chunks = follow(
+        log,
+        [where.topic],
+        starts={where: start},
+        partitions=[where.partition],
+        poll_s=0.5,
+        max_records=_LOOK_RECORDS,
+        patience_s=_LOOK_S,
+    )
+    with closing(chunks):
+        for chunk in chunks:
+            if chunk.records or time.monotonic() > deadline:
+                return [record.offset for record in chunk.records]
     return ()
 
 
