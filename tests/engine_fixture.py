@@ -26,8 +26,9 @@ import pytest
 
 from tests.tiny_models import Kind, make_model, save_version
 from tests.versions import label, manifest
+from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.health import explain
-from tracegrad.compose.engine.server import EngineConfig, engine_argv, engine_environment, probe
+from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
 from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.compose.run.supervisor import answers
 from tracegrad.consumers.engine.engine_control import EngineControl
@@ -63,10 +64,8 @@ class RunningEngine:
         with socket.socket() as probe_socket:
             probe_socket.bind(("127.0.0.1", 0))
             port = probe_socket.getsockname()[1]
+        self.handles = EngineHandles(model=str(self.model), work_dir=str(folder), port=port)
         self.config = EngineConfig(
-            model=str(self.model),
-            work_dir=str(folder),
-            port=port,
             python=python,
             dtype=dtype,
             max_model_len=512,
@@ -91,8 +90,8 @@ class RunningEngine:
         started = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = process = subprocess.Popen(
-                guarded(engine_argv(self.config, build)),
-                env=engine_environment(self.config, build, os.environ),
+                guarded(engine_argv(self.config, self.handles, build)),
+                env=engine_environment(self.config, self.handles, build, os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

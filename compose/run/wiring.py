@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.topics import Stage
 
+from ..engine.config import EngineHandles
 from ..kafka.log import KafkaLog
 from .run_dir import Endpoints, RunDir, RunRecord
 from .settings import RunSettings
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from tracegrad.producers.tasks.admission import TasksConfig
     from tracegrad.streams.config import StreamRules, StreamsHandles
     from tracegrad.trainer.config import TrainerHandles
-
-    from ..engine.server import EngineConfig
 
 __all__ = ["ENGINE_ID", "Wiring"]
 
@@ -207,27 +206,14 @@ class Wiring:
             weight_root=str(self.run_dir.weights),
         )
 
-    def engine(self) -> EngineConfig:
+    def engine(self) -> EngineHandles:
         """`serve engine`."""
-        from ..engine.server import EngineConfig
-
-        engine = self.settings.engine
-        return EngineConfig(
+        return EngineHandles(
             model=self.settings.policy.model,
+            served_name=self.settings.policy.name,
+            needs_tools=self.settings.policy.tools,
             work_dir=str(self.run_dir.path),
             port=port_of(self.endpoints.engine_url),
-            served_name=self.settings.policy.name,
-            python=engine.python,
-            device=engine.device,
-            dtype=engine.dtype,
-            max_model_len=engine.max_model_len,
-            max_num_seqs=engine.max_num_seqs,
-            kv_cache_bytes=engine.kv_cache_bytes,
-            threads=engine.threads,
-            tool_call_parser=engine.tool_call_parser,
-            tool_parser_plugin=engine.tool_parser_plugin,
-            needs_tools=self.settings.policy.tools,
-            args=engine.args,
         )
 
 

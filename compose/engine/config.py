@@ -1,0 +1,62 @@
+"""What an engine is told: `[engine]` of the settings file, and the handles of the run that it serves.
+
+Apart from `server.py`, so that settings can be read without what starts an engine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.section import Count, File, Program, Section
+
+__all__ = ["EngineConfig", "EngineHandles"]
+
+
+class EngineConfig(Section, frozen=True, kw_only=True):
+    """`[engine]`: vLLM, started by us or found under `url`."""
+
+    url: str | None = None
+    """An engine that runs already, with our plug-in; None: start one."""
+    python: Program | None = None
+    """The interpreter that has vLLM installed; None: the one that runs tracegrad."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cpu`, `cuda`, or `auto`: what that vLLM was built for."""
+    max_model_len: Count = 2048
+    """Context window in tokens."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """`float32`, `bfloat16`, as `[trainer]` publishes: set both or neither. None: float32 on CPU, bfloat16 on a GPU."""
+    tool_call_parser: str | None = "hermes"
+    """vLLM's parser of the model's tool calls; None: the model calls no tools."""
+    tool_parser_plugin: File | None = None
+    """A Python file that registers a parser of one's own with vLLM."""
+    max_num_seqs: Count = 128
+    """Sequences decoded at once."""
+    kv_cache_bytes: Count | None = None
+    """Memory for the KV cache; None: 128 MiB on CPU, vLLM's choice on a GPU."""
+    threads: Count = 1
+    """CPU threads of the engine; more than one helps only real models on an otherwise idle machine."""
+    args: tuple[str, ...] = ()
+    """More arguments for vLLM's server."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"url: expected http://host:port, got {self.url!r}")
+
+
+class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
+    """One vLLM process of a run."""
+
+    model: str
+    """The folder it starts from: version 0's weights, whose names and shapes every later version must have."""
+    served_name: str = "policy"
+    """What requests call the model."""
+    needs_tools: bool = True
+    """Refuse a model whose chat template ignores tools."""
+    work_dir: str
+    """A folder of the run, where the plug-in is laid."""
+    port: int
+    """On loopback: the development routes have no guard."""
