@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.streams.make import (
-    RUN_HASH,
     Item,
     Streams,
     agent_span,
@@ -109,8 +108,7 @@ def test_episodes_of_two_workers_under_three_kills_equal_those_of_an_undisturbed
                 if n % 50 == 0:
                     time.sleep(0.1)
 
-        settings = {"run_hash": RUN_HASH, "max_delay_s": 0.2}
-        workers = {name: made.start(name, **settings) for name in ("0", "1")}  # type: ignore[arg-type]
+        workers = {name: made.start(name, max_delay_s=0.2) for name in ("0", "1")}
         feeder = threading.Thread(target=feed)
         feeder.start()
         for victim in ("1", "0", "1"):
@@ -118,7 +116,7 @@ def test_episodes_of_two_workers_under_three_kills_equal_those_of_an_undisturbed
             made.wait(lambda n=seen: len(made.records(Topic.CLOSED_EPISODES)) > n + 20, "more closed")  # type: ignore[misc]
             assert made.uncommitted > 0
             workers[victim].kill()
-            workers[victim] = made.start(victim, **settings)  # type: ignore[arg-type]
+            workers[victim] = made.start(victim, max_delay_s=0.2)
         feeder.join(60)
         made.writer.flush(10)
         made.wait(lambda: set(_bodies(made)) == set(episodes) and not made.uncommitted, "every episode, committed")
