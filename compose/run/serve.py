@@ -165,7 +165,7 @@ def _engine(start: _Start) -> None:
     from ..engine import server
 
     # Becomes vLLM, which has handlers of its own; ours die with this program's image.
-    server.serve(start.wiring.engine())
+    server.serve(start.wiring.settings.engine, start.wiring.engine())
 
 
 _ROOMS: dict[str, Callable[[_Start], None]] = {
