@@ -2,7 +2,8 @@
 
 OpenTelemetry's `gen_ai.*` conventions are pinned here; the keys of another dialect stay with it
 (`streams/normalize/dialects/`).
-`producers/runner/span_ledger.py` runs where we are not installed and spells the first three itself; a test compares.
+`producers/runner/hosted/span_ledger.py` runs where we are not installed and spells the first three itself; a test
+compares.
 """
 
 from __future__ import annotations

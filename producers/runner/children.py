@@ -21,9 +21,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["Child", "Reaper"]
+from .config import RunnerConfig, interpreter
+
+__all__ = ["Child", "Reaper", "start_host"]
 
 _LINE_LIMIT = 8 * 1024 * 1024
 """Above an agent host's largest result, so that only a broken child exceeds it."""
@@ -164,3 +167,29 @@ class Child:
             self._log.close()
             self._log = None
         return status
+
+
+async def start_host(
+    script: str, reference: str, config: RunnerConfig, reaper: Reaper, *, env: Mapping[str, str], name: str
+) -> tuple[Child, dict[str, Any]]:
+    """A process of `host_main.py` that has loaded the function, and what it said when it was ready.
+
+    Raises ConfigurationError (the function cannot be loaded), UnavailableError (the process died or hung), OSError.
+    """
+    folder = Path(__file__).parent.resolve() / "hosted"
+    command = [interpreter(config), str(folder / "host_main.py"), str(folder / script), reference]
+    log_file = Path(config.log_dir, f"{name}.log") if config.log_dir else None
+    child = await Child.start(command, env=env, cwd=config.cwd, reaper=reaper, log_file=log_file)
+    message: dict[str, Any] | None = None
+    try:
+        message = await asyncio.wait_for(child.receive(), config.start_timeout_s)
+    except TimeoutError:
+        pass
+    finally:
+        if message is None or message["op"] != "ready":
+            await child.kill()
+    if message is None:
+        raise UnavailableError(f"{name} died or hung at its start: {child.last_words}")
+    if message["op"] != "ready":
+        raise ConfigurationError(f"{reference}: {message['error']}")
+    return child, message

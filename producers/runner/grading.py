@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.rollouts import Reward, RolloutRequest
 
-from .children import Child, Reaper
-from .config import RunnerConfig, interpreter
+from .children import Child, Reaper, start_host
+from .config import RunnerConfig
 
 __all__ = ["Grade", "Graders", "rewards_of"]
 
@@ -78,24 +77,13 @@ class Graders:
         self._idle.put_nowait(await self._start())
 
     async def _start(self) -> Child:
-        config = self._config
-        script = Path(__file__).with_name("grader_host.py").resolve()
-        child = await Child.start(
-            [interpreter(config), str(script), "--grader", str(config.grader)],
-            env={**os.environ, **config.env},
-            cwd=config.cwd,
-            reaper=self._reaper,
-            log_file=Path(config.log_dir, "grader.log") if config.log_dir else None,
-        )
-        self._children.add(child)
+        config, grader = self._config, str(self._config.grader)
+        env = {**os.environ, **config.env}
         try:
-            message = await asyncio.wait_for(child.receive(), config.start_timeout_s)
-        except TimeoutError:
-            message = None
-        if message is None or message["op"] != "ready":
-            await self._kill(child)
-            detail = child.last_words if message is None else message["error"]
-            raise ConfigurationError(f"[reward] grader {config.grader}: {detail}")
+            child, _ = await start_host("grader_host.py", grader, config, self._reaper, env=env, name="grader")
+        except (ConfigurationError, UnavailableError) as error:
+            raise ConfigurationError(f"[reward] grader {error}") from error
+        self._children.add(child)
         return child
 
     async def grade(self, request: RolloutRequest, output: Any, attempt: dict[str, Any]) -> Grade:

@@ -13,16 +13,14 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 
 from .agent_environment import host_environment
 from .agent_result import AgentResult, from_host
-from .children import Child, Reaper
-from .config import RunnerConfig, interpreter
+from .children import Child, Reaper, start_host
+from .config import RunnerConfig
 
 __all__ = ["HostPool", "HostSlot"]
 
@@ -36,50 +34,24 @@ logger = logging.getLogger(__name__)
 class _Host:
     """One host process and the rollouts in it."""
 
-    def __init__(self, config: RunnerConfig, reaper: Reaper, name: str) -> None:
+    def __init__(self, child: Child, config: RunnerConfig, name: str) -> None:
+        self._child = child
         self._config = config
-        self._reaper = reaper
         self._name = name
-        self._child: Child | None = None
         self._pending: dict[str, asyncio.Future[AgentResult]] = {}
-        self._listening: asyncio.Task[None] | None = None
+        self._listening = asyncio.create_task(self._listen())
         self.num_reserved = 0
         self.retired = asyncio.Event()
         """Takes no more rollouts."""
 
-    async def start(self) -> None:
-        """Raises ConfigurationError (the agent cannot be imported) or UnavailableError (it died)."""
-        config = self._config
-        script = Path(__file__).with_name("agent_host.py").resolve()
-        self._child = await Child.start(
-            [interpreter(config), str(script), "--callable", str(config.callable)],
-            env=host_environment(config, os.environ),
-            cwd=config.cwd,
-            reaper=self._reaper,
-            log_file=Path(config.log_dir, f"{self._name}.log") if config.log_dir else None,
-        )
-        message: dict[str, Any] | None = None
-        with contextlib.suppress(TimeoutError):
-            message = await asyncio.wait_for(self._child.receive(), config.start_timeout_s)
-        if message is None or message["op"] != "ready":
-            await self._child.kill()
-            if message is None:
-                raise UnavailableError(f"{self._name} died or hung at its start: {self._child.last_words}")
-            raise ConfigurationError(f"[agent] callable {config.callable}: {message['error']}")
-        if message["untraced"]:
-            logger.warning("%s: its spans will be missing: %s", self._name, message["untraced"])
-        self._listening = asyncio.create_task(self._listen(self._child))
-
     async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
         """One rollout. Ends at the latest `hang_grace_s` after its time limit."""
-        assert self._child is not None
         time_s = request.limits.time_s
         future: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
         self._pending[request.rollout_id + attempt] = future
         try:
             await self._child.send(
                 {
-                    "op": "run",
                     "rollout": request.rollout_id,
                     "attempt": attempt,
                     "task": {"id": request.task_id, "input": request.input},
@@ -101,8 +73,8 @@ class _Host:
             if self.retired.is_set() and not self._pending:
                 await self._die("was retired")
 
-    async def _listen(self, child: Child) -> None:
-        while (message := await child.receive()) is not None:
+    async def _listen(self) -> None:
+        while (message := await self._child.receive()) is not None:
             future = self._pending.get(message["episode"])
             if future is not None and not future.done():
                 future.set_result(from_host(message, self._config.llm_url))
@@ -111,9 +83,9 @@ class _Host:
                 self.retired.set()
             if message.get("blocked"):
                 await self._die("was killed: a rollout blocks its event loop")
-        status = await child.kill()
+        status = await self._child.kill()
         if not self.retired.is_set() or self._pending:
-            logger.warning("%s died (exit status %d): %s", self._name, status, child.last_words)
+            logger.warning("%s died (exit status %d): %s", self._name, status, self._child.last_words)
         self._abandon(f"died (exit status {status})", is_crash=status not in _KILLED_FROM_OUTSIDE)
 
     def _abandon(self, why: str, *, is_crash: bool) -> None:
@@ -124,14 +96,12 @@ class _Host:
 
     async def _die(self, why: str) -> None:
         self._abandon(why, is_crash=False)
-        if self._child is not None:
-            await self._child.kill()
+        await self._child.kill()
 
     async def close(self) -> None:
         """Kills the host; what runs in it is aborted."""
         await self._die("was stopped")
-        if self._listening is not None:
-            await asyncio.wait([self._listening], timeout=5)
+        await asyncio.wait([self._listening], timeout=5)
 
 
 def _aborted(error: str, *, is_crash: bool = False) -> AgentResult:
@@ -197,37 +167,40 @@ class HostPool:
     async def _keep(self, name: str) -> None:
         """Keeps one host running for ever."""
         num_failures = 0
-        while True:
-            host = _Host(self._config, self._reaper, name)
+        while self._failure is None:
             try:
-                await host.start()
+                host = await self._start(name)
             except (UnavailableError, OSError) as error:
                 num_failures += 1
                 logger.warning("%s (failure %d in a row)", error, num_failures)
-                if num_failures >= _MAX_START_FAILURES:
-                    await self._fail(ConfigurationError(f"[agent] callable {self._config.callable}: {error}"))
-                    return
-                await asyncio.sleep(2.0**num_failures)
-                continue
+                if num_failures < _MAX_START_FAILURES:
+                    await asyncio.sleep(2.0**num_failures)
+                else:
+                    await self._tell_all(ConfigurationError(f"[agent] callable {self._config.callable}: {error}"))
             except ConfigurationError as error:
-                await self._fail(error)
-                return
-            num_failures = 0
-            self._hosts.append(host)
-            await self._tell_all()
-            try:
-                await host.retired.wait()
-            except asyncio.CancelledError:
-                await host.close()
-                raise
-            self._hosts.remove(host)
+                await self._tell_all(ConfigurationError(f"[agent] callable {error}"))
+            else:
+                num_failures = 0
+                self._hosts.append(host)
+                await self._tell_all()
+                try:
+                    await host.retired.wait()
+                except asyncio.CancelledError:
+                    await host.close()
+                    raise
+                self._hosts.remove(host)
 
-    async def _fail(self, error: ConfigurationError) -> None:
-        self._failure = error
-        await self._tell_all()
+    async def _start(self, name: str) -> _Host:
+        config = self._config
+        env = host_environment(config, os.environ)
+        child, ready = await start_host("agent_host.py", str(config.callable), config, self._reaper, env=env, name=name)
+        if ready["untraced"]:
+            logger.warning("%s: its spans will be missing: %s", name, ready["untraced"])
+        return _Host(child, config, name)
 
-    async def _tell_all(self) -> None:
+    async def _tell_all(self, failure: ConfigurationError | None = None) -> None:
         async with self._changed:
+            self._failure = failure
             self._changed.notify_all()
 
     async def close(self) -> None:

@@ -11,12 +11,11 @@ and made again. Failure: the log is away -> waits; the agent or the grader canno
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import secrets
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -33,7 +32,7 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..rollout_records import event_of
-from .attempt import AttemptPerformer, Outcome, Slot, records_of
+from .attempt import AttemptPerformer, Outcome, records_of
 from .children import Reaper
 from .commands import CommandPool
 from .config import RunnerConfig, check
@@ -235,7 +234,7 @@ class Runner:
             return is_suspect
         if number > 0:
             await asyncio.sleep(min(self._config.retry_backoff_s * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
-        async with self._slot(is_suspect) as slot:
+        async with (self._isolation if is_suspect else self._pool).slot() as slot:
             attempt = _draw_attempt()
             await self._journal.tell(event_of(request, attempt, number, RolloutState.STARTED))
             if self._histories.of(request).owners.get(number) != attempt:
@@ -246,11 +245,6 @@ class Runner:
             is_final = outcome.result.state is not RolloutState.ABORTED or number + 1 >= max_attempts
             await self._finish(active, number, outcome, is_final=is_final)
         return outcome.result.is_crash
-
-    @contextlib.asynccontextmanager
-    async def _slot(self, is_suspect: bool) -> AsyncIterator[Slot]:
-        async with (self._isolation if is_suspect else self._pool).slot() as slot:
-            yield slot
 
     async def _abort(self, request: RolloutRequest, number: int, attempt: str, reason: str, *, is_final: bool) -> None:
         """Ends an attempt that nobody runs, so that its episode closes."""

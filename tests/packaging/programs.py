@@ -21,15 +21,18 @@ __all__ = ["PROGRAMS", "ROOT", "declared", "libraries", "requirements"]
 ROOT = Path(__file__).parents[2]
 SERVE = "tracegrad.compose.run.serve"
 PROGRAMS = {
-    "agent": ("tracegrad.producers.runner.agent_host", "tracegrad.producers.runner.span_ledger"),
+    "agent": (
+        "tracegrad.producers.runner.hosted.host_main",
+        *("tracegrad.producers.runner.hosted.agent_host", "tracegrad.producers.runner.hosted.span_ledger"),
+    ),
     "cli": ("tracegrad.compose.cli.__main__", "tracegrad.compose.run.session"),
     "engine": (SERVE, "tracegrad.consumers.engine.weight_sync", "tracegrad.compose.engine.server"),
     "gateway": (SERVE, "tracegrad.producers.otlp_gateway.app", "tracegrad.producers.llm_gateway.app"),
     "kafka": ("tracegrad.compose.local_kafka.broker",),
     "runner": (
         *(SERVE, "tracegrad.producers.tasks.admission", "tracegrad.producers.runner.runner"),
-        *("tracegrad.producers.runner.agent_host", "tracegrad.producers.runner.span_ledger"),
-        "tracegrad.producers.runner.grader_host",
+        *("tracegrad.producers.runner.hosted.agent_host", "tracegrad.producers.runner.hosted.span_ledger"),
+        *("tracegrad.producers.runner.hosted.host_main", "tracegrad.producers.runner.hosted.grader_host"),
     ),
     "streams": (SERVE, "tracegrad.streams.shell.worker"),
     "trainer": (SERVE, "tracegrad.trainer.loop"),

@@ -11,7 +11,7 @@ from tracegrad.compose.run.load import load, read_resolved, write_resolved
 from tracegrad.compose.run.settings import AgentSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.runner.agent_environment import host_environment
-from tracegrad.producers.runner.agent_host import FLUSH_LIMIT_S
+from tracegrad.producers.runner.hosted.agent_host import FLUSH_LIMIT_S
 from tracegrad.schemas.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]

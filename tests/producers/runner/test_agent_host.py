@@ -17,10 +17,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from tests.producers.runner.rig import Rig, free_port, is_healthy, until
-from tracegrad.producers.runner import agent_host, span_ledger
-from tracegrad.producers.runner.agent_host import http_errors
 from tracegrad.producers.runner.agent_result import gateway_fault
-from tracegrad.producers.runner.span_ledger import SpanLedger
+from tracegrad.producers.runner.hosted import agent_host, host_main, span_ledger
+from tracegrad.producers.runner.hosted.agent_host import http_errors
+from tracegrad.producers.runner.hosted.span_ledger import SpanLedger
 from tracegrad.schemas import attributes
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic
@@ -91,7 +91,7 @@ class HostProcess:
         (folder / "agent.py").write_text(agent)
         (folder / "tool_server.py").write_text(TOOL_SERVER)
         self.process = subprocess.Popen(
-            [sys.executable, agent_host.__file__, "--callable", "agent.py:solve"],
+            [sys.executable, host_main.__file__, agent_host.__file__, "agent.py:solve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -122,7 +122,7 @@ class HostProcess:
         assert self.process.stdin is not None
         rollout = f"{ROLLOUT}{number}"
         task = {"id": str(number), "input": what}
-        message = {"op": "run", "rollout": rollout, "attempt": "0a0b", "task": task, "time_s": time_s}
+        message = {"rollout": rollout, "attempt": "0a0b", "task": task, "time_s": time_s}
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
         self.process.stdin.flush()
         return rollout + "0a0b"

@@ -1,66 +1,33 @@
 """Runs a user's agent callable, many rollouts at once, in a long-lived process of its own.
 
-Started by path with the user's Python; imports only the standard library and, when installed, OpenTelemetry.
-In: JSON lines on stdin: `{"op": "run", "rollout", "attempt", "task": {id, input}, "time_s"}`. End of file ends it.
-Out: JSON lines on stdout: `ready`, `unusable` (not importable), `result` (its output is JSON text: one that cannot be
-decoded costs no other rollout). What the agent prints goes to stderr. Invariant: each rollout runs in a root context
-whose trace id is its episode id, and its result comes after its spans were flushed, with the number exported and lost.
+Loaded by `host_main.py` with the user's Python; imports only the standard library and, when installed, OpenTelemetry.
+In: JSON lines: `{"rollout", "attempt", "task": {id, input}, "time_s"}`; their end ends the process. Out: JSON lines:
+`result` (its output is JSON text: one that cannot be decoded costs no other rollout). Invariant: each rollout runs in
+a root context whose trace id is its episode id, and its result comes after its spans were flushed, with the number
+exported and lost.
 Failure: an agent out of time is `truncated`; `hung`: its thread or task still runs, `blocked`: nobody else can run.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import inspect
 import json
-import logging
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Host", "load_callable", "main"]
-
-logger = logging.getLogger("tracegrad.agent_host")
+__all__ = ["Host", "http_errors", "prepare"]
 
 MAX_OUTPUT_BYTES = 1_000_000
 CANCEL_GRACE_S, BLOCKED_AFTER_S = 3.0, 2.0
 FLUSH_LIMIT_S = 20.0
 """Above the exporter's own time-out, so that only an exporter without one is left behind."""
-
-
-def load_callable(reference: str) -> Callable[..., Any]:
-    """The function that `FILE.py:NAME` names; its folder becomes importable."""
-    place, _, name = reference.rpartition(":")
-    if not place.endswith(".py") or not os.path.exists(place):
-        raise FileNotFoundError(f"expected FILE.py:NAME of a file that exists, got {reference!r}")
-    path = os.path.abspath(place)
-    sys.path.insert(0, os.path.dirname(path))
-    found = getattr(_load_file(path, os.path.basename(path)[:-3]), name, None)
-    if not callable(found):
-        raise AttributeError(f"{place} has no callable {name!r}")
-    return found  # type: ignore[no-any-return]
-
-
-def _load_file(path: str, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def describe(error: BaseException) -> str:
-    """Type and message, short enough for a record."""
-    return f"{type(error).__name__}: {error}"[:500]
 
 
 def http_errors(error: BaseException) -> list[dict[str, Any]]:
@@ -174,7 +141,7 @@ class Host:
         self._finish(run, "succeeded", output=text)
 
     def _fail(self, run: Run, error: BaseException) -> None:
-        reason = "time limit" if run.is_expired else describe(error)
+        reason = "time limit" if run.is_expired else f"{type(error).__name__}: {error}"[:500]
         self._finish(run, "failed", error=reason, http_errors=http_errors(error))
 
     def _finish(self, run: Run, state: str, **more: Any) -> None:
@@ -226,46 +193,11 @@ async def _resolve(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _take_streams() -> tuple[Iterable[bytes], Callable[..., None]]:
-    """Keeps stdin and stdout for the protocol; the agent gets an empty stdin and stderr for its prints."""
-    lines = os.fdopen(os.dup(0), "rb")
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    sys.stdout = sys.stderr
-    lock = threading.Lock()
-
-    def send(op: str, **fields: Any) -> None:
-        data = json.dumps({"op": op, **fields}).encode() + b"\n"
-        with lock:
-            while data:
-                data = data[out.write(data) :]
-
-    return lines, send
-
-
-def main() -> None:
-    """Entry point of the process."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--callable", required=True, help="FILE.py:NAME")
-    arguments = parser.parse_args()
-    lines, send = _take_streams()
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
-    folder = os.path.dirname(os.path.abspath(__file__))
-    sys.path.remove(folder)  # it must not shadow the agent's modules
-    ledgers = _load_file(os.path.join(folder, "span_ledger.py"), "tracegrad_span_ledger")
-    ledger = ledgers.SpanLedger(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
-    try:
-        untraced = ledger.install()
-        solve = load_callable(arguments.callable)
-    except BaseException as error:  # a file that exits when it is loaded is told from a host that died
-        send("unusable", error=describe(error))
-        raise
-    send("ready", pid=os.getpid(), untraced=untraced)
-    Host(solve, ledger, send).serve(lines)
-
-
-if __name__ == "__main__":
-    main()
+def prepare(
+    load: Callable[[], Callable[..., Any]], load_file: Callable[[str, str], Any], send: Callable[..., None]
+) -> tuple[dict[str, Any], Callable[[Iterable[bytes]], None]]:
+    """For `host_main.py`: what `ready` says, and what serves the lines."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "span_ledger.py")
+    ledger = load_file(beside, "tracegrad_span_ledger").SpanLedger(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
+    untraced = ledger.install()  # before the agent's modules, which it instruments
+    return {"untraced": untraced}, Host(load(), ledger, send).serve

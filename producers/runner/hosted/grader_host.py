@@ -1,0 +1,71 @@
+"""Runs a user's grader in a process of its own, one judgement after another.
+
+Loaded by `host_main.py` with the user's Python; imports only the standard library.
+In: JSON lines: `{"id", "task": {id, input, expected}, "output", "attempt"}`. Out: for each `{"id", "rewards": {name:
+value}}`, a value of null meaning that the grader gave none, or `{"id", "unscored": reason}`.
+Failure: an exception or a result of another kind is `unscored`; the time limit is the runner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["judge", "prepare"]
+
+MAX_NAMES, MAX_NAME_CHARS = 100, 200
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    number = float(value)
+    if isinstance(value, str) or not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {value!r}"[:200])
+    return number
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS
+
+
+def judge(grade: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
+    """What the grader says of one attempt, with every way to say nothing told apart."""
+    try:
+        result = grade(request["task"], request["output"], request["attempt"])
+        if inspect.isawaitable(result):
+            result = asyncio.run(_resolve(result))
+    except Exception as error:
+        return {"unscored": f"grader raised {type(error).__name__}: {error}"[:300]}
+    if result is None:
+        return {"unscored": "grader returned None"}
+    try:
+        if not isinstance(result, dict):
+            return {"rewards": {"reward": _number(result)}}
+        if not result or len(result) > MAX_NAMES or not all(map(_is_name, result)):
+            return {"unscored": f"expected 1 to {MAX_NAMES} rewards with short names, got {len(result)}"}
+        return {"rewards": {name: _number(value) for name, value in result.items()}}
+    except (TypeError, ValueError, OverflowError) as error:
+        return {"unscored": f"grader returned no number: {error}"[:300]}
+
+
+async def _resolve(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def prepare(
+    load: Callable[[], Callable[..., Any]], _: object, send: Callable[..., None]
+) -> tuple[dict[str, Any], Callable[[Iterable[bytes]], None]]:
+    """For `host_main.py`: what `ready` says, and what serves the lines."""
+    grade = load()
+
+    def serve(lines: Iterable[bytes]) -> None:
+        for line in lines:
+            request = json.loads(line)
+            send("result", id=request["id"], **judge(grade, request))
+
+    return {}, serve

@@ -1,0 +1,85 @@
+"""Where a process begins that runs user code: `host_main.py .../agent_host.py FILE.py:NAME`, or `.../grader_host.py`.
+
+Started by path with the user's Python; imports only the standard library. In: JSON lines on stdin, whose end ends it.
+Out: JSON lines on stdout, the first `ready`, or `unusable` when the user's function cannot be loaded; the rest is the
+named host's, whose `prepare` gives what serves the lines. What user code prints goes to stderr, and its stdin is
+empty. Invariant: the folder of this file is not on the user's module path.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["load_callable", "load_file", "main"]
+
+
+def load_callable(reference: str) -> Callable[..., Any]:
+    """The function that `FILE.py:NAME` names; its folder becomes importable."""
+    place, _, name = reference.rpartition(":")
+    if not place.endswith(".py") or not os.path.exists(place):
+        raise FileNotFoundError(f"expected FILE.py:NAME of a file that exists, got {reference!r}")
+    path = os.path.abspath(place)
+    sys.path.insert(0, os.path.dirname(path))
+    found = getattr(load_file(path, os.path.basename(path)[:-3]), name, None)
+    if not callable(found):
+        raise AttributeError(f"{place} has no callable {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def load_file(path: str, name: str) -> Any:
+    """The module of a file, under a name of our choice: ours must not meet the user's."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _take_streams() -> tuple[Iterable[bytes], Callable[..., None]]:
+    """Keeps stdin and stdout for the protocol; user code gets an empty stdin and stderr for its prints."""
+    lines = os.fdopen(os.dup(0), "rb")
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdout = sys.stderr
+    lock = threading.Lock()
+
+    def send(op: str, **fields: Any) -> None:
+        data = json.dumps({"op": op, **fields}).encode() + b"\n"
+        with lock:
+            while data:
+                data = data[out.write(data) :]
+
+    return lines, send
+
+
+def main() -> None:
+    """Entry point of the process."""
+    script, reference = sys.argv[1:]
+    lines, send = _take_streams()
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path.remove(folder)  # it must not shadow the user's modules
+    try:
+        host = load_file(script, "tracegrad_host")
+        ready, serve = host.prepare(functools.partial(load_callable, reference), load_file, send)
+    except BaseException as error:  # a file that exits when it is loaded is told from a host that died
+        send("unusable", error=f"{type(error).__name__}: {error}"[:500])
+        raise
+    send("ready", **ready)
+    serve(lines)
+
+
+if __name__ == "__main__":
+    main()
