@@ -19,6 +19,7 @@ from tracegrad.schemas.records.calls import ToolCall
 
 from .api.chat_request import ChatRequest, Message, NamedTool, ToolUse
 from .api.events import Event, Finished, Reasoning, Started, Text, ToolCalled
+from .engines.generate import Generation
 
 __all__ = ["Answer", "ParsedMessage", "events_of", "finish", "message_of"]
 
@@ -51,16 +52,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: Any = None
 
 
-def finish(
-    parsed: ParsedMessage, *, engine_finish: str, stop: str | None, request: ChatRequest, num_tokens: tuple[int, int]
-) -> Answer:
-    """The answer as the agent sees it, with its minted ids.
-
-    Args:
-        engine_finish: `stop` or `length`.
-        stop: the stop string that ended it, if one did.
-        num_tokens: of the prompt and of what was sampled.
-    """
+def finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, *, num_prompt_tokens: int) -> Answer:
+    """The answer as the agent sees it, with its minted ids."""
+    stop, engine_finish = generation.stop, generation.finish_reason
     content, was_stopped = parsed.content, False
     if stop is not None and content is not None and stop in content:
         content, was_stopped = content[: content.index(stop)], True
@@ -79,8 +73,8 @@ def finish(
         finish_reason="tool_calls" if has_called else engine_finish,
         is_truncated=engine_finish == "length" or stop is not None,
         is_cut=was_stopped or len(calls) < len(parsed.tool_calls),
-        prompt_tokens=num_tokens[0],
-        sampled_tokens=num_tokens[1],
+        prompt_tokens=num_prompt_tokens,
+        sampled_tokens=len(generation.ids),
         logprobs=parsed.logprobs,
     )
 

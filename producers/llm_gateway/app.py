@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tracegrad.schemas.errors import UnavailableError
@@ -32,7 +32,7 @@ from .attempts import AttemptEndpoints
 from .calls import CallServer
 from .chat import ChatEndpoints
 from .config import LlmGatewayConfig, check
-from .door import guard, json_response
+from .door import guard
 from .engines.client import EngineClient, waits_until
 from .engines.lineage import Lineages, LineageTail
 from .parts import Parts
@@ -112,10 +112,10 @@ class Gateway:
             {"id": policy.name, "object": "model", "created": 0, "owned_by": "tracegrad"}
             for policy in self.parts.config.policies
         ]
-        return json_response({"object": "list", "data": models})
+        return JSONResponse({"object": "list", "data": models})
 
     async def _health(self, request: Request) -> Response:
-        return json_response(
+        return JSONResponse(
             {
                 "status": "ok",
                 "inflight": self._chat.num_inflight,

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.metrics import ATTEMPTS_ENDED
-from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.calls import CALLS, CallsClosed, Purpose
 from tracegrad.schemas.topics import Topic
 
 from ..http_request import path_ids
-from .door import json_response, read_object
+from .door import read_object
 from .parts import Parts
-from .record import closed_record
 
 __all__ = ["AttemptEndpoints"]
 
@@ -41,7 +40,7 @@ class AttemptEndpoints:
         if purpose is Purpose.UNKNOWN:
             raise RequestError("purpose: expected train or validation, got another", param="purpose")
         episode = self._parts.sessions.begin(rollout, attempt, policy=str(policy), purpose=purpose)
-        return json_response({"episode_id": episode})
+        return JSONResponse({"episode_id": episode})
 
     async def end(self, request: Request) -> Response:
         """`POST .../end`."""
@@ -51,8 +50,9 @@ class AttemptEndpoints:
             if session.end_answer is None:
                 await session.close(self._parts.config.end_wait_s)
                 calls = session.outcomes()
-                value = closed_record(rollout, attempt, {call.call_id: call.outcome for call in calls})
-                await self._parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=value)
+                outcomes = {call.call_id: call.outcome for call in calls}
+                closed = CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
+                await self._parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
                 session.end_answer = msgspec.json.encode({"calls": calls, "fault": session.last_fault})
                 session.forget_turns()
                 self._parts.sessions.has_room(session)

@@ -10,17 +10,16 @@ fault), UnavailableError, OverloadedError (ours; the agent's client retries), Se
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
 from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
-from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.metrics import CALLS, CALLS_TOO_LARGE, SPLICES, TURNS_NOT_REMEMBERED
-from tracegrad.schemas.records.calls import CallOutcome, Purpose
+from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.topics import Topic
 
 from .answer import Answer, ParsedMessage, events_of, finish, message_of
@@ -32,12 +31,12 @@ from .engines.generate import Generation, Generator
 from .engines.lineage import LineageTail
 from .identity import Caller
 from .parts import Parts
-from .record import CallSummary, call_record
+from .record import call_record
 from .render.chat_form import splice_context
 from .render.engine_render import Renderer
 from .render.prompt import EndOfTurn, build_prompt
 from .sampling import Sampling, decide, engine_parameters
-from .sessions import Session
+from .sessions import CallSummary, Session
 from .splice import Prompt, ServedTurn
 
 __all__ = ["CallServer", "Served"]
@@ -68,42 +67,21 @@ class CallServer:
         """Samples and records one answer; `number` is the call's in the session, by its start."""
         started_ns = time.time_ns()
         policy = self._policies.get(session.policy) or PolicyRef(name=session.policy)
-        sampling = decide(
-            request,
-            purpose=session.purpose,
-            policy=policy,
-            validation_temperature=self._parts.config.validation_temperature,
-        )
+        sampling = decide(request, session.purpose, policy, self._parts.config.validation_temperature)
         waits = waits_until(session.sticky, self._parts.config.engine_wait_s)
         with session.cancellable():
             renderer = self._renderer()
-            prompt, constraint = await build_prompt(renderer, self._ends, session.history, request, waits)
+            prompt, grammar = await build_prompt(renderer, self._ends, session.history, request, waits)
             self._parts.metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
+            sampling = msgspec.structs.replace(sampling, grammar=grammar)
             ids: list[int] = prompt.ids.tolist()
-            parameters = engine_parameters(sampling, constraint)
+            parameters = engine_parameters(sampling)
             generation = await self._generator.generate(policy.name, session.purpose, ids, parameters, waits)
             if generation.has_terminal:
                 self._ends.saw(generation.ids[-1])
             parsed = await _parse(renderer, request, ids, generation, sampling, waits)
-        answer = finish(
-            parsed,
-            engine_finish=generation.finish_reason,
-            stop=generation.stop,
-            request=request,
-            num_tokens=(len(ids), len(generation.ids)),
-        )
-        record = call_record(
-            caller=caller,
-            policy=policy.name,
-            purpose=session.purpose,
-            prompt=prompt,
-            generation=generation,
-            answer=answer,
-            sampling=sampling,
-            request=request,
-            is_constrained=constraint is not None or bool(sampling.filters),
-            times_ns=(started_ns, time.time_ns()),
-        )
+        answer = finish(parsed, generation, request, num_prompt_tokens=len(ids))
+        record = call_record(caller, session, request, sampling, prompt, generation, answer, started_ns)
         summary = await self._append(session, caller, prompt, answer, record, number)
         self._remember(session, request, prompt, generation, answer)
         return Served(events=tuple(events_of(answer, request.model or policy.name)), summary=summary)
@@ -111,7 +89,7 @@ class CallServer:
     async def _append(
         self, session: Session, caller: Caller, prompt: Prompt, answer: Answer, record: bytes, number: int
     ) -> CallSummary:
-        """Waits until Kafka has the record. The call counts as the attempt's from before the append on."""
+        """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
         summary = CallSummary(
             call_id=answer.call_id,
             outcome=CallOutcome.CLIENT_DISCONNECTED,
@@ -120,22 +98,15 @@ class CallServer:
             finish_reason=answer.finish_reason,
             num_sampled=answer.sampled_tokens,
         )
-        if session.purpose is not Purpose.UNKNOWN:
-            digest = hashlib.sha256(prompt.ids.tobytes()).digest()
-            session.register(summary, prompt_digest=digest, started=number)
         key = episode_key(caller.rollout_id, caller.trace_id)
-        # A late append may still arrive: /end waits for it and then names the call, as one that nobody was answered by.
-        hold = functools.partial(session.hold, call_id=answer.call_id)
+        register = functools.partial(session.register, summary, prompt_ids=prompt.ids, started=number)
         try:
-            await self._parts.append(Topic.LLM_CALLS, key=key, value=record, late=hold)
+            await self._parts.append(
+                Topic.LLM_CALLS, key=key, value=record, handed=lambda append: register(append=append)
+            )
         except RecordError as error:
-            session.withdraw(answer.call_id)
             self._parts.metrics.add(CALLS_TOO_LARGE)
             raise RequestError(f"the call cannot be recorded: {error}", status=413) from error
-        except (UnavailableError, OverloadedError):
-            if not session.is_held(answer.call_id):
-                session.withdraw(answer.call_id)
-            raise
         self._parts.metrics.add(CALLS)
         return summary
 

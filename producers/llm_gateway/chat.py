@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from tracegrad.schemas.errors import OverloadedError, SessionError
 from tracegrad.schemas.ids import TraceId
@@ -45,7 +44,7 @@ class ChatEndpoints:
     def endpoint(self, api: Api) -> Endpoint:
         """Serves one API."""
 
-        async def chat(request: Request) -> Response:
+        async def chat(request: Request) -> CallResponse:
             caller = judge(claims_of(request), self._parts.config.run_hash)
             session = self._parts.sessions.find(caller)
             if self.num_inflight >= self._parts.config.max_inflight:
@@ -74,7 +73,7 @@ class ChatEndpoints:
         key = caller.rollout_id or caller.trace_id or ""
         return caller, self._parts.sessions.captured(key, policy=str(policy))
 
-    def _respond(self, api: Api, session: Session, caller: Caller, asked: ChatRequest) -> Response:
+    def _respond(self, api: Api, session: Session, caller: Caller, asked: ChatRequest) -> CallResponse:
         entered = contextlib.ExitStack()
         entered.enter_context(self._slot())
         number = entered.enter_context(session.in_flight())
@@ -89,7 +88,7 @@ class ChatEndpoints:
                 self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 
         return CallResponse(
-            lambda: self._calls().serve(session, caller, asked, number),
+            call=lambda: self._calls().serve(session, caller, asked, number),
             api=api,
             writer=api.write(asked),
             is_stream=asked.is_stream,

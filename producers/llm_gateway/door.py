@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from tracegrad.schemas.errors import (
     IdentityError,
@@ -37,16 +37,16 @@ from .identity import api_key_of, collect
 from .parts import Parts
 from .respond import problem_of, problem_response
 
-__all__ = ["Endpoint", "claims_of", "guard", "json_response", "read_object"]
+__all__ = ["Endpoint", "claims_of", "guard", "read_object"]
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 _STAGE = "llm_gateway"
 
 
 def guard(endpoint: Endpoint, api: Api, parts: Parts) -> Endpoint:
     """The endpoint behind the token, its errors counted and in the API's words."""
 
-    async def guarded(request: Request) -> Response:
+    async def guarded(request: Request) -> ASGIApp:
         try:
             _authorize(request, parts.config.token)
             return await endpoint(request)
@@ -101,8 +101,3 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError("expected a JSON object, got another value")
     return body
-
-
-def json_response(body: Any) -> Response:
-    """The body as JSON."""
-    return Response(msgspec.json.encode(body), media_type="application/json")

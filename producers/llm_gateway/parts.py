@@ -40,19 +40,17 @@ class Parts:
         key: bytes | None,
         value: bytes,
         headers: Headers = (),
-        late: Callable[[asyncio.Future[Position]], None] | None = None,
+        handed: Callable[[asyncio.Future[Position]], None] = lambda append: None,
     ) -> None:
         """Appends a record and waits until it is acknowledged. Raises what the writer raises, or UnavailableError.
 
         Args:
-            late: gets the append that was not acknowledged in time; it may still be.
+            handed: gets the append at once, which may end after this has given it up.
         """
-        future = self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers)
-        acknowledged = asyncio.wrap_future(future)
-        done, _ = await asyncio.wait({acknowledged}, timeout=self.config.append_timeout_s)
+        append = asyncio.wrap_future(self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers))
+        handed(append)
+        done, _ = await asyncio.wait({append}, timeout=self.config.append_timeout_s)
         if not done:
             self.metrics.add(CALLS_UNACKNOWLEDGED)
-            if late is not None:
-                late(acknowledged)
             raise UnavailableError("the record was not acknowledged in time; try again")
-        acknowledged.result()
+        append.result()

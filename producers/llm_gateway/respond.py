@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -66,39 +67,26 @@ def problem_response(problem: Problem, api: Api) -> Response:
     return Response(api.error(problem), problem.status, headers, media_type="application/json")
 
 
-class CallResponse(Response):
-    """Runs a call and sends its answer.
+@dataclass(kw_only=True)
+class CallResponse:
+    """An ASGI application that runs a call and sends its answer."""
 
-    Args:
-        call: the call; ends with Served or with one of the errors that `problem_of` knows.
-        api: whose clients wait.
-        writer: of this answer.
-        settled: called exactly once, when the call has ended and its answer was sent or could not be, with what the
-            call gave: the result, whose outcome says whether the client has it, or the error.
-    """
-
-    def __init__(
-        self,
-        call: Callable[[], Coroutine[Any, Any, Served]],
-        *,
-        api: Api,
-        writer: Writer,
-        is_stream: bool,
-        keep_alive_s: float,
-        settled: Callable[[Served | None, BaseException | None], None],
-    ) -> None:
-        super().__init__()
-        self._call = call
-        self._api = api
-        self._writer = writer
-        self._is_stream = is_stream
-        self._keep_alive_s = keep_alive_s
-        self._settled = settled
+    call: Callable[[], Coroutine[Any, Any, Served]]
+    """Ends with Served or with one of the errors that `problem_of` knows."""
+    api: Api
+    """Whose clients wait."""
+    writer: Writer
+    """Of this answer."""
+    is_stream: bool
+    keep_alive_s: float
+    settled: Callable[[Served | None, BaseException | None], None]
+    """Called exactly once, when the call has ended and its answer was sent or could not be, with what the call gave:
+    the result, whose outcome says whether the client has it, or the error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves the request."""
         gone = asyncio.create_task(_wait_until_gone(receive))
-        call = asyncio.create_task(self._call())
+        call = asyncio.create_task(self.call())
         try:
             await self._answer(call, gone, send)
         except asyncio.CancelledError:
@@ -115,7 +103,7 @@ class CallResponse(Response):
                 await gone
 
     async def _answer(self, call: asyncio.Task[Served], gone: asyncio.Task[None], send: Send) -> None:
-        started = await self._keep_alive(call, send) if self._is_stream else False
+        started = await self._keep_alive(call, send) if self.is_stream else False
         await asyncio.wait({call})
         if (error := _error_of(call)) is not None:
             await self._send_problem(send, problem_of(error), started)
@@ -129,13 +117,13 @@ class CallResponse(Response):
 
     def _settle(self, call: asyncio.Task[Served]) -> None:
         error = _error_of(call)
-        self._settled(call.result() if error is None else None, error)
+        self.settled(call.result() if error is None else None, error)
 
     async def _keep_alive(self, call: asyncio.Task[Served], send: Send) -> bool:
         """Comments while the call runs; whether the response has begun."""
         started = False
         while True:
-            done, _ = await asyncio.wait({call}, timeout=self._keep_alive_s)
+            done, _ = await asyncio.wait({call}, timeout=self.keep_alive_s)
             if done:
                 return started
             if not started:
@@ -144,22 +132,22 @@ class CallResponse(Response):
             await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
 
     async def _send(self, send: Send, served: Served, started: bool) -> None:
-        if not self._is_stream:
-            await _send_whole(send, Response(self._writer.whole(served.events), media_type="application/json"))
+        if not self.is_stream:
+            await _send_whole(send, Response(self.writer.whole(served.events), media_type="application/json"))
             return
         if not started:
             await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
         for event in served.events:
-            for chunk in self._writer.chunks(event):
+            for chunk in self.writer.chunks(event):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_problem(self, send: Send, problem: Problem, started: bool) -> None:
         if started:
-            body = b"".join(self._writer.chunks(Failed(problem)))
+            body = b"".join(self.writer.chunks(Failed(problem)))
             await send({"type": "http.response.body", "body": body})
         else:
-            await _send_whole(send, problem_response(problem, self._api))
+            await _send_whole(send, problem_response(problem, self.api))
 
 
 def _error_of(call: asyncio.Task[Served]) -> BaseException | None:

@@ -28,9 +28,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Logit filters of a captured agent, passed on as they are; with any, the logprobs are not the policy's own."""
     top_logprobs: int | None
     """None: the agent wants no logprobs."""
+    grammar: Any = None
+    """What the engine derived from the request (`structured_outputs`); None when it asks for none."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the logprobs are others than the policy's."""
+        return self.grammar is not None or bool(self.filters)
 
 
-def decide(request: ChatRequest, *, purpose: Purpose, policy: PolicyRef, validation_temperature: float) -> Sampling:
+def decide(request: ChatRequest, purpose: Purpose, policy: PolicyRef, validation_temperature: float) -> Sampling:
     """The sampling of one call. Raises RequestError for more than one answer."""
     if request.num_answers != 1:
         raise RequestError("n: expected 1, got another value; send one request for each answer", param="n")
@@ -60,17 +67,13 @@ def without_strict(request: ChatRequest) -> ChatRequest:
     return msgspec.structs.replace(request, tools=tools)
 
 
-def engine_parameters(sampling: Sampling, constraint: Any) -> dict[str, Any]:
-    """`sampling_params` of the engine's generate request; every field is written, so no default applies.
-
-    Args:
-        constraint: the grammar that the engine derived from the request (`structured_outputs`), or None.
-    """
+def engine_parameters(sampling: Sampling) -> dict[str, Any]:
+    """`sampling_params` of the engine's generate request; every field is written, so no default applies."""
     used = msgspec.structs.asdict(sampling.used)
     parameters = {name: value for name, value in used.items() if value is not None and value != ()}
     # Only a search for stop strings needs text, and text costs the engine time.
     parameters |= {"n": 1, "logprobs": sampling.top_logprobs or 0, "detokenize": "stop" in parameters}
     parameters |= sampling.filters
-    if constraint is not None:
-        parameters["structured_outputs"] = constraint
+    if sampling.grammar is not None:
+        parameters["structured_outputs"] = sampling.grammar
     return parameters

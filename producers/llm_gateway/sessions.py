@@ -9,6 +9,7 @@ One event loop; not thread-safe.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -16,18 +17,30 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tracegrad.schemas.errors import SessionError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
-from tracegrad.schemas.records.calls import CallOutcome, Purpose
+from tracegrad.schemas.records.calls import CallOutcome, Purpose, ToolCall
 
 from .config import LlmGatewayConfig
 from .identity import Caller
-from .record import CallSummary
 from .splice import SpliceHistory
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["CallSummary", "Session", "Sessions"]
+
+
+class CallSummary(msgspec.Struct, kw_only=True):
+    """What `/end` tells of a call."""
+
+    call_id: str
+    outcome: CallOutcome
+    content: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    num_sampled: int
 
 
 class _Registered(msgspec.Struct):
@@ -56,7 +69,6 @@ class Session:
         self.last_fault: int | None = None
         """Status of the call that ended last, if it is the gateway's or the engine's fault (5xx)."""
         self._calls: list[_Registered] = []
-        self._held: set[str] = set()
         self._running: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -68,13 +80,16 @@ class Session:
         """A call until its answer is sent; yields its number. Raises SessionError (410) after the end."""
         if self.is_closing:
             raise SessionError(f"attempt {self.key}: expected no call after /end, got one", status=410)
-        self._num_inflight += 1
-        self._idle.clear()
+        self._enter()
         self._num_started += 1
         try:
             yield self._num_started
         finally:
             self._leave()
+
+    def _enter(self) -> None:
+        self._num_inflight += 1
+        self._idle.clear()
 
     def _leave(self) -> None:
         self._num_inflight -= 1
@@ -92,31 +107,24 @@ class Session:
         finally:
             self._running.discard(task)
 
-    def register(self, summary: CallSummary, *, prompt_digest: bytes, started: int) -> None:
-        """Adds a call just before its record is appended."""
-        self._calls.append(_Registered(summary, prompt_digest, started))
+    def register(
+        self, summary: CallSummary, *, prompt_ids: npt.NDArray[np.int32], started: int, append: asyncio.Future[Any]
+    ) -> None:
+        """Adds a call whose record was just handed to the log; one that the log refuses, now or late, is withdrawn.
 
-    def withdraw(self, call_id: str) -> None:
-        """Takes a call back whose record was refused."""
-        self._calls = [call for call in self._calls if call.summary.call_id != call_id]
+        The session is in flight until the append has ended: `/end` waits for a late one and then names the call, as
+        one that nobody was answered by.
+        """
+        if self.purpose is not Purpose.UNKNOWN:
+            self._calls.append(_Registered(summary, hashlib.sha256(prompt_ids.tobytes()).digest(), started))
+        self._enter()
 
-    def hold(self, acknowledged: asyncio.Future[Any], call_id: str) -> None:
-        """Keeps the session in flight until a late append has ended, and withdraws the call if it failed."""
-        self._num_inflight += 1
-        self._idle.clear()
-        self._held.add(call_id)
-
-        def settle(future: asyncio.Future[Any]) -> None:
-            self._held.discard(call_id)
-            if future.cancelled() or future.exception() is not None:
-                self.withdraw(call_id)
+        def settle(ended: asyncio.Future[Any]) -> None:
+            if ended.cancelled() or ended.exception() is not None:
+                self._calls = [call for call in self._calls if call.summary is not summary]
             self._leave()
 
-        acknowledged.add_done_callback(settle)
-
-    def is_held(self, call_id: str) -> bool:
-        """Whether the call's append is late."""
-        return call_id in self._held
+        append.add_done_callback(settle)
 
     async def close(self, wait_s: float) -> None:
         """Lets no call enter, waits for those in flight, cancels what still samples after `wait_s`.

@@ -11,8 +11,8 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.events import Finished, Started, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.calls import Served
-from tracegrad.producers.llm_gateway.record import CallSummary
 from tracegrad.producers.llm_gateway.respond import CallResponse
+from tracegrad.producers.llm_gateway.sessions import CallSummary
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import CallOutcome
@@ -51,7 +51,7 @@ class Request:
         """Sends from this one on raise; negative: they block."""
         self._error = error
         self._response = CallResponse(
-            self._call,
+            call=self._call,
             api=OPENAI_CHAT,
             writer=OPENAI_CHAT.write(ChatRequest(messages=())),
             is_stream=is_stream,
