@@ -12,12 +12,16 @@ Failure: what cannot be read is a dead letter with its reason; what belongs to o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import FACTS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallFact,
@@ -32,7 +36,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..dead_letter import dead_letter
-from .identity import EpisodeKey, Identities
+from .identity import episode_of
 from .read_spans import SpanReader
 
 __all__ = ["ORIGIN_HEADER", "Normalize"]
@@ -52,17 +56,15 @@ class Normalize:
     def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
         self.metrics = metrics or Metrics()
         self._topics = topics
-        self._identities = Identities(rules.runs)
+        self._runs = rules.runs
         self._spans = SpanReader(
-            self._identities,
-            tool_error_prefixes=rules.streams.tool_error_prefixes,
-            metrics=self.metrics,
+            self._runs, tool_error_prefixes=rules.streams.tool_error_prefixes, metrics=self.metrics
         )
-        self._readers = {
-            topics.name(Topic.OTLP_SPANS): self._fold_spans,
-            topics.name(Topic.LLM_CALLS): self._fold_call,
-            topics.name(Topic.REWARDS): self._fold_reward,
-            topics.name(Topic.ROLLOUT_EVENTS): self._fold_event,
+        self._spans_topic = topics.name(Topic.OTLP_SPANS)
+        self._codecs: dict[str, Codec[Any]] = {
+            topics.name(Topic.LLM_CALLS): CALLS,
+            topics.name(Topic.REWARDS): REWARDS,
+            topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS,
         }
 
     def reset(self) -> None:
@@ -78,18 +80,20 @@ class Normalize:
     def fold(self, record: Record) -> Emission:
         """As Fold.fold."""
         try:
-            if record.value is None:
-                raise RecordError("expected a record, got a tombstone (null value)", reason="null_value")
-            reader = self._readers.get(record.topic)
-            if reader is None:
+            if record.topic == self._spans_topic:
+                outputs = self._fold_spans(record)
+            elif record.topic in self._codecs:
+                outputs = self._fold_item(record, self._codecs[record.topic])
+            else:
                 raise RecordError(f"expected a raw topic, got {record.topic!r}", reason="unknown_topic")
-            outputs = reader(record, record.value)
         except RecordError as error:
             outputs = [dead_letter(record, error, stage=Stage.NORMALIZE)]
         return Emission(outputs=tuple(outputs), done=(record.position,))
 
-    def _fold_spans(self, record: Record, value: bytes) -> list[Output]:
-        scan = self._spans.read(value)
+    def _fold_spans(self, record: Record) -> list[Output]:
+        if record.value is None:
+            raise RecordError("expected a record, got a tombstone (null value)", reason="null_value")
+        scan = self._spans.read(record.value)
         outputs = []
         for episode, facts in scan.facts.items():
             self.metrics.add(FACTS, "spans", num=len(facts))
@@ -107,44 +111,36 @@ class Normalize:
             )
         return outputs
 
-    def _fold_call(self, record: Record, value: bytes) -> list[Output]:
-        decoded = CALLS.decode(value)
-        if isinstance(decoded, CallsClosed):
-            return self._one(record, decoded, CallsClosedFact(closed=decoded), "calls_closed")
-        fact = CallFact(call=decoded, order=record.offset)
-        return self._one(record, decoded, fact, "calls", trace=decoded.trace_id)
-
-    def _fold_reward(self, record: Record, value: bytes) -> list[Output]:
-        reward = REWARDS.decode(value)
-        return self._one(record, reward, RewardFact(reward=reward), "rewards")
-
-    def _fold_event(self, record: Record, value: bytes) -> list[Output]:
-        event = ROLLOUT_EVENTS.decode(value)
-        return self._one(record, event, RolloutFact(event=event), "rollout_events")
-
-    def _one(
-        self,
-        record: Record,
-        claim: CallRecord | CallsClosed | Reward | RolloutEvent,
-        fact: Fact,
-        what: str,
-        *,
-        trace: str | None = None,
-    ) -> list[Output]:
+    def _fold_item(self, record: Record, codec: Codec[Any]) -> list[Output]:
         """The single fact of a record, by the identity that it claims."""
-        # A call's own trace may be any: behind the rollout path the caller's trace id is its framework's.
-        episode = self._identities.of(claim.rollout_id, claim.attempt_id, trace if claim.rollout_id is None else None)
+        item: CallRecord | CallsClosed | Reward | RolloutEvent = codec.decode(record.value)
+        fact: Fact
+        trace = None
+        match item:
+            case CallRecord():
+                what, fact = "calls", CallFact(call=item, order=record.offset)
+                # Behind the rollout path the caller's trace id is its framework's, and names no episode.
+                trace = item.trace_id if item.rollout_id is None else None
+            case CallsClosed():
+                what, fact = "calls_closed", CallsClosedFact(closed=item)
+            case Reward():
+                what, fact = "rewards", RewardFact(reward=item)
+            case RolloutEvent():
+                what, fact = "rollout_events", RolloutFact(event=item)
+        episode = episode_of(item.rollout_id, item.attempt_id, trace, self._runs)
         if episode is None:
             self.metrics.add(NOT_SELECTED, what)
             return []
         self.metrics.add(FACTS, what)
         return [self._facts(record, episode, [fact])]
 
-    def _facts(self, record: Record, episode: EpisodeKey, facts: Sequence[Fact]) -> Output:
+    def _facts(self, record: Record, episode: str, facts: Sequence[Fact]) -> Output:
         try:
-            value = EPISODE_EVENTS.encode(Facts(episode_id=episode.episode_id, facts=tuple(facts)))
+            value = EPISODE_EVENTS.encode(Facts(episode_id=episode, facts=tuple(facts)))
         except (OverflowError, RecursionError) as error:
             raise RecordError(f"expected values that msgpack can hold, got others: {error}") from error
         self._topics.check_size(Topic.EPISODE_EVENTS, value)
+        attempt = attempt_of(episode, self._runs)
+        key = episode_key(attempt[0] if attempt else None, episode)
         origin = f"{record.topic}/{record.partition}/{record.offset}".encode()
-        return Output(topic=Topic.EPISODE_EVENTS, key=episode.key, value=value, headers=((ORIGIN_HEADER, origin),))
+        return Output(topic=Topic.EPISODE_EVENTS, key=key, value=value, headers=((ORIGIN_HEADER, origin),))

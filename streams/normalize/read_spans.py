@@ -7,7 +7,7 @@ A request that does not parse at all is refused whole (RecordError `undecodable`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +30,7 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
 from .dialects.dialect import AttributeValue, Reading, SpanView, ToolErrorText
 from .dialects.table import KEYS, read_span
-from .identity import EpisodeKey, Identities
+from .identity import episode_of
 
 __all__ = ["Refused", "SpanReader", "SpanScan"]
 
@@ -54,7 +54,8 @@ class Refused(NamedTuple):
 class SpanScan(NamedTuple):
     """What one request holds."""
 
-    facts: dict[EpisodeKey, list[SpanFact]]
+    facts: dict[str, list[SpanFact]]
+    """By episode."""
     refused: dict[str, Refused]
     """Reason -> its spans."""
 
@@ -62,8 +63,8 @@ class SpanScan(NamedTuple):
 class SpanReader:
     """Reads requests for one run. Not thread-safe."""
 
-    def __init__(self, identities: Identities, *, tool_error_prefixes: tuple[str, ...], metrics: Metrics) -> None:
-        self._identities = identities
+    def __init__(self, runs: Container[str], *, tool_error_prefixes: tuple[str, ...], metrics: Metrics) -> None:
+        self._runs = runs
         self._is_error = ToolErrorText(tool_error_prefixes)
         self._metrics = metrics
 
@@ -95,7 +96,7 @@ class SpanReader:
         attributes = _attributes(span.attributes, _SPAN_KEYS)
         rollout = _claim(ROLLOUT_KEYS, attributes, resource)
         attempt = _claim(ATTEMPT_KEYS, attributes, resource)
-        episode = self._identities.of(rollout, attempt, span.trace_id.hex())
+        episode = episode_of(rollout, attempt, span.trace_id.hex(), self._runs)
         if episode is None:
             self._metrics.add(NOT_SELECTED, "spans")
             return
@@ -116,16 +117,12 @@ class SpanReader:
             parent_span_id=span.parent_span_id.hex() or None,
             name=view.name,
             dialect=dialect,
-            service=_service(resource),
+            service=str(resource.get(SERVICE_NAME, ""))[:_MAX_NAME],
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
             is_counted=resource.get(COUNTED_SPAN) is True,
             **msgspec.structs.asdict(reading),
         )
-
-
-def _service(resource: dict[str, AttributeValue]) -> str:
-    return str(resource.get(SERVICE_NAME, ""))[:_MAX_NAME]
 
 
 def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:
