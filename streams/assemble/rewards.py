@@ -21,20 +21,16 @@ def is_authorised(reward: Reward, sources: Sequence[str]) -> bool:
 
 
 def sum_rewards(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | None, str]:
-    """(the episode's reward, why there is none), of authorised rewards; those that target a call are not summed.
-
-    When names are awaited, just those count: whether any other arrived before the episode closed is chance.
-    """
-    names = set(awaited)
-    missing = sorted(names - {reward.name for reward in rewards})
+    """(the episode's reward, why there is none), of rewards that count; those that target a call are not summed."""
+    missing = sorted(set(awaited) - {reward.name for reward in rewards})
     if missing:
         return None, f"missing: {', '.join(missing)}"
-    counted = [reward for reward in rewards if reward.target is None and (not names or reward.name in names)]
-    if not counted:
-        return None, "no_reward"
-    for reward in counted:
-        if reward.value is None:
-            return None, reward.reason or "unscored"
-        if not is_usable(reward.value):
-            return None, "out_of_range"
-    return math.fsum(reward.value for reward in counted if reward.value is not None), ""
+    values = []
+    for reward in rewards:
+        if reward.target is None:
+            if reward.value is None:
+                return None, reward.reason or "unscored"
+            if not is_usable(reward.value):
+                return None, "out_of_range"
+            values.append(reward.value)
+    return (math.fsum(values), "") if values else (None, "no_reward")

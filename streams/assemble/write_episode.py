@@ -18,13 +18,15 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import Reward, RolloutState, is_usable
 
 from .air.rules import AirConfig, apply_air
-from .join import Joined, join_calls, join_tools, tool_spans
+from .join import join_calls, join_tools, tool_spans
 from .open_episode import OpenEpisode
 from .rewards import sum_rewards
 
 __all__ = ["has_structure", "write_episode"]
 
 _NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
+_KEPT = set(EpisodeCall.__struct_fields__) & set(CallRecord.__struct_fields__)
+"""What a call is on the log and stays in its episode, under the same names."""
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
@@ -35,9 +37,9 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
     is_graded = state not in _UNGRADED
     spans = list(episode.spans.values()) if is_graded else []
     tools = tool_spans(spans)
-    calls = _calls(episode, spans, tools, air)
-    rewards = _authorised(episode) if is_graded else ()
     awaited = episode.end.rewards_awaited if episode.end else ()
+    rewards = _authorised(episode, awaited) if is_graded else ()
+    calls = _with_rewards(_calls(episode, spans, tools), rewards, air)
     total, unscored = sum_rewards(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
@@ -67,9 +69,11 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
     )
 
 
-def _authorised(episode: OpenEpisode) -> tuple[Reward, ...]:
-    """Rewards that may count, in canonical order; where names are awaited, just those (see sum_rewards)."""
-    awaited = set(episode.end.rewards_awaited) if episode.end else set()
+def _authorised(episode: OpenEpisode, awaited: Sequence[str]) -> tuple[Reward, ...]:
+    """Rewards that may count, in canonical order.
+
+    When names are awaited, just those count: whether any other arrived before the episode closed is chance.
+    """
     counted = [reward for (counts, _, _), reward in episode.rewards.items() if counts]
     return tuple(
         sorted(
@@ -79,10 +83,8 @@ def _authorised(episode: OpenEpisode) -> tuple[Reward, ...]:
     )
 
 
-def _calls(
-    episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact], air: AirConfig
-) -> tuple[EpisodeCall, ...]:
-    """The calls in the order of their records on the log."""
+def _calls(episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact]) -> list[EpisodeCall]:
+    """The calls in the order of their records on the log, before they are rewarded."""
     facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
     records = [fact.call for fact in facts]
     joined = join_calls(records, spans)
@@ -92,17 +94,31 @@ def _calls(
     turns = _turns([match.agent for match in joined], fates)
     calls: list[EpisodeCall] = []
     for record, match, turn, outcome, answered in zip(records, joined, turns, fates, executions, strict=True):
+        temperature = record.sampling_used.temperature
         calls.append(
-            _call(
-                record,
-                match,
+            EpisodeCall(
                 turn=turn,
+                agent=match.agent,
+                joined_by=match.joined_by,
+                # JSON has no NaN; a reader of the record would refuse the whole episode.
+                temperature=temperature if math.isfinite(temperature) else 0.0,
                 outcome=outcome,
                 masked=_masked(record, outcome if episode.attempt else None),
-                tools=tuple(_execution(span, call_id) for span, call_id in answered),
+                tools=tuple(
+                    ToolExecution(
+                        span_id=span.span_id,
+                        name=span.tool_name or span.name,
+                        status=span.tool_status,
+                        status_from=span.tool_status_from,
+                        tool_call_id=call_id,
+                        error_type=span.error_type,
+                    )
+                    for span, call_id in answered
+                ),
+                **{name: getattr(record, name) for name in _KEPT},
             )
         )
-    return _with_rewards(episode, calls, air)
+    return calls
 
 
 def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> list[int]:
@@ -122,40 +138,6 @@ def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> lis
     return turns
 
 
-def _call(
-    record: CallRecord,
-    match: Joined,
-    *,
-    turn: int,
-    outcome: CallOutcome,
-    masked: str,
-    tools: tuple[ToolExecution, ...],
-) -> EpisodeCall:
-    temperature = record.sampling_used.temperature
-    return EpisodeCall(
-        call_id=record.call_id,
-        turn=turn,
-        agent=match.agent,
-        joined_by=match.joined_by,
-        policy=record.policy,
-        parent_call_id=record.parent_call_id,
-        shared_tokens=record.shared_tokens,
-        suffix_ids=record.suffix_ids,
-        sampled_ids=record.sampled_ids,
-        logprobs=record.logprobs,
-        versions=record.versions,
-        # JSON has no NaN; a reader of the record would refuse the whole episode.
-        temperature=temperature if math.isfinite(temperature) else 0.0,
-        finish_reason=record.finish_reason,
-        content=record.content,
-        tool_calls=record.tool_calls,
-        outcome=outcome,
-        masked=masked,
-        splice=record.splice,
-        tools=tools,
-    )
-
-
 def _masked(record: CallRecord, outcome: CallOutcome | None) -> str:
     """Why the call leaves the loss. `outcome` is None for an agent without rollout, whose outcomes nobody tells."""
     if outcome is CallOutcome.UNKNOWN:
@@ -167,31 +149,16 @@ def _masked(record: CallRecord, outcome: CallOutcome | None) -> str:
     return "truncated" if record.is_truncated else ""
 
 
-def _execution(span: SpanFact, tool_call_id: str) -> ToolExecution:
-    return ToolExecution(
-        span_id=span.span_id,
-        name=span.tool_name or span.name,
-        status=span.tool_status,
-        status_from=span.tool_status_from,
-        tool_call_id=tool_call_id,
-        error_type=span.error_type,
-    )
-
-
-def _with_rewards(episode: OpenEpisode, calls: list[EpisodeCall], air: AirConfig) -> tuple[EpisodeCall, ...]:
-    """The calls with what they earned: AIR first, then authorised rewards that target them."""
+def _with_rewards(calls: list[EpisodeCall], rewards: Sequence[Reward], air: AirConfig) -> tuple[EpisodeCall, ...]:
+    """The calls with what they earned: AIR first, then the rewards that target them."""
     targeted: dict[str, list[AppliedReward]] = {}
-    for reward in _authorised(episode):
+    for reward in rewards:
         if reward.target is not None and reward.value is not None and is_usable(reward.value):
             targeted.setdefault(reward.target, []).append(AppliedReward(rule=reward.name, value=reward.value))
-    earned = apply_air(air, calls)
     return tuple(
-        _replace_rewards(call, (*air, *targeted.get(call.call_id, ()))) for call, air in zip(calls, earned, strict=True)
+        msgspec.structs.replace(call, rewards=(*earned, *targeted.get(call.call_id, ())))
+        for call, earned in zip(calls, apply_air(air, calls), strict=True)
     )
-
-
-def _replace_rewards(call: EpisodeCall, rewards: tuple[AppliedReward, ...]) -> EpisodeCall:
-    return msgspec.structs.replace(call, rewards=rewards) if rewards else call
 
 
 def has_structure(episode: OpenEpisode) -> bool:

@@ -189,10 +189,10 @@ def test_a_rollout_whose_events_are_late_is_not_idle() -> None:
 
 
 def test_aborted_attempts_close_without_spans_and_rewards() -> None:
-    """Whether spans came before the end is chance, so they are left out."""
+    """Whether they came before the end is chance, so they are left out, also of the call that a reward targets."""
     bare = one(A, closed(R1, [A]), event(R1, RolloutState.ABORTED, is_final=False, spans_exported=5))
     full = one(
-        otlp(agent_span(OWN, 1, "x")), reward(R1), A, closed(R1, [A]),
+        otlp(agent_span(OWN, 1, "x")), reward(R1), reward(R1, name="step", target=A.call_id), A, closed(R1, [A]),
         event(R1, RolloutState.ABORTED, is_final=False, spans_exported=5),
     )  # fmt: skip
     assert bare == full
