@@ -17,7 +17,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.keys import episode_key, group_key
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS, Metrics
+from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -29,12 +29,11 @@ from tracegrad.schemas.records.facts import (
     RewardFact,
     RolloutFact,
 )
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic
 
 from ..closed import ClosingFold
-from ..config import StreamRules
 from ..dead_letter import dead_letter
-from .deadlines import Deadlines
+from .deadlines import due
 from .open_episode import OpenEpisode, Waiting
 from .rewards import is_authorised
 from .selection import is_selected
@@ -49,14 +48,10 @@ class Assemble(ClosingFold[OpenEpisode]):
     marker_topic = Topic.CLOSED_EPISODES
     stage = Stage.ASSEMBLE
 
-    def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
-        super().__init__(rules, topics, metrics)
-        self._deadlines = Deadlines(rules.streams)
-
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
         proposals = []
-        for episode, reason in self._deadlines.due(self._open.values(), now_s):
+        for episode, reason in due(self._open.values(), now_s, self._rules.streams):
             self.metrics.add(PROPOSALS, reason)
             rollout = episode.attempt[0] if episode.attempt else None
             proposals.append(
@@ -101,7 +96,7 @@ class Assemble(ClosingFold[OpenEpisode]):
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
         episode.num_bytes += len(record.value or b"")
-        episode.is_touched = True
+        episode.silent_since_s = None
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()

@@ -62,9 +62,8 @@ class OpenEpisode:
         """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
         self.started: RolloutEvent | None = None
         self.end: RolloutEvent | None = None
-        self.is_touched = True
-        """Whether a record came since the clock last looked."""
         self.silent_since_s: float | None = None
+        """When the clock first saw that no record came; None: one came since it last looked."""
         self.ended_at_s: float | None = None
         """When the clock first saw the attempt's end."""
         self.next_proposal_s = 0.0
