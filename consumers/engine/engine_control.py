@@ -58,8 +58,11 @@ class EngineControl:
         names = [file.name for file in manifest.files if file.name.endswith(".safetensors")]
         call = {"method": "load_version", "args": [folder, names]}
         self._request("POST", "/collective_rpc", json=call, is_load=True)
-        # A restarted engine is away for seconds, so this one is still the one that loaded.
-        self._request("POST", "/update_weight_version", json={"new_version": manifest.label})
+        # Restarted after its pause, it was serving while it loaded, and may have cached what the old weights made.
+        if not self.status().is_paused:
+            raise UnavailableError(f"engine: restarted before it loaded {manifest.label}")
+        # Restarted after the load, it refuses: unlike /update_weight_version this labels only what a load went before.
+        self._request("POST", "/finish_weight_update", json={"weight_version": manifest.label})
         self._request("POST", "/reset_prefix_cache")
 
     def resume(self) -> None:
@@ -86,10 +89,11 @@ class EngineControl:
             raise UnavailableError(
                 f"engine: {path} gave status {response.status_code}; start it with VLLM_SERVER_DEV_MODE=1"
             )
-        if not self._is_alive():
-            raise UnavailableError(f"engine: {path} gave status {response.status_code} and the engine is dead")
         refusal = f"engine: {path} gave status {response.status_code}: {_reason(response)}"
-        raise RecordError(refusal, reason="load_failed")
+        # Only the load is about the version; another refusal says that the engine is not as it was left.
+        if is_load and self._is_alive():
+            raise RecordError(refusal, reason="load_failed")
+        raise UnavailableError(refusal)
 
     def _is_alive(self) -> bool:
         """Asked after a 500, when uvicorn closes the connection: a first try may be made on the closed one."""

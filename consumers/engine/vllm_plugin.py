@@ -48,6 +48,7 @@ class VersionLoader:
     vllm_config: Any
     model_runner: Any
     reload_weights: Any
+    finish_weight_update: Any
 
     def can_load_versions(self) -> bool:
         """For whoever asks whether this class was added."""
@@ -66,8 +67,15 @@ class VersionLoader:
         except BaseException:
             _restore(self.model_runner.get_model())
             raise
+        # `/finish_weight_update` labels once the workers agree; vLLM's own refuse, since no transfer of theirs began.
+        # So a process that did not load, a restarted engine, cannot get the label of one that did.
+        self.finish_weight_update = _agree
         _use_all_threads()
         logger.info("loaded %d tensors of %s in %.3f s", len(index), Path(path).name, time.monotonic() - started)
+
+
+def _agree() -> None:
+    """The weights are those of the last load."""
 
 
 def _end_with_parent(parent_pid: int) -> None:

@@ -35,6 +35,8 @@ class FakeWeights:
     weights: str = BASE
     is_paused: bool = False
     num_loads: int = 0
+    has_loaded: bool = False
+    """This process, since its start."""
     requests: list[tuple[str, Any]] = field(default_factory=list)
     """(path, body) of everything asked, the last 10,000."""
     violations: list[str] = field(default_factory=list)
@@ -48,6 +50,7 @@ class FakeWeights:
     def restart(self, *, down_for: int = 1) -> None:
         """As after SIGKILL: base weights, not paused, away for some requests."""
         self.label, self.weights, self.is_paused, self.down_for = "default", BASE, False, down_for
+        self.has_loaded = False
 
     @property
     def paths(self) -> list[str]:
@@ -95,8 +98,10 @@ class FakeWeights:
                 self.is_paused = path == "/pause"
             case "/collective_rpc":
                 return self._load(*body["args"]) if body["method"] == "load_version" else (200, {})
-            case "/update_weight_version":
-                self.label = str(body["new_version"])
+            case "/finish_weight_update":
+                if not self.has_loaded:
+                    return 500, {"error": {"message": "finish_weight_update called without a matching start"}}
+                self.label = str(body["weight_version"])
             case "/reset_prefix_cache" | "/health":
                 pass
             case _:
@@ -111,6 +116,7 @@ class FakeWeights:
             return 500, {"error": {"message": "expected the tensors of the engine's model, got another"}}
         self.weights = b"".join((Path(folder) / name).read_bytes() for name in names).decode(errors="replace")
         self.num_loads += 1
+        self.has_loaded = True
         return 200, {"results": [None]}
 
 

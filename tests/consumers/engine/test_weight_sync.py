@@ -88,7 +88,7 @@ def test_new_version_is_loaded_labelled_resumed_and_acknowledged_in_order(bench:
     assert bench.engine.paths == [
         "/pause",
         "/collective_rpc",
-        "/update_weight_version",
+        "/finish_weight_update",
         "/reset_prefix_cache",
         "/resume",
     ]
@@ -143,6 +143,27 @@ def test_restarted_engine_gets_the_newest_version_again(bench: Bench) -> None:
     bench.look()
     assert (bench.engine.label, bench.engine.weights) == (label(3), label(3))
     assert bench.acks() == [label(3), label(3)]
+
+
+@pytest.mark.parametrize("num_loads", [0, 1], ids=["before the load", "after the load"])
+def test_engine_restarted_under_a_load_is_not_labelled(bench: Bench, num_loads: int) -> None:
+    """Up again at once, it gets the next request: its own weights never run under the version's label."""
+    bench.put(write_version(bench.root, 3))
+    engine = bench.engine
+
+    def restart(path: str) -> None:
+        if "/pause" in engine.paths and engine.num_loads == num_loads:
+            engine.before_request = lambda path: None
+            engine.restart(down_for=0)
+
+    engine.before_request = restart
+    with pytest.raises(UnavailableError):
+        bench.look()
+    assert (engine.label, engine.is_paused, bench.acks()) == ("default", False, [])
+    assert not any(label(3) in violation.partition("under")[2] for violation in engine.violations)
+    bench.look()
+    assert (engine.label, engine.weights, engine.is_paused) == (label(3), label(3), False)
+    assert bench.acks() == [label(3)]
 
 
 def test_engine_found_paused_is_reloaded_and_resumed(bench: Bench) -> None:

@@ -112,6 +112,18 @@ def test_killed_engine_gets_the_newest_version_again(doomed: RunningEngine) -> N
         assert [span["version"] for span in doomed.generate(PROMPT)["weight_versions"]] == [label(2)]
 
 
+def test_engine_that_loaded_nothing_since_its_start_takes_no_label(doomed: RunningEngine) -> None:
+    """So an engine that was restarted between load and label stays `default`, which gateways refuse."""
+    doomed.kill()
+    doomed.start()
+    answer = doomed.client.post("/finish_weight_update", json={"weight_version": label(9)})
+    assert answer.status_code == 500
+    assert doomed.control.status().label == "default"
+    manifest = doomed.publish_version(tensors_of(doomed, 2.0), 9)
+    doomed.load(manifest)
+    assert doomed.control.status().label == label(9)
+
+
 def test_engine_left_paused_by_a_killed_weight_sync_is_freed(doomed: RunningEngine) -> None:
     """A request waits through the pause and ends after the reload."""
     doomed.client.post("/pause", params={"mode": "keep", "clear_cache": "true"})
