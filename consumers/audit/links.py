@@ -81,17 +81,13 @@ def _episodes_to_raw(seen: Evidence) -> Iterator[str]:
         if episode.closed_by == "complete":
             for call in sorted(seen.outcomes.get(id_, frozenset()) - episode.calls):
                 yield f"call named by calls_closed but not in its complete episode {id_}: {call}"
-    if Topic.LLM_CALLS in seen.expired:
+    # An undecodable call cannot be told by its id: a named id that is not there may be one of those.
+    if Topic.LLM_CALLS in seen.expired or seen.undecodable_calls:
         return
     for id_, named in seen.outcomes.items():
         for call in sorted(named):
-            if f"call:{call}" not in seen.raw and not _has_dead_call(seen):
+            if f"call:{call}" not in seen.raw:
                 yield f"call named by calls_closed of {id_} but not on llm_calls: {call}"
-
-
-def _has_dead_call(seen: Evidence) -> bool:
-    """An undecodable call cannot be told by its id, so a named id that is not there may be one of those."""
-    return bool(seen.undecodable_calls)
 
 
 def _markers(seen: Evidence) -> Iterator[str]:
@@ -158,9 +154,9 @@ def _versions(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -
             yield f"gap in the offsets before: step {step.step}"
         expected = step.next_offset
     for step in steps:
-        if step.is_updated and step.version not in seen.manifests and step.epoch == steps[-1].epoch:
+        if step.is_updated and step.version not in seen.lineage.versions and step.epoch == steps[-1].epoch:
             yield f"version trained but not on weights: {step.version}"
-    newest = max((manifest.step for manifest in seen.manifests.values()), default=0)
+    newest = max((manifest.step for manifest in seen.lineage.versions.values()), default=0)
     last = steps[-1].step if steps else 0
     if newest > last + (1 if is_live else 0):
         yield f"version published but its step is not on training_steps: step {newest}"

@@ -7,9 +7,10 @@ payload is kept: ids, positions and hashes only. Undecodable records are the sta
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -19,9 +20,9 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
-from tracegrad.schemas.records.calls import CALLS, CallRecord
+from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES, Episode
+from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallFact,
@@ -33,15 +34,15 @@ from tracegrad.schemas.records.facts import (
     RolloutFact,
     SpanFact,
 )
-from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent
+from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.records.transitions import GroupSummary, decode_group
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage, VersionManifest
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage, WeightRecord
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 __all__ = ["Evidence", "SeenEpisode", "gather"]
 
-T = TypeVar("T")
+_COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 
 
 class SeenEpisode(msgspec.Struct, kw_only=True):
@@ -56,7 +57,6 @@ class SeenEpisode(msgspec.Struct, kw_only=True):
     closed_by: str
     calls: frozenset[str]
     rewards: tuple[str, ...]
-    digest: bytes
 
 
 class Evidence(msgspec.Struct, kw_only=True):
@@ -64,6 +64,7 @@ class Evidence(msgspec.Struct, kw_only=True):
 
     run: RunHash
     committed: dict[Stage, dict[TopicPartition, int]]
+    lineage: Lineage
     expired: set[Topic] = msgspec.field(default_factory=set)
     """Topics whose first records retention has taken: absence there proves nothing."""
     raw: dict[str, Position] = msgspec.field(default_factory=dict)
@@ -89,9 +90,9 @@ class Evidence(msgspec.Struct, kw_only=True):
     group_markers: set[str] = msgspec.field(default_factory=set)
     groups: dict[str, tuple[int, GroupSummary]] = msgspec.field(default_factory=dict)
     """Group id -> its first offset on `transitions`, and what it says."""
-    group_digests: dict[str, bytes] = msgspec.field(default_factory=dict)
+    digests: dict[tuple[str, str], bytes] = msgspec.field(default_factory=dict)
+    """(topic, id) -> sha256 of what was emitted first."""
     steps: list[TrainingStep] = msgspec.field(default_factory=list)
-    manifests: dict[int, VersionManifest] = msgspec.field(default_factory=dict)
     rollouts: dict[str, Position] = msgspec.field(default_factory=dict)
     """Rollout id -> where it was first asked for."""
     final_rollouts: set[str] = msgspec.field(default_factory=set)
@@ -120,65 +121,53 @@ def gather(
         }
         for stage, read in INPUTS.items()
     }
-    seen = Evidence(run=run, committed=committed)
-    lineage = Lineage(policy)
-    for topic, fold in _FOLDS:
+    seen = Evidence(run=run, committed=committed, lineage=Lineage(policy))
+    for topic, decode, fold in _FOLDS:
         name = topics.name(topic)
-        if any(offsets.begin > 0 for offsets in log.offsets(name).values()) and not _is_compacted(topic):
+        if any(offsets.begin > 0 for offsets in log.offsets(name).values()) and topic not in _COMPACTED:
             seen.expired.add(topic)
         for record in read_to_end(log, name, starts=starts):
-            fold(seen, record)
-    for record in read_to_end(log, topics.name(Topic.WEIGHTS)):
-        weight = _decoded(WEIGHTS.decode, record)
-        if weight is not None:
-            lineage.fold(weight)
-    seen.manifests = lineage.versions
+            try:
+                decoded = decode(record.value)
+            except RecordError:
+                if topic is Topic.LLM_CALLS:
+                    seen.undecodable_calls.add(record.position)
+            else:
+                fold(seen, record, decoded)
     return seen
 
 
-def _is_compacted(topic: Topic) -> bool:
-    return topic in (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
-
-
-def _decoded(decode: Callable[[bytes | None], T], record: Record) -> T | None:
+def _span_request(body: bytes | None) -> ExportTraceServiceRequest:
     try:
-        return decode(record.value)
-    except RecordError:
-        return None
+        request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(body or b"")
+    except DecodeError as error:
+        raise RecordError("expected spans, got other bytes") from error
+    return request
 
 
-def _step(seen: Evidence, record: Record) -> None:
-    if step := _decoded(TRAINING_STEPS.decode, record):
-        seen.steps.append(step)
+def _step(seen: Evidence, record: Record, step: TrainingStep) -> None:
+    seen.steps.append(step)
 
 
-def _transition(seen: Evidence, record: Record) -> None:
-    decoded = _decoded(decode_group, record)
-    if decoded is None:
-        return
-    summary = decoded[0]
-    digest = hashlib.sha256(record.value or b"").digest()
-    if seen.group_digests.setdefault(summary.group_id, digest) != digest:
-        seen.differing.add(summary.group_id)
+def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[SegmentRow]]) -> None:
+    summary = group[0]
+    _note_digest(seen, summary.group_id, record)
     seen.groups.setdefault(summary.group_id, (record.offset, summary))
 
 
-def _group_marker(seen: Evidence, record: Record) -> None:
-    if marker := _decoded(CLOSED.decode, record):
-        seen.group_markers.add(marker.id)
-
-
-def _episode(seen: Evidence, record: Record) -> None:
-    episode: Episode | None = _decoded(EPISODES.decode, record)
-    if episode is None:
-        return
+def _note_digest(seen: Evidence, id_: str, record: Record) -> None:
     digest = hashlib.sha256(record.value or b"").digest()
-    before = seen.episodes.get(episode.episode_id)
-    if before is not None:
-        if before.digest != digest:
-            seen.differing.add(episode.episode_id)
-        return
-    seen.episodes[episode.episode_id] = SeenEpisode(
+    if seen.digests.setdefault((record.topic, id_), digest) != digest:
+        seen.differing.add(id_)
+
+
+def _group_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
+    seen.group_markers.add(marker.id)
+
+
+def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
+    _note_digest(seen, episode.episode_id, record)
+    first = SeenEpisode(
         position=record.position,
         group=episode.group.id if episode.group else None,
         group_size=episode.group.size if episode.group else 0,
@@ -188,25 +177,23 @@ def _episode(seen: Evidence, record: Record) -> None:
         closed_by=episode.closed_by,
         calls=frozenset(call.call_id for call in episode.calls),
         rewards=tuple(reward.idempotency_key for reward in episode.rewards),
-        digest=digest,
     )
+    seen.episodes.setdefault(episode.episode_id, first)
 
 
-def _episode_marker(seen: Evidence, record: Record) -> None:
-    if marker := _decoded(CLOSED.decode, record):
-        seen.markers[marker.id] = marker.disposition
+def _episode_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
+    seen.markers[marker.id] = marker.disposition
 
 
-def _facts(seen: Evidence, record: Record) -> None:
-    batch: Facts | Close | None = _decoded(EPISODE_EVENTS.decode, record)
-    if not isinstance(batch, Facts):
+def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
+    if isinstance(batch, Close):
         return
     seen.fact_places.setdefault(batch.episode_id, []).append(record.position)
     for fact in batch.facts:
         seen.facts[_fact_key(fact)] = batch.episode_id
 
 
-def _dead(seen: Evidence, record: Record) -> None:
+def _dead(seen: Evidence, record: Record, _: None) -> None:
     headers = dict(record.headers)
 
     def header(name: str) -> str:
@@ -215,30 +202,26 @@ def _dead(seen: Evidence, record: Record) -> None:
     if not (header("partition").isdigit() and header("offset").isdigit()):
         return
     seen.dead.add(Position(header("topic"), int(header("partition")), int(header("offset"))))
-    batch = _decoded(EPISODE_EVENTS.decode, record)
-    if isinstance(batch, Facts):
-        seen.dead_facts.update(_fact_key(fact) for fact in batch.facts)
+    with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys
+        batch = EPISODE_EVENTS.decode(record.value)
+        if isinstance(batch, Facts):
+            seen.dead_facts.update(_fact_key(fact) for fact in batch.facts)
 
 
-def _reward(seen: Evidence, record: Record) -> None:
-    reward = _decoded(REWARDS.decode, record)
-    if reward is not None and run_hash_of(reward.rollout_id) == seen.run:
+def _reward(seen: Evidence, record: Record, reward: Reward) -> None:
+    if run_hash_of(reward.rollout_id) == seen.run:
         seen.raw[_reward_key(reward)] = record.position
 
 
-def _event(seen: Evidence, record: Record) -> None:
-    event = _decoded(ROLLOUT_EVENTS.decode, record)
-    if event is not None and run_hash_of(event.rollout_id) == seen.run:
+def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
+    if run_hash_of(event.rollout_id) == seen.run:
         seen.raw[_event_key(event)] = record.position
         if event.is_final:
             seen.final_rollouts.add(event.rollout_id)
 
 
-def _call(seen: Evidence, record: Record) -> None:
-    call = _decoded(CALLS.decode, record)
-    if call is None:
-        seen.undecodable_calls.add(record.position)
-    elif call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
+def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> None:
+    if call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
         if isinstance(call, CallRecord):
             seen.foreign_calls.add(call.call_id)
     elif isinstance(call, CallRecord):
@@ -248,27 +231,21 @@ def _call(seen: Evidence, record: Record) -> None:
         seen.outcomes[call.rollout_id + call.attempt_id] = frozenset(call.outcomes)
 
 
-def _span(seen: Evidence, record: Record) -> None:
-    for key in _span_keys(record.value or b"", seen.run):
-        seen.raw[key] = record.position
-
-
-def _span_keys(body: bytes, run: RunHash) -> Iterator[str]:
-    """Spans of the run's own attempts, by their trace id."""
-    try:
-        request = ExportTraceServiceRequest.FromString(body)
-    except DecodeError:
-        return
+def _span(seen: Evidence, record: Record, request: ExportTraceServiceRequest) -> None:
     for resource_spans in request.resource_spans:
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
-                if run_hash_of(span.trace_id.hex()) == run:
-                    yield f"span:{span.trace_id.hex()}/{span.span_id.hex()}"
+                # A trace of the run's own attempts bears its hash.
+                if run_hash_of(span.trace_id.hex()) == seen.run:
+                    seen.raw[f"span:{span.trace_id.hex()}/{span.span_id.hex()}"] = record.position
 
 
-def _rollout(seen: Evidence, record: Record) -> None:
-    if request := _decoded(ROLLOUTS.decode, record):
-        seen.rollouts.setdefault(request.rollout_id, record.position)
+def _rollout(seen: Evidence, record: Record, request: RolloutRequest) -> None:
+    seen.rollouts.setdefault(request.rollout_id, record.position)
+
+
+def _weights(seen: Evidence, record: Record, weight: WeightRecord) -> None:
+    seen.lineage.fold(weight)
 
 
 def _event_key(event: RolloutEvent) -> str:
@@ -293,18 +270,19 @@ def _fact_key(fact: Fact) -> str:
             return f"span:{trace}/{span}"
 
 
-_FOLDS: tuple[tuple[Topic, Callable[[Evidence, Record], None]], ...] = (
-    (Topic.TRAINING_STEPS, _step),
-    (Topic.CLOSED_GROUPS, _group_marker),
-    (Topic.TRANSITIONS, _transition),
-    (Topic.CLOSED_EPISODES, _episode_marker),
-    (Topic.EPISODES, _episode),
-    (Topic.DEAD_LETTERS, _dead),
-    (Topic.EPISODE_EVENTS, _facts),
-    (Topic.REWARDS, _reward),
-    (Topic.LLM_CALLS, _call),
-    (Topic.OTLP_SPANS, _span),
-    (Topic.ROLLOUT_EVENTS, _event),
-    (Topic.ROLLOUTS, _rollout),
+_FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Record, Any], None]], ...] = (
+    (Topic.TRAINING_STEPS, TRAINING_STEPS.decode, _step),
+    (Topic.CLOSED_GROUPS, CLOSED.decode, _group_marker),
+    (Topic.TRANSITIONS, decode_group, _transition),
+    (Topic.CLOSED_EPISODES, CLOSED.decode, _episode_marker),
+    (Topic.EPISODES, EPISODES.decode, _episode),
+    (Topic.DEAD_LETTERS, lambda value: None, _dead),
+    (Topic.EPISODE_EVENTS, EPISODE_EVENTS.decode, _facts),
+    (Topic.REWARDS, REWARDS.decode, _reward),
+    (Topic.LLM_CALLS, CALLS.decode, _call),
+    (Topic.OTLP_SPANS, _span_request, _span),
+    (Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.decode, _event),
+    (Topic.ROLLOUTS, ROLLOUTS.decode, _rollout),
+    (Topic.WEIGHTS, WEIGHTS.decode, _weights),
 )
-"""From the last topic to the first."""
+"""From the last topic to the first; how a record of it is read, what is noted of it."""
