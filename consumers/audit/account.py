@@ -25,7 +25,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 from .links import check_links
 from .read import Evidence, SeenEpisode, gather
 
-__all__ = ["Report", "Unit", "audit", "judge"]
+__all__ = ["Report", "Unit", "audit"]
 
 MAX_NAMED = 1_000
 """Missing ids that a report names; the rest are counted."""
@@ -80,11 +80,7 @@ def audit(
     Raises:
         UnavailableError: Kafka is away.
     """
-    return judge(gather(log, topics, run, policy, starts=starts), policy, is_live=is_live)
-
-
-def judge(seen: Evidence, policy: str, *, is_live: bool = False) -> Report:
-    """The accounting of the evidence. Pure."""
+    seen = gather(log, topics, run, policy, starts=starts)
     missing: list[str] = []
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
     report = Report(

@@ -97,9 +97,8 @@ def _markers(seen: Evidence) -> Iterator[str]:
     if Topic.EPISODE_EVENTS in seen.expired:
         return
     for id_, places in seen.fact_places.items():
-        if id_ not in seen.markers and all(seen.is_done(Stage.ASSEMBLE, place) for place in places):
-            if all(place in seen.dead for place in places):
-                continue
+        is_folded = all(seen.is_done(Stage.ASSEMBLE, place) for place in places)
+        if id_ not in seen.markers and is_folded and not all(place in seen.dead for place in places):
             yield f"folded but without a closed marker: {id_}"
 
 

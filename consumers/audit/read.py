@@ -110,7 +110,7 @@ def gather(
     run: RunHash,
     policy: str,
     *,
-    starts: Mapping[TopicPartition, int] | None = None,
+    starts: Mapping[TopicPartition, int] | None,
 ) -> Evidence:
     """Reads every topic of the run once. `starts`: where the run began on the raw topics."""
     committed = {

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing
 
 import httpx
@@ -192,7 +191,7 @@ class WeightSync:
                 self._topic, key=engine_key(self.config.engine_id), value=WEIGHT_ACKS.encode(ack)
             )
             future.result(self.config.timeout_s)
-        except (OverloadedError, FutureTimeoutError, CancelledError) as error:
+        except (OverloadedError, TimeoutError, CancelledError) as error:
             raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error
         self._acknowledged = manifest.label
         self._served = manifest
