@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -25,7 +25,7 @@ from tracegrad.schemas.retry import retry
 from .client_settings import Settings
 from .errors import boundary, log_error, translate
 
-__all__ = ["KafkaAdmin", "NewTopicSpec", "checked", "partition_of"]
+__all__ = ["KafkaAdmin", "checked", "partition_of"]
 
 T = TypeVar("T")
 
@@ -34,15 +34,6 @@ _TIMEOUT_S = 15.0
 _UNKNOWN_S = 15.0
 """How long a topic may be unknown to the broker that is asked: it was made a moment ago, or the broker has just come
 back. Past it a whole run ends."""
-
-
-class NewTopicSpec(NamedTuple):
-    """A topic to create, by its full name."""
-
-    name: str
-    partitions: int
-    replication: int
-    settings: dict[str, str]
 
 
 def partition_of(where: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> confluent_kafka.TopicPartition:
@@ -66,26 +57,28 @@ def _patiently(ask: Callable[[], T]) -> T:
     return retry(ask, doing="asking Kafka", patience_s=_TIMEOUT_S, first_s=0.05, max_s=0.5)
 
 
+def _raise_first(answer: Iterable[confluent_kafka.TopicPartition], doing: str) -> None:
+    """Of an answer's partitions each may bear an error of its own."""
+    for partition in answer:
+        if partition.error is not None:
+            raise translate(partition.error, doing=doing)
+
+
 class KafkaAdmin:
     """An admin client, connected at its first use. Any thread may call it."""
 
     def __init__(self, base: Settings) -> None:
         self._base = base
-        self._client = self._new_client()
-
-    def _new_client(self) -> AdminClient:
         with boundary("make an admin client"):
-            return AdminClient(dict(self._base), error_cb=log_error)
+            self._client = AdminClient(dict(base), error_cb=log_error)
 
     def commit_group_offsets(self, group: str, next_offsets: Mapping[TopicPartition, int]) -> None:
         """Sets the committed offsets of a group that has no members now. UnavailableError while it has some."""
         offsets = [partition_of(where, offset) for where, offset in next_offsets.items()]
         doing = f"set the committed offsets of group {group!r}"
         with self._group_client(group) as client, boundary(doing):
-            partitions = client.commit(offsets=offsets, asynchronous=False)
-        for partition in partitions or ():
-            if partition.error is not None:
-                raise translate(partition.error, doing=doing)
+            answer = client.commit(offsets=offsets, asynchronous=False)
+        _raise_first(answer or (), doing)
 
     def partition_counts(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Partitions of each topic, or of all. Raises ConfigurationError for a topic that stays unknown."""
@@ -106,18 +99,12 @@ class KafkaAdmin:
                 )
             time.sleep(0.1)
 
-    def create_topics(self, wanted: Sequence[NewTopicSpec]) -> set[str]:
+    def create_topics(self, wanted: list[NewTopic]) -> set[str]:
         """Creates topics; returns the names of those that existed already, which are left as they are."""
         if not wanted:
             return set()
-        new = [
-            NewTopic(
-                spec.name, num_partitions=spec.partitions, replication_factor=spec.replication, config=spec.settings
-            )
-            for spec in wanted
-        ]
         with boundary("create topics"):
-            futures = self._client.create_topics(new, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S)
+            futures = self._client.create_topics(wanted, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S)
         existed = set()
         for name, future in futures.items():
             try:
@@ -149,21 +136,19 @@ class KafkaAdmin:
                 for partition, future in futures.items()
             }
 
-    def committed(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """The group's committed next offsets; partitions without one are absent."""
-        return _patiently(lambda: self._committed(group, wanted))
-
-    def _committed(self, group: str, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """The group's committed next offsets of a topic; partitions without one are absent."""
         doing = f"tell the committed offsets of group {group!r}"
-        with self._group_client(group) as client, boundary(doing):
-            partitions = client.committed([partition_of(where) for where in wanted], timeout=_TIMEOUT_S)
-        found = {}
-        for partition in partitions:
-            if partition.error is not None:
-                raise translate(partition.error, doing=doing)
-            if partition.offset >= 0:
-                found[TopicPartition(partition.topic, partition.partition)] = partition.offset
-        return found
+        count = self.partition_counts([topic])[topic]
+        wanted = [partition_of(TopicPartition(topic, partition)) for partition in range(count)]
+
+        def ask() -> list[confluent_kafka.TopicPartition]:
+            with self._group_client(group) as client, boundary(doing):
+                answer = client.committed(wanted, timeout=_TIMEOUT_S)
+            _raise_first(answer, doing)
+            return answer
+
+        return {found.partition: found.offset for found in _patiently(ask) if found.offset >= 0}
 
     @contextlib.contextmanager
     def _group_client(self, group: str) -> Iterator[Consumer]:

@@ -102,7 +102,7 @@ def shared_settings(bootstrap_servers: str, given: Mapping[str, str]) -> Setting
     }
 
 
-def producer_settings(base: Settings, *, queue_bytes: int, queue_records: int, delivery_timeout_s: float) -> Settings:
+def producer_settings(base: Settings) -> Settings:
     """An idempotent producer with acks=all and a bounded queue."""
     return {
         **base,
@@ -114,11 +114,13 @@ def producer_settings(base: Settings, *, queue_bytes: int, queue_records: int, d
         # What a topic takes is said by its own setting, at the broker.
         "message.max.bytes": MAX_CLIENT_BYTES,
         "linger.ms": 5,
-        "message.timeout.ms": int(delivery_timeout_s * 1000),
+        # What is not acknowledged by then fails with UnavailableError.
+        "message.timeout.ms": 60_000,
         # Else an unknown topic fails only after message.timeout.ms.
         "topic.metadata.propagation.max.ms": 3000,
-        "queue.buffering.max.kbytes": queue_bytes // 1024,
-        "queue.buffering.max.messages": queue_records,
+        # What may wait for its acknowledgement; beyond it append raises OverloadedError.
+        "queue.buffering.max.kbytes": 256 * 1024,
+        "queue.buffering.max.messages": 100_000,
     }
 
 

@@ -30,25 +30,11 @@ class KafkaLog:
     Args:
         bootstrap_servers: `host:port[,host:port]`.
         client_settings: of kafka_settings.CLIENT_SETTINGS; anything else is refused.
-        queue_bytes: bound on what a writer holds unacknowledged; beyond it append raises OverloadedError.
-        queue_records: the same in records.
-        delivery_timeout_s: a record that is not acknowledged by then fails with UnavailableError.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        client_settings: Mapping[str, str] | None = None,
-        *,
-        queue_bytes: int = 256 * 1024 * 1024,
-        queue_records: int = 100_000,
-        delivery_timeout_s: float = 60.0,
-    ) -> None:
+    def __init__(self, bootstrap_servers: str, client_settings: Mapping[str, str] | None = None) -> None:
         self.bootstrap_servers = bootstrap_servers
         self._base = shared_settings(bootstrap_servers, client_settings or {})
-        self._producer_settings = producer_settings(
-            self._base, queue_bytes=queue_bytes, queue_records=queue_records, delivery_timeout_s=delivery_timeout_s
-        )
 
     @cached_property
     def admin(self) -> KafkaAdmin:
@@ -57,7 +43,7 @@ class KafkaLog:
 
     def writer(self) -> LogWriter:
         """A new writer; one a process is enough."""
-        return KafkaWriter(self._producer_settings)
+        return KafkaWriter(producer_settings(self._base))
 
     def tail(
         self,
@@ -87,6 +73,4 @@ class KafkaLog:
 
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         """Committed next offsets of a group; partitions without one are absent."""
-        counts = self.admin.partition_counts([topic])
-        wanted = [TopicPartition(topic, partition) for partition in range(counts[topic])]
-        return {where.partition: offset for where, offset in self.admin.committed(group, wanted).items()}
+        return self.admin.committed(group, topic)

@@ -38,17 +38,18 @@ _UNKNOWN_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, K
 class TailReader:
     """LogReader by explicit assignment; `GroupReader` adds the group."""
 
-    def __init__(self, admin: KafkaAdmin, settings: Settings) -> None:
+    def __init__(self, admin: KafkaAdmin, settings: Mapping[str, Any]) -> None:
         self._admin = admin
+        self._settings = {**settings, "error_cb": log_error}
         self._next: dict[TopicPartition, int] = {}
         self._unread: list[Message] = []
         """Messages that came while a commit was awaited, or beside an error that is not judged yet."""
         self._failure: TracegradError | None = None
-        self._consumer = self._new_consumer(settings)
+        self._consumer = self._new_consumer()
 
-    def _new_consumer(self, settings: Settings) -> Consumer:
+    def _new_consumer(self) -> Consumer:
         with boundary("make a consumer"):
-            return Consumer({**settings, "error_cb": log_error})
+            return Consumer(self._settings)
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions from these offsets, which the caller has checked."""
@@ -135,16 +136,11 @@ class GroupReader(TailReader):
 
     def __init__(self, admin: KafkaAdmin, settings: Settings, group: str, topics: Sequence[str]) -> None:
         self._commits: list[tuple[KafkaError | None, set[tuple[str, int, int]]]] = []
-        super().__init__(admin, settings)
-        self._settings = settings
+        super().__init__(admin, {**settings, "on_commit": self._on_commit})
         self._group = group
         self._topics = list(topics)
         self._must_reopen = False
         self._subscribe()
-
-    def _new_consumer(self, settings: Settings) -> Consumer:
-        with boundary("make a consumer"):
-            return Consumer({**settings, "error_cb": log_error, "on_commit": self._on_commit})
 
     def _subscribe(self) -> None:
         with boundary(f"join group {self._group!r}"):
@@ -191,7 +187,7 @@ class GroupReader(TailReader):
         if self._must_reopen:
             # The start offsets of an assignment were not to be had: leave, and join anew.
             self.close()
-            self._consumer = self._new_consumer(self._settings)
+            self._consumer = self._new_consumer()
             self._must_reopen = False
             self._subscribe()
         return super().read(max_records=max_records, timeout_s=timeout_s)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
+from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
@@ -27,7 +28,6 @@ from tracegrad.schemas.topics import (
     TopicSpec,
 )
 
-from .admin import NewTopicSpec
 from .client_settings import TAIL_GROUP
 from .log import KafkaLog
 
@@ -49,7 +49,7 @@ class TopicPlan(msgspec.Struct, frozen=True, kw_only=True):
     writers: str
     readers: str
     is_new: bool | None = None
-    """Whether it was made now; None in a dry run."""
+    """Whether it was made now; None of a plan."""
 
     def lines(self) -> list[str]:
         """For people who create topics and ACLs by their own tools."""
@@ -114,7 +114,6 @@ def create_topics(
     policies: Sequence[str],
     partitions: int = DEFAULT_PARTITIONS,
     replication: int = 1,
-    dry_run: bool = False,
 ) -> list[TopicPlan]:
     """Makes what is missing and checks what is there; returns the plan, for printing.
 
@@ -123,12 +122,15 @@ def create_topics(
             a Collector's, keeps its own.
     """
     plans = plan_topics(topics, partitions=partitions, policies=policies, replication=replication)
-    if dry_run:
-        return plans
-    wanted = [NewTopicSpec(plan.name, plan.partitions, plan.replication, plan.settings) for plan in plans]
-    there = log.admin.partition_counts()
-    existing = {spec.name for spec in wanted if spec.name in there}
-    existing |= log.admin.create_topics([spec for spec in wanted if spec.name not in existing])
+    # Asked first: who may not create topics may still use those that the cluster's owner made.
+    existing = log.admin.partition_counts().keys() & {plan.name for plan in plans}
+    existing |= log.admin.create_topics(
+        [
+            NewTopic(plan.name, plan.partitions, plan.replication, config=plan.settings)
+            for plan in plans
+            if plan.name not in existing
+        ]
+    )
     counts = log.admin.partition_counts([plan.name for plan in plans])
     _check_counts(topics, plans, counts)
     made = len(plans) - len(existing)

@@ -12,14 +12,16 @@ from types import SimpleNamespace
 import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka.cimpl import NewTopic
 
 from tests.memory_log import partition_for
 from tracegrad.compose.kafka import admin as kafka_admin
-from tracegrad.compose.kafka.admin import KafkaAdmin, NewTopicSpec
-from tracegrad.compose.kafka.client_settings import Settings, shared_settings
+from tracegrad.compose.kafka.admin import KafkaAdmin
+from tracegrad.compose.kafka.client_settings import producer_settings, shared_settings
 from tracegrad.compose.kafka.errors import CODES, boundary, translate
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.reader import GroupReader, TailReader
+from tracegrad.compose.kafka.writer import KafkaWriter
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.errors import (
     ConfigurationError,
@@ -44,7 +46,7 @@ def code_names() -> list[str]:
 def new_topic(log: KafkaLog, partitions: int = 1) -> str:
     """A fresh topic on the real broker."""
     name = f"topic-{uuid.uuid4().hex[:12]}"
-    log.admin.create_topics([NewTopicSpec(name, partitions, 1, {})])
+    log.admin.create_topics([NewTopic(name, partitions, 1, config={})])
     log.admin.partition_counts([name])
     return name
 
@@ -95,8 +97,8 @@ def test_wrong_client_setting_is_a_configuration_error() -> None:
 
 def test_full_queue_is_overloaded_at_once() -> None:
     """Memory is bounded while the broker is away; what waits ends with an error when the writer closes."""
-    log = KafkaLog(NOWHERE, queue_records=10)
-    writer = log.writer()
+    settings = producer_settings(shared_settings(NOWHERE, {}))
+    writer = KafkaWriter({**settings, "queue.buffering.max.messages": 10})
     futures: list[Future[Position]] = []
     with pytest.raises(OverloadedError):
         for _ in range(11):
@@ -128,7 +130,7 @@ def admin_of_a_topic_unknown_for(unknown_s: float, monkeypatch: pytest.MonkeyPat
     def list_topics(timeout: float) -> SimpleNamespace:
         return SimpleNamespace(topics={"t": SimpleNamespace(partitions=[0])} if clock.now_s > unknown_s else {})
 
-    monkeypatch.setattr(KafkaAdmin, "_new_client", lambda _: SimpleNamespace(list_topics=list_topics))
+    monkeypatch.setattr(kafka_admin, "AdminClient", lambda *_, **__: SimpleNamespace(list_topics=list_topics))
     return KafkaAdmin({"bootstrap.servers": NOWHERE})
 
 
@@ -173,7 +175,7 @@ class _ScriptedReader(TailReader):
         super().__init__(script, {})  # type: ignore[arg-type]
         self.assign({WHERE: 0})
 
-    def _new_consumer(self, settings: Settings) -> Consumer:
+    def _new_consumer(self) -> Consumer:
         return self._script  # type: ignore[return-value]
 
     def offsets(self, *, max_records: int = 500) -> list[int]:
@@ -250,7 +252,7 @@ class _Rebalanced(GroupReader):
         super().__init__(None, {}, "g", ["t"])  # type: ignore[arg-type]
         self._next[WHERE] = 0
 
-    def _new_consumer(self, settings: Settings) -> Consumer:
+    def _new_consumer(self) -> Consumer:
         nothing = dict.fromkeys(("subscribe", "commit", "incremental_unassign"), lambda *_, **__: None)
         return SimpleNamespace(consume=self._consume, **nothing)  # type: ignore[return-value]
 

@@ -9,16 +9,16 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from confluent_kafka.cimpl import NewTopic
 
 from tests.memory_log import MemoryLog, partition_for
 from tracegrad.compose.kafka import admin as kafka_admin
-from tracegrad.compose.kafka.admin import NewTopicSpec
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Log, LogReader, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES
 
-NewTopic = Callable[[int], str]
+Maker = Callable[[int], str]
 DEADLINE_S = 20.0
 
 
@@ -30,7 +30,7 @@ def log(request: pytest.FixtureRequest) -> Log:
 
 
 @pytest.fixture
-def new_topic(log: Log) -> NewTopic:
+def new_topic(log: Log) -> Maker:
     """Makes a topic of a fresh name with so many partitions."""
 
     def make(partitions: int) -> str:
@@ -39,7 +39,9 @@ def new_topic(log: Log) -> NewTopic:
             log.create_topic(name, partitions)
         else:
             assert isinstance(log, KafkaLog)
-            log.admin.create_topics([NewTopicSpec(name, partitions, 1, {"max.message.bytes": str(MAX_MESSAGE_BYTES)})])
+            log.admin.create_topics(
+                [NewTopic(name, partitions, 1, config={"max.message.bytes": str(MAX_MESSAGE_BYTES)})]
+            )
             log.admin.partition_counts([name])
         return name
 
@@ -82,7 +84,7 @@ def wait_for_assignment(readers: Sequence[LogReader], counts: Sequence[int]) -> 
             assert not reader.read(timeout_s=0.05)
 
 
-def test_future_tells_where_the_record_lies(log: Log, new_topic: NewTopic) -> None:
+def test_future_tells_where_the_record_lies(log: Log, new_topic: Maker) -> None:
     """Offsets grow by one within a partition, and `offsets` agrees."""
     topic = new_topic(2)
     positions = write(log, topic, [b"a", b"b", b"c"], partition=1)
@@ -90,7 +92,7 @@ def test_future_tells_where_the_record_lies(log: Log, new_topic: NewTopic) -> No
     assert log.offsets(topic) == {0: Offsets(0, 0), 1: Offsets(0, 3)}
 
 
-def test_record_comes_back_as_it_was_written(log: Log, new_topic: NewTopic, closing: list[LogReader]) -> None:
+def test_record_comes_back_as_it_was_written(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """Key, value and headers survive, repeated header names and null values too."""
     topic = new_topic(1)
     headers = (("tracegrad.reason", b"malformed"), ("x", b""), ("x", b"\xff"))
@@ -106,7 +108,7 @@ def test_record_comes_back_as_it_was_written(log: Log, new_topic: NewTopic, clos
     assert second.position == Position(topic, 0, 1)
 
 
-def test_keys_are_placed_by_murmur2(log: Log, new_topic: NewTopic) -> None:
+def test_keys_are_placed_by_murmur2(log: Log, new_topic: Maker) -> None:
     """All writers agree with Java's and aiokafka's default partitioner."""
     topic = new_topic(5)
     keys = [b"", b"a", b"ab", b"abc", b"abcd", b"1f2e3d4c5b6a7988aabbccddeeff", *(str(i).encode() for i in range(50))]
@@ -114,7 +116,7 @@ def test_keys_are_placed_by_murmur2(log: Log, new_topic: NewTopic) -> None:
     assert [position.partition for position in positions] == [partition_for(key, 5) for key in keys]
 
 
-def test_tail_starts_where_it_is_told(log: Log, new_topic: NewTopic, closing: list[LogReader]) -> None:
+def test_tail_starts_where_it_is_told(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """Beginning, end, or chosen offsets of chosen partitions."""
     topic = new_topic(2)
     write(log, topic, [b"0", b"1", b"2"], partition=0)
@@ -131,7 +133,7 @@ def test_tail_starts_where_it_is_told(log: Log, new_topic: NewTopic, closing: li
     assert [record.value for record in read(closing[1], 1)] == [b"new"]
 
 
-def test_read_gives_at_most_so_many(log: Log, new_topic: NewTopic, closing: list[LogReader]) -> None:
+def test_read_gives_at_most_so_many(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """A bound on the batch is kept, order within a partition too."""
     topic = new_topic(1)
     values = [str(i).encode() for i in range(25)]
@@ -146,7 +148,7 @@ def test_read_gives_at_most_so_many(log: Log, new_topic: NewTopic, closing: list
     assert [record.value for record in found] == values
 
 
-def test_read_ends_with_the_first_record_that_comes(log: Log, new_topic: NewTopic, closing: list[LogReader]) -> None:
+def test_read_ends_with_the_first_record_that_comes(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """It does not wait out its time for more, and what came with the first is there too."""
     topic = new_topic(1)
     closing.append(log.tail([topic]))
@@ -162,7 +164,7 @@ def test_read_ends_with_the_first_record_that_comes(log: Log, new_topic: NewTopi
     assert max(first_s, time.monotonic() - began) < DEADLINE_S / 2
 
 
-def test_offset_outside_the_log_is_a_gap(log: Log, new_topic: NewTopic) -> None:
+def test_offset_outside_the_log_is_a_gap(log: Log, new_topic: Maker) -> None:
     """Never a silent jump to another offset."""
     topic = new_topic(1)
     write(log, topic, [b"a"])
@@ -170,7 +172,7 @@ def test_offset_outside_the_log_is_a_gap(log: Log, new_topic: NewTopic) -> None:
         log.tail([topic], start={TopicPartition(topic, 0): 2})
 
 
-def test_unknown_partition_is_a_configuration_error(log: Log, new_topic: NewTopic) -> None:
+def test_unknown_partition_is_a_configuration_error(log: Log, new_topic: Maker) -> None:
     """For a reader and for a writer."""
     topic = new_topic(1)
     with pytest.raises(ConfigurationError):
@@ -198,7 +200,7 @@ def test_unknown_topic_is_a_configuration_error(log: Log, monkeypatch: pytest.Mo
     writer.close()
 
 
-def test_record_too_large_is_refused_alone(log: Log, new_topic: NewTopic) -> None:
+def test_record_too_large_is_refused_alone(log: Log, new_topic: Maker) -> None:
     """Its neighbours go through."""
     topic = new_topic(1)
     writer = log.writer()
@@ -212,7 +214,7 @@ def test_record_too_large_is_refused_alone(log: Log, new_topic: NewTopic) -> Non
     writer.close()
 
 
-def test_closed_writer_refuses(log: Log, new_topic: NewTopic) -> None:
+def test_closed_writer_refuses(log: Log, new_topic: Maker) -> None:
     """No future waits for ever."""
     topic = new_topic(1)
     writer = log.writer()
@@ -222,7 +224,7 @@ def test_closed_writer_refuses(log: Log, new_topic: NewTopic) -> None:
         writer.append(topic, key=None, value=b"v").result(DEADLINE_S)
 
 
-async def test_append_is_awaited_from_async_code(log: Log, new_topic: NewTopic) -> None:
+async def test_append_is_awaited_from_async_code(log: Log, new_topic: Maker) -> None:
     """And an await that is abandoned breaks nothing."""
     topic = new_topic(1)
     writer = log.writer()
@@ -233,9 +235,7 @@ async def test_append_is_awaited_from_async_code(log: Log, new_topic: NewTopic) 
     await asyncio.to_thread(writer.close)
 
 
-def test_group_starts_at_the_beginning_then_at_its_commit(
-    log: Log, new_topic: NewTopic, closing: list[LogReader]
-) -> None:
+def test_group_starts_at_the_beginning_then_at_its_commit(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """Nothing is committed but what `commit` was told."""
     topic, group = new_topic(1), f"group-{uuid.uuid4().hex[:8]}"
     write(log, topic, [b"a", b"b", b"c"])
@@ -253,7 +253,7 @@ def test_group_starts_at_the_beginning_then_at_its_commit(
     assert [record.value for record in read(second, 2)] == [b"b", b"c"]
 
 
-def test_two_members_share_and_each_tells_only_its_own(log: Log, new_topic: NewTopic, closing: list[LogReader]) -> None:
+def test_two_members_share_and_each_tells_only_its_own(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """A commit for a partition that moved away is left out, so that the new owner's offset never goes back."""
     topic, group = new_topic(4), f"group-{uuid.uuid4().hex[:8]}"
     first = log.join(group, [topic])
@@ -281,7 +281,7 @@ def wait_for_partitions(reader: LogReader, count: int) -> None:
         reader.read(timeout_s=0.05)
 
 
-def test_tail_reader_cannot_commit(log: Log, new_topic: NewTopic, closing: list[LogReader]) -> None:
+def test_tail_reader_cannot_commit(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """It has no group."""
     topic = new_topic(1)
     closing.append(log.tail([topic]))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from confluent_kafka.cimpl import NewTopic
 
-from tracegrad.compose.kafka.admin import NewTopicSpec
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import create_topics, start_run
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics, start_run
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import TopicPartition
@@ -26,7 +26,7 @@ def new_run() -> Topics:
 def test_dry_run_makes_nothing_and_says_all(kafka_log: KafkaLog) -> None:
     """Names, counts, settings, and who must be allowed what, for those who own the cluster."""
     topics = new_run()
-    plans = create_topics(kafka_log, topics, policies=["policy"], dry_run=True)
+    plans = plan_topics(topics, partitions=4, policies=["policy"])
     lines = "\n".join(line for plan in plans for line in plan.lines())
     assert len(plans) == len(REGISTRY)
     assert not set(kafka_log.admin.partition_counts()) & {plan.name for plan in plans}
@@ -58,7 +58,7 @@ def test_other_partition_count_is_refused(kafka_log: KafkaLog) -> None:
 def test_raw_topic_of_a_collector_keeps_its_count(kafka_log: KafkaLog) -> None:
     """It was there before us, with partitions of its own."""
     theirs = f"collector-{uuid.uuid4().hex[:8]}"
-    kafka_log.admin.create_topics([NewTopicSpec(theirs, 3, 1, {})])
+    kafka_log.admin.create_topics([NewTopic(theirs, 3, 1, config={})])
     renamed = new_run()
     topics = Topics(run=renamed.run, prefix=renamed.prefix, renames={"otlp_spans": theirs})
     plans = create_topics(kafka_log, topics, policies=["policy"], partitions=2)

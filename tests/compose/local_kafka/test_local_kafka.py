@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from confluent_kafka.cimpl import NewTopic
 
-from tracegrad.compose.kafka.admin import NewTopicSpec
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.local_kafka import jars as kafka_jars
 from tracegrad.compose.local_kafka import java
@@ -244,7 +244,7 @@ def test_killed_broker_comes_back_where_it_was_with_its_records(tmp_path: Path) 
     kafka.start()
     address, pid = kafka.bootstrap_servers, kafka.pid
     log = KafkaLog(address)
-    log.admin.create_topics([NewTopicSpec("t", 1, 1, {})])
+    log.admin.create_topics([NewTopic("t", 1, 1, config={})])
     writer = log.writer()
     writer.append("t", key=None, value=b"v").result(20)
     kafka.kill()
