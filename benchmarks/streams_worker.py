@@ -116,7 +116,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = arguments.bootstrap_servers
         if servers is None:
-            servers = stack.enter_context(LocalKafka(folder / "kafka", build_class_cache=False)).bootstrap_servers
+            servers = stack.enter_context(LocalKafka(folder / "kafka")).bootstrap_servers
         _run(KafkaLog(servers), folder, arguments.messages, arguments.bytes)
 
 

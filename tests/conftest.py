@@ -47,7 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if given:
         yield given
         return
-    with LocalKafka(tmp_path_factory.mktemp("kafka"), build_class_cache=False) as kafka:
+    with LocalKafka(tmp_path_factory.mktemp("kafka")) as kafka:
         yield kafka.bootstrap_servers
 
 

@@ -25,8 +25,6 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError, UnavailableError
 
 from ..run.die_with_parent import guarded
@@ -55,38 +53,22 @@ _CACHE_LOG_OPTIONS = ("-Xlog:aot=off", "-Xlog:cds=off")
 _VERSION = "kafka-4.3.1"
 
 
-class _Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """Kept in the data folder, so that clients find a restarted broker where it was."""
-
-    broker: int
-    controller: int
-
-
 class LocalKafka:
     """One broker on one data folder; a context manager that starts and stops it. Start it from a lasting thread.
 
     Args:
         data_dir: made if missing; records, configuration and logs lie here. One broker at a time.
         port: None: the port of the last start on this folder, else a free one.
-        build_class_cache: when no class-data cache exists yet, make one in the background, at low priority, so
-            that later starts are faster.
     """
 
     def __init__(
-        self,
-        data_dir: Path | str,
-        *,
-        port: int | None = None,
-        build_class_cache: bool = True,
-        extra_java_options: Sequence[str] = (),
+        self, data_dir: Path | str, *, port: int | None = None, extra_java_options: Sequence[str] = ()
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
-        self._port = port
-        self._build_class_cache = build_class_cache
-        self._extra_java_options = tuple(extra_java_options)
-        self._ports: _Ports | None = None
+        self._asked_port = port
+        self._extra_java_options = extra_java_options
+        self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._cache_builder: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalKafka:
         self.start()
@@ -98,9 +80,9 @@ class LocalKafka:
     @property
     def bootstrap_servers(self) -> str:
         """`127.0.0.1:port` of the started broker."""
-        if self._ports is None:
+        if self._port is None:
             raise ConfigurationError("expected a started local Kafka, got one without port; call start() first")
-        return f"127.0.0.1:{self._ports.broker}"
+        return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int | None:
@@ -112,31 +94,26 @@ class LocalKafka:
         if self.pid is not None:
             return
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        java, cache = self._java_command()
+        java = self._java_command()
         started_at = time.monotonic()
         for attempt in (1, 2, 3):
-            self._ports = self._choose_ports(reuse=attempt == 1)
-            config = kafka_node.write_config(self.data_dir, self._ports.broker, self._ports.controller)
+            self._port = self._choose_port(reuse=attempt == 1)
+            controller = kafka_node.free_port(excluding=[self._port])
+            config = kafka_node.write_config(self.data_dir, self._port, controller)
             if not (self.data_dir / "log" / "meta.properties").exists():
                 self._format(java, config)
             self._process = self._spawn([*java, "kafka.Kafka", str(config)])
             if self._wait_until_ready():
                 break
             # Another program may have taken the port between our look and the broker's bind.
-            if self._port is not None or attempt == 3 or "in use" not in self.last_log_lines(200):
+            if self._asked_port is not None or attempt == 3 or "in use" not in self.last_log_lines(200):
                 raise UnavailableError(f"expected Kafka to start, got its end:\n{self.last_log_lines()}")
-        (self.data_dir / "ports.json").write_bytes(msgspec.json.encode(self._ports))
+        self._port_file.write_text(str(self._port))
         logger.info("kafka ready at %s in %.2f s", self.bootstrap_servers, time.monotonic() - started_at)
-        if self._build_class_cache and cache is not None and not cache.exists():
-            self._cache_builder = _spawn_cache_builder()
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
         """Asks the broker to end, waits, and kills it when it does not."""
         self._end(signal.SIGTERM, timeout_s)
-        builder, self._cache_builder = self._cache_builder, None
-        if builder is not None:
-            builder.kill()
-            builder.wait(_STOP_TIMEOUT_S)
 
     def kill(self) -> None:
         """SIGKILL, as a crash would: nothing is flushed or said."""
@@ -150,28 +127,32 @@ class LocalKafka:
                 lines += (self.data_dir / name).read_text(errors="replace").splitlines()[-count:]
         return "\n".join(lines)
 
-    def _java_command(self) -> tuple[list[str], Path | None]:
+    def _java_command(self) -> list[str]:
         java, jars, cache = _installation()
         extra = self._extra_java_options
         if not extra and cache is not None and cache.exists():
             extra = (f"-XX:AOTCache={cache}", *_CACHE_LOG_OPTIONS)
         log4j = f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}"
-        return [str(java), *_JAVA_OPTIONS, *extra, log4j, "-cp", os.pathsep.join(map(str, jars))], cache
+        return [str(java), *_JAVA_OPTIONS, *extra, log4j, "-cp", os.pathsep.join(map(str, jars))]
 
-    def _choose_ports(self, *, reuse: bool) -> _Ports:
-        if self._port is not None and not kafka_node.is_free(self._port):
-            raise ConfigurationError(f"expected port {self._port} free for Kafka, got it taken; choose another")
-        last: _Ports | None = None
+    @property
+    def _port_file(self) -> Path:
+        return self.data_dir / "port"
+
+    def _choose_port(self, *, reuse: bool) -> int:
+        """The port asked for, else the last start's, where clients look for it, else a free one."""
+        if self._asked_port is not None:
+            if not kafka_node.is_free(self._asked_port):
+                raise ConfigurationError(
+                    f"expected port {self._asked_port} free for Kafka, got it taken; choose another"
+                )
+            return self._asked_port
         if reuse:
-            with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-                last = msgspec.json.decode((self.data_dir / "ports.json").read_bytes(), type=_Ports)
-        broker = self._port
-        if broker is None and last is not None and kafka_node.is_free(last.broker):
-            broker = last.broker
-        broker = broker if broker is not None else kafka_node.free_port()
-        if last is not None and last.controller != broker and kafka_node.is_free(last.controller):
-            return _Ports(broker=broker, controller=last.controller)
-        return _Ports(broker=broker, controller=kafka_node.free_port(excluding=[broker]))
+            with contextlib.suppress(OSError, ValueError):
+                last = int(self._port_file.read_text())
+                if kafka_node.is_free(last):
+                    return last
+        return kafka_node.free_port()
 
     def _format(self, java: Sequence[str], config: Path) -> None:
         # Never two arguments: an id may begin with a dash.
@@ -198,12 +179,12 @@ class LocalKafka:
             )
 
     def _wait_until_ready(self) -> bool:
-        assert self._process is not None and self._ports is not None
+        assert self._process is not None and self._port is not None
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 return False
-            if kafka_node.is_ready(self._ports.broker):
+            if kafka_node.is_ready(self._port):
                 return True
             time.sleep(0.02)
         self.kill()
@@ -237,7 +218,7 @@ def prepare() -> None:
     with tempfile.TemporaryDirectory(prefix=".cache-", dir=cache.parent) as folder:
         output = Path(folder) / cache.name
         make = (f"-XX:AOTCacheOutput={output}", *_CACHE_LOG_OPTIONS)
-        kafka = LocalKafka(Path(folder) / "data", build_class_cache=False, extra_java_options=make)
+        kafka = LocalKafka(Path(folder) / "data", extra_java_options=make)
         kafka.start()
         kafka.stop(_CACHE_STOP_TIMEOUT_S)
         if output.exists():
@@ -247,10 +228,11 @@ def prepare() -> None:
             logger.warning("no class-data cache was made; Kafka starts without it:\n%s", kafka.last_log_lines())
 
 
-def _spawn_cache_builder() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", __name__, "--prepare"]
+def _prepare_apart() -> subprocess.Popen[bytes]:
+    """`prepare` in the background, at low priority, so that later starts are faster."""
+    # By its full name: a module that is run calls itself `__main__`.
     return subprocess.Popen(
-        guarded(["nice", "-n", "19", *command]),
+        guarded(["nice", "-n", "19", sys.executable, "-m", "tracegrad.compose.local_kafka.broker", "--prepare"]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -283,12 +265,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(kafka: LocalKafka, stop: threading.Event) -> int:
     kafka.start()
     print(f"ready {kafka.bootstrap_servers}", flush=True)
+    _, _, cache = _installation()
+    builder = _prepare_apart() if cache is not None and not cache.exists() else None
     try:
         while not stop.wait(0.2):
             if kafka.pid is None:
                 raise UnavailableError(f"expected Kafka to run on, got its end:\n{kafka.last_log_lines()}")
     finally:
         kafka.stop()
+        if builder is not None:
+            builder.kill()
+            builder.wait(_STOP_TIMEOUT_S)
     return 0
 
 

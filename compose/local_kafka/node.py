@@ -121,18 +121,9 @@ def is_ready(port: int) -> bool:
         with socket.create_connection((_HOST, port), timeout=1.0) as connection:
             connection.settimeout(2.0)
             connection.sendall(struct.pack(">i", len(_METADATA_V1)) + _METADATA_V1)
-            # Length, correlation id, then the number of brokers.
-            answer = _receive(connection, 12)
+            with connection.makefile("rb") as answers:
+                # Length, correlation id, then the number of brokers.
+                answer = answers.read(12)
     except OSError:
         return False
     return len(answer) == 12 and int(struct.unpack(">iii", answer)[2]) >= 1
-
-
-def _receive(connection: socket.socket, count: int) -> bytes:
-    received = b""
-    while len(received) < count:
-        chunk = connection.recv(count - len(received))
-        if not chunk:
-            break
-        received += chunk
-    return received

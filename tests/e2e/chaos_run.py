@@ -127,7 +127,7 @@ class ChaosRun:
     def broker(self) -> Iterator[str]:
         """The run's broker, started again on its data: bootstrap servers."""
         port = int(self.run.wiring.endpoints.bootstrap_servers.rpartition(":")[2])
-        with LocalKafka(self.run.path / "kafka", port=port, build_class_cache=False) as kafka:
+        with LocalKafka(self.run.path / "kafka", port=port) as kafka:
             yield kafka.bootstrap_servers
 
 

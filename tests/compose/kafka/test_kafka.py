@@ -335,7 +335,7 @@ def test_reserved_partitioner_agrees_with_aiokafka(kafka_log: KafkaLog) -> None:
 @pytest.fixture
 def own_kafka(tmp_path: Path) -> Iterator[LocalKafka]:
     """A broker that the test may kill."""
-    with LocalKafka(tmp_path / "kafka", build_class_cache=False) as kafka:
+    with LocalKafka(tmp_path / "kafka") as kafka:
         yield kafka
 
 

@@ -182,7 +182,7 @@ def test_ports_are_free_and_below_the_ephemeral_range() -> None:
 
 def test_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller chose it, so we do not choose another."""
-    monkeypatch.setattr(LocalKafka, "_java_command", lambda self: (["false"], None))
+    monkeypatch.setattr(LocalKafka, "_java_command", lambda self: ["false"])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -237,7 +237,7 @@ def test_guard_passes_the_exit_status_on() -> None:
 @pytest.mark.kafka
 def test_killed_broker_comes_back_where_it_was_with_its_records(tmp_path: Path) -> None:
     """Same folder, same port, nothing lost; stop by handle leaves no process."""
-    kafka = LocalKafka(tmp_path, build_class_cache=False)
+    kafka = LocalKafka(tmp_path)
     with pytest.raises(ConfigurationError, match="call start"):
         _ = kafka.bootstrap_servers
     kafka.start()
@@ -282,6 +282,27 @@ def test_foreground_process_takes_its_broker_along(tmp_path: Path) -> None:
         process.stdout.close()
         wait_until(lambda brokers=brokers: not psutil.pid_exists(brokers[0].pid))  # type: ignore[misc]
         assert not kafka_node.is_ready(port)
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_foreground_process_makes_the_class_data_cache_that_is_missing(tmp_path: Path) -> None:
+    """In the background, after its first start; the jars are there."""
+    jars = kafka_jars.cache_dir() / "kafka-4.3.1"
+    class_path(jars)
+    folder = tmp_path / "cache" / "tracegrad" / jars.name
+    folder.mkdir(parents=True)
+    for jar in jars.glob("*.jar"):
+        (folder / jar.name).symlink_to(jar)
+    command = [sys.executable, "-m", "tracegrad.compose.local_kafka.broker", "--data", str(tmp_path / "data")]
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"ready")
+    wait_until(lambda: any(folder.glob("*.aot")), timeout_s=90.0)
+    process.terminate()
+    assert process.wait(30) == 0
+    process.stdout.close()
 
 
 def test_foreground_process_says_why_it_does_not_start(

@@ -201,7 +201,7 @@ def test_a_committed_offset_below_the_logs_start_is_fatal(assemble: Bench) -> No
 
 def test_a_broker_that_is_killed_and_comes_back_is_survived(tmp_path: Path) -> None:
     """The worker lives, or ends by itself and is started again; contents are equal either way."""
-    with LocalKafka(tmp_path / "kafka", build_class_cache=False) as kafka:
+    with LocalKafka(tmp_path / "kafka") as kafka:
         log = KafkaLog(kafka.bootstrap_servers)
         topics = Topics(run=RunName("restart"))
         create_topics(log, topics, policies=["policy"])
