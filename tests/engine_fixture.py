@@ -86,12 +86,12 @@ class RunningEngine:
 
     def start(self) -> None:
         """Starts the process and waits until it is healthy."""
-        build = probe(self.config)
+        is_cpu = probe(self.config)
         started = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = process = subprocess.Popen(
-                guarded(engine_argv(self.config, self.handles, build)),
-                env=engine_environment(self.config, self.handles, build, os.environ),
+                guarded(engine_argv(self.config, self.handles, is_cpu=is_cpu)),
+                env=engine_environment(self.config, self.handles, os.environ, is_cpu=is_cpu),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

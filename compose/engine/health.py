@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,19 @@ from typing import Any
 import httpx
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.retry import retry
 
-from .server import WORKER_EXTENSION
+from ..run.supervisor import answers
+from .server import MODES, WORKER_EXTENSION
 
 __all__ = ["check_engine", "explain", "start_command", "wait_ready"]
 
 _TIMEOUT = httpx.Timeout(10.0, connect=2.0)
+_HEALTH_TIMEOUT_S = 2.0
 _INFO_TIMEOUT_S = 60.0
 """It asks its whole system first."""
 _READY_TIMEOUT_S = 180.0
 _PAUSE_S = 0.25
-_MODES = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
-"""Log probabilities of the distribution that was sampled from, and no defaults from the model's folder."""
 
 _KNOWN = (
     (r"ModuleNotFoundError: No module named 'vllm'", "there is no vLLM in that environment; set [engine] python"),
@@ -73,18 +73,19 @@ def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[
     Raises:
         UnavailableError: it does not answer in time.
     """
-    until = time.monotonic() + timeout_s
-    has_said = False
-    while not _is_healthy(url):
-        if time.monotonic() > until:
+
+    def ask() -> None:
+        if not answers(url.rstrip("/") + "/health", _HEALTH_TIMEOUT_S):
             raise UnavailableError(
                 f"[engine] url: expected an engine at {url}, got no answer in {timeout_s:g} s; start it, or remove the "
                 "key to have one started"
             )
-        if not has_said:
-            has_said = True
-            say(f"waiting for the engine at {url}")
-        time.sleep(_PAUSE_S)
+
+    try:
+        ask()
+    except UnavailableError:
+        say(f"waiting for the engine at {url}")
+        retry(ask, doing=f"asking the engine at {url}", patience_s=timeout_s, first_s=_PAUSE_S, max_s=_PAUSE_S)
 
 
 def check_engine(url: str, *, model: str, served_name: str, plugin: Path) -> None:
@@ -118,9 +119,9 @@ def check_engine(url: str, *, model: str, served_name: str, plugin: Path) -> Non
     elif loader != 200:
         lacks = "our plug-in is not loaded, so it loads no versions (PYTHONPATH, --worker-extension-cls)"
     else:
-        for name, wanted in _MODES.items():
-            if modes.get(name, wanted) != wanted:
-                lacks = f"its {name} is {modes[name]!r}, not {wanted!r} (--{name.replace('_', '-')})"
+        for flag, wanted in MODES.items():
+            if modes.get(flag, wanted) != wanted:
+                lacks = f"its {_key(flag)} is {modes[flag]!r}, not {wanted!r} ({flag})"
     if lacks:
         raise ConfigurationError(
             f"[engine] url: the engine at {url} cannot be trained with: {lacks}; start it so:\n"
@@ -130,7 +131,7 @@ def check_engine(url: str, *, model: str, served_name: str, plugin: Path) -> Non
 
 def start_command(*, model: str, served_name: str, plugin: Path) -> str:
     """How one's own engine is started; host, port, dtype, memory and the tool parser are its owner's choice."""
-    modes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in _MODES.items())
+    modes = " ".join(f"{flag} {value}" for flag, value in MODES.items())
     return (
         f"PYTHONPATH={shlex.quote(str(plugin))} VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} "
         f"--served-model-name {shlex.quote(served_name)} --enable-scale-out {modes} "
@@ -143,13 +144,11 @@ def _modes(client: httpx.Client) -> dict[str, Any]:
     answer = client.get("/server_info", params={"config_format": "json"}, timeout=_INFO_TIMEOUT_S)
     try:
         config = answer.json()["vllm_config"]["model_config"]
-        return {name: config[name] for name in _MODES if name in config}
+        return {flag: config[_key(flag)] for flag in MODES if _key(flag) in config}
     except (ValueError, KeyError, TypeError):
         return {}
 
 
-def _is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(url.rstrip("/") + "/health", timeout=httpx.Timeout(2.0)).status_code == 200
-    except httpx.HTTPError:
-        return False
+def _key(flag: str) -> str:
+    """Under which the engine's configuration has a flag."""
+    return flag.removeprefix("--").replace("-", "_")

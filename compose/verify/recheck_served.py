@@ -9,6 +9,7 @@ version pass.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import subprocess
@@ -155,12 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The process; returns its exit status."""
     from tracegrad.trainer.model.recompute import recompute_logprobs
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if len(given) != 1:
-        sys.stderr.write("usage: python -m tracegrad.compose.verify.recheck_served PROOF\n")
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m tracegrad.compose.verify.recheck_served", description=__doc__)
+    parser.add_argument("proof", type=Path)
+    given = parser.parse_args(arguments)
     try:
-        proof = msgspec.msgpack.decode(Path(given[0]).read_bytes(), type=Proof)
+        proof = msgspec.msgpack.decode(given.proof.read_bytes(), type=Proof)
         sequences = [(call.prompt_ids, call.sampled_ids, call.temperature) for call in proof.calls]
         threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
         own = recompute_logprobs(Path(proof.folder), sequences, threads=threads)

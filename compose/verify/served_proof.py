@@ -9,17 +9,18 @@ version with its predecessor's folder still there wins. After and before are by 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, run_hash_of
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.calls import CALLS, CallRecord
+from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.prompts import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.versions import are_complete
@@ -34,10 +35,12 @@ _TOKENS = 4_096
 """And their tokens, prompts included: two minutes for half a billion weights on one CPU core."""
 
 
+T = TypeVar("T")
+
+
 class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call, whole again."""
 
-    call_id: str
     prompt_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
@@ -84,33 +87,27 @@ def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | s
 
 def _versions(log: Log, topics: Topics, policy: str) -> dict[int, VersionManifest]:
     lineage = Lineage(policy)
-    for record in read_to_end(log, topics.name(Topic.WEIGHTS)):
-        try:
-            lineage.fold(WEIGHTS.decode(record.value))
-        except RecordError:
-            continue
+    for record in _all(log, topics.name(Topic.WEIGHTS), WEIGHTS):
+        lineage.fold(record)
     return lineage.versions
 
 
 def _acknowledged(log: Log, topics: Topics, policy: str) -> dict[str, int]:
     """When each label was first acknowledged, in unix ms."""
     found: dict[str, int] = {}
-    for record in read_to_end(log, topics.name(Topic.WEIGHT_ACKS)):
-        try:
-            ack = WEIGHT_ACKS.decode(record.value)
-        except RecordError:
-            continue
+    for ack in _all(log, topics.name(Topic.WEIGHT_ACKS), WEIGHT_ACKS):
         if ack.policy == policy:
             found[ack.label] = min(ack.at_ms, found.get(ack.label, ack.at_ms))
     return found
 
 
-def _call(value: bytes | None) -> CallRecord | None:
-    try:
-        decoded = CALLS.decode(value)
-    except RecordError:
-        return None
-    return decoded if isinstance(decoded, CallRecord) else None
+def _all(log: Log, topic: str, codec: Codec[T]) -> Iterator[T]:
+    """What a topic holds now."""
+    return (record for _, record in decoded(read_to_end(log, topic), {topic: codec}))
+
+
+def _calls(log: Log, topics: Topics) -> Iterator[CallRecord]:
+    return (call for call in _all(log, topics.name(Topic.LLM_CALLS), CALLS) if isinstance(call, CallRecord))
 
 
 def _label(call: CallRecord) -> str | None:
@@ -130,9 +127,8 @@ def _rollouts_by_label(
 ) -> dict[str, deque[str]]:
     """Per acknowledged label the last rollouts with a call that it sampled whole, later; bounded."""
     found: dict[str, deque[str]] = {}
-    for record in read_to_end(log, topics.name(Topic.LLM_CALLS)):
-        call = _call(record.value)
-        if call is None or call.policy != policy or call.rollout_id is None or run_hash_of(call.rollout_id) != run:
+    for call in _calls(log, topics):
+        if call.policy != policy or call.rollout_id is None or run_hash_of(call.rollout_id) != run:
             continue
         label = _label(call)
         if label is None or label not in acknowledged or not _is_after(call, acknowledged[label]):
@@ -147,9 +143,8 @@ def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: str, *, af
     """The label's calls of those rollouts that began after its acknowledgement, prompts put together from parents."""
     full: dict[str, bytes] = {}
     found = []
-    for record in read_to_end(log, topics.name(Topic.LLM_CALLS)):
-        call = _call(record.value)
-        if call is None or call.rollout_id not in rollouts:
+    for call in _calls(log, topics):
+        if call.rollout_id not in rollouts:
             continue
         prompt = rebuild_prompt(call, full)
         if prompt is None:
@@ -158,10 +153,9 @@ def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: str, *, af
         if prompt and call.sampled_ids and _label(call) == label and _is_after(call, after_ms):
             found.append(
                 ServedCall(
-                    call_id=call.call_id,
                     prompt_ids=ids_from_bytes(prompt).tolist(),
                     sampled_ids=ids_from_bytes(call.sampled_ids).tolist(),
-                    logprobs=[float(value) for value in logprobs_from_bytes(call.logprobs)],
+                    logprobs=logprobs_from_bytes(call.logprobs).tolist(),
                     temperature=call.sampling_used.temperature,
                 )
             )

@@ -17,7 +17,6 @@ from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.health import check_engine, explain, wait_ready
 from tracegrad.compose.engine.model_checks import check_model, read_chat_template
 from tracegrad.compose.engine.server import (
-    EngineBuild,
     engine_argv,
     engine_environment,
     install_plugin,
@@ -28,9 +27,6 @@ from tracegrad.compose.run.settings import PolicySettings, RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-
-CPU = EngineBuild(version="0.32.0", is_cpu=True)
-CUDA = EngineBuild(version="0.33.0", is_cpu=False)
 
 
 def config_for(folder: Path, **fields: Any) -> tuple[EngineConfig, EngineHandles]:
@@ -45,7 +41,7 @@ def option(argv: list[str], name: str) -> str:
 
 def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: Path) -> None:
     """Processed logprobs, no generation defaults, our loader of versions, loopback."""
-    argv = engine_argv(*config_for(tmp_path, args=("--seed", "3")), CPU)
+    argv = engine_argv(*config_for(tmp_path, args=("--seed", "3")), is_cpu=True)
     assert argv[0] == sys.executable
     assert Path(argv[1]).name == "tracegrad_vllm_plugin.py"
     assert option(argv, "--logprobs-mode") == "processed_logprobs"
@@ -62,25 +58,25 @@ def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: 
 def test_a_tool_parser_of_ones_own_is_named_to_vllm(tmp_path: Path) -> None:
     """The file that registers it, and its name."""
     own = str(tmp_path / "parser.py")
-    argv = engine_argv(*config_for(tmp_path, tool_call_parser="own", tool_parser_plugin=own), CPU)
+    argv = engine_argv(*config_for(tmp_path, tool_call_parser="own", tool_parser_plugin=own), is_cpu=True)
     assert option(argv, "--tool-parser-plugin") == own
     assert option(argv, "--tool-call-parser") == "own"
 
 
 def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
     """bfloat16, graphs, its own cache size and executor."""
-    argv = engine_argv(*config_for(tmp_path, tool_call_parser=None), CUDA)
+    argv = engine_argv(*config_for(tmp_path, tool_call_parser=None), is_cpu=False)
     assert option(argv, "--dtype") == "bfloat16"
     for name in ("--enforce-eager", "--kv-cache-memory-bytes", "--distributed-executor-backend", "--tool-call-parser"):
         assert name not in argv
-    environment = engine_environment(*config_for(tmp_path), CUDA, {})
+    environment = engine_environment(*config_for(tmp_path), {}, is_cpu=False)
     assert "OMP_NUM_THREADS" not in environment
 
 
 def test_environment_is_the_engines_own(tmp_path: Path) -> None:
     """What would disturb it is left out, the user's own kept."""
     base = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_PLUGINS": "mine"}
-    environment = engine_environment(*config_for(tmp_path, threads=2), CPU, base)
+    environment = engine_environment(*config_for(tmp_path, threads=2), base, is_cpu=True)
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["VLLM_PLUGINS"] == "mine"
     assert environment["HF_HUB_OFFLINE"] == "1"
@@ -213,7 +209,7 @@ def test_what_is_no_engine_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_loads_is_waited_for_once_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a time, with the key in the message."""
     health = iter([False, False, True])
-    monkeypatch.setattr(engine_health, "_is_healthy", lambda url: next(health, False))
+    monkeypatch.setattr(engine_health, "answers", lambda *_: next(health, False))
     monkeypatch.setattr(engine_health, "_PAUSE_S", 0.0)
     said: list[str] = []
     wait_ready("http://engine", say=said.append)
@@ -261,7 +257,7 @@ def test_engine_without_our_plugin_is_refused_before_anything_starts(
     """The plug-in that the message names is laid down by then."""
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
     answering(monkeypatch, {"/collective_rpc": (500, {})})
-    monkeypatch.setattr(engine_health, "_is_healthy", lambda url: True)
+    monkeypatch.setattr(engine_health, "answers", lambda *_: True)
     with pytest.raises(ConfigurationError, match=rf"PYTHONPATH={tmp_path}/run/engine-plugin"):
         started(tmp_path, model, url="http://engine")
     assert (tmp_path / "run" / "engine-plugin" / "tracegrad_vllm_plugin.py").is_file()

@@ -15,7 +15,7 @@ from tracegrad.schemas.topics import Topic
 
 def proof(logprobs: list[float]) -> Proof:
     """One call of three tokens."""
-    made = ServedCall(call_id="c", prompt_ids=[1], sampled_ids=[2, 3, 4], logprobs=logprobs, temperature=1.0)
+    made = ServedCall(prompt_ids=[1], sampled_ids=[2, 3, 4], logprobs=logprobs, temperature=1.0)
     return Proof(version=2, folder="a", previous_version=1, previous_folder="b", calls=(made,))
 
 

@@ -32,8 +32,8 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
         previous_version=1,
         previous_folder=str(root / "v1-e1"),
         calls=tuple(
-            ServedCall(call_id=str(n), prompt_ids=prompt, sampled_ids=sampled, logprobs=found, temperature=temperature)
-            for n, ((prompt, sampled, temperature), found) in enumerate(zip(sequences, logprobs, strict=True))
+            ServedCall(prompt_ids=prompt, sampled_ids=sampled, logprobs=found, temperature=temperature)
+            for (prompt, sampled, temperature), found in zip(sequences, logprobs, strict=True)
         ),
     )
 

@@ -231,11 +231,13 @@ def test_load_that_fails_half_way_leaves_nothing_to_the_next(tmp_path: Path) -> 
 
 SUPERVISOR = """
 import os, subprocess, sys, time, msgspec
-from tracegrad.compose.engine.server import EngineConfig, engine_argv, engine_environment, probe
+from tracegrad.compose.engine.config import EngineConfig, EngineHandles
+from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
 from tracegrad.compose.run.die_with_parent import guarded
-config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
-build = probe(config)
-child = subprocess.Popen(guarded(engine_argv(config, build)), env=engine_environment(config, build, os.environ),
+config, handles = msgspec.json.decode(sys.argv[1], type=tuple[EngineConfig, EngineHandles])
+is_cpu = probe(config)
+environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
+child = subprocess.Popen(guarded(engine_argv(config, handles, is_cpu=is_cpu)), env=environment,
     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(600)
@@ -249,7 +251,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, after: str) -> Non
 
     engine = RunningEngine(tmp_path, "qwen3")
     supervisor = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, msgspec.json.encode(engine.config).decode()],
+        [sys.executable, "-c", SUPERVISOR, msgspec.json.encode((engine.config, engine.handles)).decode()],
         stdout=subprocess.PIPE,
         text=True,
     )
