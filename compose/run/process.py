@@ -8,6 +8,8 @@ watches the thread that started it: start children from the supervisor's main th
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -85,40 +87,37 @@ class Child:
         """Of the living process."""
         return self._process.pid if self._process and self.state is ProcessState.RUNNING else None
 
-    def start(self, environ: Mapping[str, str]) -> None:
+    def start(self) -> None:
         """Starts the process; an argv that cannot be executed makes the child fatal."""
-        if shutil.which(self.spec.argv[0]) is None:
-            self.state = ProcessState.FATAL
-            self.why = f"cannot start {self.spec.argv[0]}: no such program"
-            return
         self._rotate()
-        with self.log_path.open("ab") as log:
-            self._log_start = log.tell()
-            try:
+        try:
+            # The launcher is what is executed: it would find out too late.
+            if shutil.which(self.spec.argv[0]) is None:
+                raise FileNotFoundError(errno.ENOENT, "no such program")
+            with self.log_path.open("ab") as log:
+                self._log_start = log.tell()
                 self._process = subprocess.Popen(
                     guarded(self.spec.argv),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**environ, **self.spec.env},
+                    env={**os.environ, **self.spec.env},
                     cwd=self.spec.cwd,
                     start_new_session=True,
                 )
-            except OSError as error:
-                self.state = ProcessState.FATAL
-                self.why = f"cannot start {self.spec.argv[0]}: {error.strerror}"
-                return
+        except OSError as error:
+            self.state = ProcessState.FATAL
+            self.why = f"cannot start {self.spec.argv[0]}: {error.strerror}"
+            return
         self.started_at = time.monotonic()
         self.state = ProcessState.RUNNING
 
-    def poll(self) -> int | None:
-        """The exit status when the process has just ended, else None."""
-        if self._process is None or self.state is not ProcessState.RUNNING:
-            return None
-        status = self._process.poll()
+    def has_ended(self) -> bool:
+        """Whether the running process has just ended; what it left in its session is killed."""
+        status = self._process.poll() if self._process is not None else None
         if status is None:
-            return None
-        self._signal(signal.SIGKILL)
+            return False
+        self.strike()
         self.exit_status = status
         self.why = f"{describe_exit(status)}; last lines of {self.log_path}:\n{self.last_lines()}"
         if status == 0 and self.spec.role is Role.JOB:
@@ -126,11 +125,11 @@ class Child:
             self.why = ""
         else:
             self.state = ProcessState.FATAL if status == FATAL_EXIT_STATUS else ProcessState.WAITING
-        return status
+        return True
 
     def ask_to_stop(self) -> None:
         """SIGTERM to the process itself: it ends its own helpers in order."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.terminate()
 
     def wait_stopped(self, timeout_s: float) -> bool:
@@ -144,16 +143,17 @@ class Child:
         return True
 
     def strike(self) -> None:
-        """SIGKILL, and nothing else: `poll` finds it dead, as if it had died by itself."""
-        self._signal(signal.SIGKILL)
+        """SIGKILL to its session, and nothing else: `has_ended` finds it dead, as if it had died by itself."""
+        if self._process is not None:
+            # The child leads a session, so its process group id is its pid, also after it has gone.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """SIGKILL to the process and all that it left in its session; does not wait long."""
-        if self._process is None:
-            return
-        self._signal(signal.SIGKILL)
+        self.strike()
         if not self.wait_stopped(5.0):
-            _logger.error("%s (pid %s) does not die; the kernel holds it", self.spec.name, self._process.pid)
+            _logger.error("%s (pid %s) does not die; the kernel holds it", self.spec.name, self.pid)
         if self.state is ProcessState.RUNNING:
             self.state = ProcessState.STOPPED
 
@@ -179,20 +179,9 @@ class Child:
             at_ms=int(1000 * time.time()),
         )
 
-    def _signal(self, number: signal.Signals) -> None:
-        # The child leads a session, so its process group id is its pid, also after it has gone.
-        if self._process is not None:
-            try:
-                os.killpg(self._process.pid, number)
-            except (ProcessLookupError, PermissionError):
-                return
-
     def _rotate(self) -> None:
-        try:
-            if self.log_path.stat().st_size > _MAX_LOG_BYTES:
-                self.log_path.replace(self.log_path.with_suffix(".log.1"))
-        except FileNotFoundError:
-            return
+        if self.log_path.exists() and self.log_path.stat().st_size > _MAX_LOG_BYTES:
+            self.log_path.replace(self.log_path.with_suffix(".log.1"))
 
 
 def process_name(name: str, stage: str | None, ordinal: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tracegrad.consumers.views.run_state import RunState
@@ -33,6 +34,7 @@ INTERRUPTED = 130
 _logger = logging.getLogger(__name__)
 WatchFactory = Callable[[Wiring, Show], Watcher]
 ReportMaker = Callable[[Wiring, Show], bool]
+Announcer = Callable[[Wiring, Show], None]
 
 
 def run_session(
@@ -45,7 +47,7 @@ def run_session(
     keep: bool = False,
     watch: WatchFactory | None = None,
     report: ReportMaker | None = None,
-    announce: Callable[[Wiring, Show], None] | None = None,
+    announce: Announcer | None = None,
 ) -> int:
     """Runs the pipeline until it is done or a person stops it.
 
@@ -67,16 +69,9 @@ def run_session(
             if only in ENGINE_PARTS:
                 check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
-            return _supervise(
-                wiring,
-                show,
-                processes=specs(wiring, for_training=for_training, only=only),
-                ends_with_jobs=for_training,
-                keep=keep,
-                watch=watch or watch_steps,
-                report=report,
-                announce=announce,
-            )
+            processes = specs(wiring, for_training=for_training, only=only)
+            begin = partial(_begin, wiring, show, watch or watch_steps, announce)
+            return _supervise(wiring, show, processes, begin, ends_with_jobs=for_training, keep=keep, report=report)
     finally:
         # Whatever was raised, the terminal gets its cursor back.
         show.close()
@@ -104,26 +99,29 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin)
 
 
+def _begin(wiring: Wiring, show: Show, watch: WatchFactory, announce: Announcer | None) -> Watcher:
+    """What follows as soon as the broker answers: topics, a word to the agent's owner, the live view."""
+    prepare_topics(wiring)
+    if announce is not None:
+        announce(wiring, show)
+    return watch(wiring, show)
+
+
 def _supervise(
     wiring: Wiring,
     show: Show,
-    *,
     processes: Sequence[ProcessSpec],
+    begin: Callable[[], Watcher],
+    *,
     ends_with_jobs: bool,
     keep: bool,
-    watch: WatchFactory,
     report: ReportMaker | None,
-    announce: Callable[[Wiring, Show], None] | None,
 ) -> int:
     onlookers = _Onlookers(wiring)
 
     def on_layer(layer: int) -> None:
-        if layer == 0 or onlookers.watcher is not None:
-            return
-        prepare_topics(wiring)
-        onlookers.open(watch(wiring, show), supervisor)
-        if announce is not None:
-            announce(wiring, show)
+        if layer > 0 and onlookers.watcher is None:
+            onlookers.open(begin(), supervisor)
 
     supervisor = Supervisor(
         processes,
@@ -179,9 +177,12 @@ class _Onlookers:
 
 
 def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:
+    from ..engine.health import explain
+
     if outcome.kind is OutcomeKind.FATAL:
         show.say(f"stopped: {outcome.why}")
-        _explain(outcome.why, show)
+        if outcome.why.startswith("engine:") and (reason := explain(outcome.why)):
+            show.say(f"the engine: {reason}")
         return FATAL_EXIT_STATUS if outcome.exit_status == FATAL_EXIT_STATUS else 1
     if outcome.kind is not OutcomeKind.DONE:
         show.say(f"stopped; start run {wiring.record.name} again to resume it")
@@ -193,14 +194,6 @@ def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | Non
     except UnavailableError as error:
         show.say(f"no report: {error}")
         return 1
-
-
-def _explain(why: str, show: Show) -> None:
-    """The engine's known failures in one sentence."""
-    from ..engine.health import explain
-
-    if why.startswith("engine:") and (reason := explain(why)):
-        show.say(f"the engine: {reason}")
 
 
 def watch_steps(wiring: Wiring, show: Show) -> Watcher:

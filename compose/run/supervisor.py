@@ -10,13 +10,12 @@ outlives `run`. First SIGINT or SIGTERM: stop in reverse order, each within its 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 import types
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -85,10 +84,9 @@ class Supervisor:
         specs: Sequence[ProcessSpec],
         *,
         logs: Path,
-        environ: Mapping[str, str] | None = None,
         backoff: Backoff | None = None,
         on_change: Callable[[], object] = lambda: None,
-        on_layer: Callable[[int], None] | None = None,
+        on_layer: Callable[[int], None] = lambda _: None,
         before_stop: Callable[[], object] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -96,7 +94,6 @@ class Supervisor:
         Args:
             specs: the processes, in the order in which they are started.
             logs: the folder of their logs.
-            environ: their environment; None: this process's.
             backoff: pauses between restarts.
             on_change: told whenever a process changed state.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
@@ -106,16 +103,15 @@ class Supervisor:
             say: a line for people.
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
-        self._environ = dict(os.environ if environ is None else environ)
         self._backoff = backoff or Backoff()
         self._on_change = on_change
-        self._on_layer = on_layer or (lambda _: None)
+        self._on_layer = on_layer
         self._before_stop = before_stop
         self._say = say
         self._num_interrupts = 0
         self._is_before_stop = False
-        self._layers = sorted({spec.layer for spec in specs})
-        self._open_layers = 0
+        self._open: list[Child] = []
+        """Those whose layer's turn has come."""
         self._hook_failing_since: float | None = None
         self._ready: set[str] = set()
 
@@ -165,7 +161,7 @@ class Supervisor:
             if self._num_interrupts:
                 return Outcome(kind=OutcomeKind.STOPPED)
             self._open_next_layer()
-            for child in self.children[: self._num_open_children()]:
+            for child in self._open:
                 self._look_after(child)
                 if child.state is ProcessState.FATAL:
                     self._changed()
@@ -176,20 +172,15 @@ class Supervisor:
                 return Outcome(kind=OutcomeKind.DONE)
             time.sleep(_TICK_S)
 
-    def _num_open_children(self) -> int:
-        opened = set(self._layers[: self._open_layers])
-        return sum(child.spec.layer in opened for child in self.children)
-
     def _open_next_layer(self) -> None:
-        if self._open_layers == len(self._layers):
+        if len(self._open) == len(self.children):
             return
-        below = set(self._layers[: self._open_layers])
-        gates = [child for child in self.children if child.spec.layer in below and child.spec.is_gate]
-        if not all(self._is_ready(child) for child in gates):
+        if not all(self._is_ready(child) for child in self._open if child.spec.is_gate):
             self._hook_failing_since = None
             return
+        layer = self.children[len(self._open)].spec.layer
         try:
-            self._on_layer(self._layers[self._open_layers])
+            self._on_layer(layer)
         except UnavailableError as error:
             # A broker that just started may be slow to answer its first questions.
             now = time.monotonic()
@@ -199,7 +190,7 @@ class Supervisor:
                 raise
             _logger.warning("waiting: %s", error)
             return
-        self._open_layers += 1
+        self._open += [child for child in self.children if child.spec.layer == layer]
         self._hook_failing_since = None
 
     def _is_ready(self, child: Child) -> bool:
@@ -217,11 +208,10 @@ class Supervisor:
 
     def _look_after(self, child: Child) -> None:
         if child.state is ProcessState.RUNNING:
-            status = child.poll()
-            if status is not None:
+            if child.has_ended():
                 self._ended(child)
         elif child.state is ProcessState.WAITING and time.monotonic() >= child.not_before:
-            child.start(self._environ)
+            child.start()
             self._changed()
 
     def _ended(self, child: Child) -> None:
@@ -242,7 +232,7 @@ class Supervisor:
     def _stop(self, children: Sequence[Child]) -> None:
         """By layer, the highest first; the layers above a stubborn one never wait for it twice."""
         self._call_before_stop()
-        for layer in reversed(self._layers):
+        for layer in sorted({child.spec.layer for child in children}, reverse=True):
             running = [child for child in children if child.spec.layer == layer and child.state is ProcessState.RUNNING]
             if self._num_interrupts < 2:
                 for child in running:
