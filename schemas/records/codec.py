@@ -38,14 +38,9 @@ class Codec(Generic[T]):
 
     def __init__(self, record: Any, *, released: tuple[str, ...], wire: Literal["json", "msgpack"]) -> None:
         self._released = released
-        self._encoder: Any
-        self._decoder: Any
-        if wire == "json":
-            self._encoder = msgspec.json.Encoder(order="deterministic")
-            self._decoder = msgspec.json.Decoder(record)
-        else:
-            self._encoder = msgspec.msgpack.Encoder(order="deterministic")
-            self._decoder = msgspec.msgpack.Decoder(record)
+        form: Any = msgspec.json if wire == "json" else msgspec.msgpack
+        self._encoder = form.Encoder(order="deterministic")
+        self._decoder = form.Decoder(record)
 
     def encode(self, record: T) -> bytes:
         """The record's bytes; equal records give equal bytes."""

@@ -116,54 +116,47 @@ class SegmentRow(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     __hash__ = None  # type: ignore[assignment]
 
 
-_TURN = pa.struct(
-    [
-        pa.field("start", pa.int32(), nullable=False),
-        pa.field("end", pa.int32(), nullable=False),
-        pa.field("turn", pa.int32(), nullable=False),
-        pa.field("call_id", pa.utf8(), nullable=False),
-        pa.field("agent", pa.utf8()),
-        pa.field("temperature", pa.float32(), nullable=False),
-        pa.field(
-            "reward_parts",
-            pa.list_(pa.struct([pa.field("rule", pa.utf8()), pa.field("value", pa.float64())])),
-            nullable=False,
-        ),
-        pa.field("return", pa.float64(), nullable=False),
-        pa.field("peers", pa.utf8(), nullable=False),
-        pa.field("weight", pa.float64(), nullable=False),
-        pa.field(
-            "versions",
-            pa.list_(
-                pa.struct(
-                    [
-                        pa.field("start", pa.int32()),
-                        pa.field("version", pa.int64()),
-                        pa.field("epoch", pa.int64()),
-                        pa.field("run", pa.utf8()),
-                    ]
-                )
-            ),
-            nullable=False,
-        ),
-        pa.field("masked", pa.utf8(), nullable=False),
-    ]
-)
+def _fields(types: dict[str, pa.DataType], *, nullable: str = "") -> list[pa.Field]:
+    return [pa.field(name, kind, nullable=name == nullable) for name, kind in types.items()]
 
+
+_REWARD = pa.struct({"rule": pa.utf8(), "value": pa.float64()})
+_VERSION = pa.struct({"start": pa.int32(), "version": pa.int64(), "epoch": pa.int64(), "run": pa.utf8()})
+_TURN = pa.struct(
+    _fields(
+        {
+            "start": pa.int32(),
+            "end": pa.int32(),
+            "turn": pa.int32(),
+            "call_id": pa.utf8(),
+            "agent": pa.utf8(),
+            "temperature": pa.float32(),
+            "reward_parts": pa.list_(_REWARD),
+            "return": pa.float64(),
+            "peers": pa.utf8(),
+            "weight": pa.float64(),
+            "versions": pa.list_(_VERSION),
+            "masked": pa.utf8(),
+        },
+        nullable="agent",
+    )
+)
 TRANSITIONS_SCHEMA = pa.schema(
-    [
-        pa.field("task_id", pa.utf8(), nullable=False),
-        pa.field("group_id", pa.utf8(), nullable=False),
-        pa.field("policy", pa.utf8(), nullable=False),
-        pa.field("rollout_id", pa.utf8(), nullable=False),
-        pa.field("attempt_id", pa.utf8(), nullable=False),
-        pa.field("segment", pa.int32(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
-        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field("turns", pa.list_(_TURN), nullable=False),
-        pa.field("rollout_tokens", pa.int32(), nullable=False),
-    ]
+    _fields(
+        {
+            "task_id": pa.utf8(),
+            "group_id": pa.utf8(),
+            "policy": pa.utf8(),
+            "rollout_id": pa.utf8(),
+            "attempt_id": pa.utf8(),
+            "segment": pa.int32(),
+            "token_ids": pa.list_(pa.int32()),
+            "loss_mask": pa.list_(pa.uint8()),
+            "logprobs": pa.list_(pa.float32()),
+            "turns": pa.list_(_TURN),
+            "rollout_tokens": pa.int32(),
+        }
+    )
 )
 
 
