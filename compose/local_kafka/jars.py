@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.files import hold_lock
+from tracegrad.schemas.files import hold_lock, write_atomically
 
 __all__ = ["Jar", "cache_dir", "class_path", "locked_jars"]
 
@@ -30,9 +30,6 @@ _LOCK_FILE = Path(__file__).with_name("jars.lock")
 _LOCK_WAIT_S = 600.0
 """Longer than any sane first download by another process."""
 _DOWNLOADS = 6
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes so far, bytes in all)."""
 
 
 class Jar(NamedTuple):
@@ -93,17 +90,14 @@ def _is_intact(folder: Path, jar: Jar) -> bool:
 
 
 def _download(folder: Path, jars: Sequence[Jar]) -> None:
-    total = sum(jar.num_bytes for jar in jars)
-    done = 0
     with (
         tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
-        _progress(total) as report,
+        _progress(sum(jar.num_bytes for jar in jars)) as advance,
         ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="jars") as pool,
     ):
         try:
             for num_bytes in pool.map(lambda jar: _fetch(folder, Path(staging), jar), jars):
-                done += num_bytes
-                report(done, total)
+                advance(num_bytes)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -124,14 +118,10 @@ def _fetch(folder: Path, staging: Path, jar: Jar) -> int:
                     "variables, or [repositories] in jgo's configuration file"
                 ) from error
             continue
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        data = path.read_bytes()
+        found = hashlib.sha256(data).hexdigest()
         if found == jar.sha256:
-            if path.is_relative_to(staging):
-                os.replace(path, folder / jar.file_name)
-            else:
-                copy = staging / jar.file_name
-                copy.write_bytes(path.read_bytes())
-                os.replace(copy, folder / jar.file_name)
+            write_atomically(folder / jar.file_name, data)
             return jar.num_bytes
         logger.warning("jar %s: expected sha256 %s, got %s (attempt %d)", coordinate, jar.sha256, found, attempt)
         if path.is_relative_to(staging):
@@ -161,25 +151,17 @@ def _resolve(staging: Path, jar: Jar, *, with_local: bool) -> Path:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Progress]:
-    """A bar on a terminal, a line each quarter elsewhere."""
-    what = f"Kafka's jars ({total / 1e6:.0f} MB, once)"
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Takes how many bytes have come: a bar on a terminal, one line elsewhere."""
+    what = f"downloading Kafka's jars ({total / 1e6:.0f} MB, once)"
     if not sys.stderr.isatty():
-        shown = [0]
-
-        def line(done: int, total: int) -> None:
-            quarter = 4 * done // total
-            if quarter > shown[0]:
-                shown[0] = quarter
-                print(f"downloading {what}: {25 * quarter} %", file=sys.stderr, flush=True)
-
-        yield line
+        print(what, file=sys.stderr, flush=True)
+        yield lambda _: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"downloading {what}", total=total)
-        yield lambda done, _total: bar.update(task, completed=done)
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda num_bytes: bar.advance(task, num_bytes)
