@@ -130,11 +130,12 @@ def engine_environment(
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        # The model is a folder.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
         # A spawned process imports the plug-in first and so never outlives the server; a forked one would not.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
-    if Path(handles.model).is_dir():
-        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if is_cpu:
         environment |= {
             "OMP_NUM_THREADS": str(config.threads),
@@ -152,8 +153,7 @@ def check_start(config: EngineConfig, handles: EngineHandles) -> bool:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
     is_cpu = probe(config)
-    if Path(handles.model).is_dir() or handles.model.startswith(("/", ".")):
-        check_model(handles.model, needs_tools=handles.needs_tools, is_cpu=is_cpu, max_model_len=config.max_model_len)
+    check_model(handles.model, needs_tools=handles.needs_tools, is_cpu=is_cpu, max_model_len=config.max_model_len)
     return is_cpu
 
 

@@ -12,8 +12,6 @@ again changes nothing that is on the log, and keeps its ports where they are fre
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -32,7 +30,6 @@ from .wiring import Wiring, port_of
 
 __all__ = ["BROKER", "ENGINE_PARTS", "ENVIRONMENT", "PARTS", "prepare_run", "prepare_topics", "specs"]
 
-_logger = logging.getLogger(__name__)
 BROKER = "kafka"
 PARTS = ("capture", "streams", "train")
 """What `up --only` may name: the gateways and the engine; the stages; the trainer and weight sync."""
@@ -180,7 +177,6 @@ def _serve(
         name=process_name(name, stage.value if stage else None, ordinal),
         argv=tuple(argv),
         env={**ENVIRONMENT, **threads},
-        cwd=os.getcwd(),
         layer=layer,
         role=role,
         is_ready=(lambda: answers(url)) if url else None,

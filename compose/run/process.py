@@ -51,7 +51,6 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     env: Mapping[str, str] = {}
     """Put over the supervisor's own environment."""
-    cwd: str | None = None
     layer: int = 0
     """Started in ascending order, stopped in descending order; equal layers together."""
     role: Role = Role.SERVICE
@@ -102,7 +101,6 @@ class Child:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **self.spec.env},
-                    cwd=self.spec.cwd,
                     start_new_session=True,
                 )
         except OSError as error:

@@ -7,7 +7,6 @@ process was fatal or the report's checks failed, 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ __all__ = ["INTERRUPTED", "ReportMaker", "run_session", "run_state", "watch_arri
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
-_logger = logging.getLogger(__name__)
 WatchFactory = Callable[[Wiring, Show], Watcher]
 ReportMaker = Callable[[Wiring, Show], bool]
 Announcer = Callable[[Wiring, Show], None]
