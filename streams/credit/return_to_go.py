@@ -21,10 +21,10 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
 from tracegrad.schemas.records.rollouts import is_usable
-from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
+from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, encode_group
 from tracegrad.schemas.topics import Topic, Topics
 
-from .segments import CallSlice, Segment, build_segments
+from .segments import build_segments
 
 __all__ = ["credit_group", "returns_to_go"]
 
@@ -39,7 +39,9 @@ def credit_group(members: Sequence[Episode], policy: str, topics: Topics, metric
         reason = why_excluded(episode, policy)
         if not reason:
             try:
-                rows.extend(_rows(episode, policy))
+                assert episode.reward is not None  # else it were unscored
+                returns = returns_to_go(episode.reward, episode.calls)
+                rows.extend(build_segments(episode, policy, returns))
             except RecordError as error:
                 reason = error.reason
         if reason:
@@ -65,45 +67,6 @@ def returns_to_go(final: float, calls: Sequence[EpisodeCall]) -> list[float]:
         later.extend(reward.value for reward in call.rewards if is_usable(reward.value))
         returns.append(math.fsum(later))
     return returns[::-1]
-
-
-def _rows(episode: Episode, policy: str) -> list[SegmentRow]:
-    assert episode.reward is not None
-    segments = build_segments(episode.calls, policy)
-    returns = returns_to_go(episode.reward, episode.calls)
-    num_tokens = sum(int(segment.loss_mask.sum()) for segment in segments)
-    return [_row(episode, number, segment, returns, num_tokens) for number, segment in enumerate(segments)]
-
-
-def _row(episode: Episode, number: int, segment: Segment, returns: Sequence[float], num_tokens: int) -> SegmentRow:
-    return SegmentRow(
-        rollout_id=episode.rollout_id or episode.episode_id,
-        attempt_id=episode.attempt_id or "",
-        segment=number,
-        token_ids=segment.token_ids,
-        loss_mask=segment.loss_mask,
-        logprobs=segment.logprobs,
-        turns=tuple(_turn(piece, returns[piece.index]) for piece in segment.slices),
-        rollout_tokens=num_tokens,
-    )
-
-
-def _turn(piece: CallSlice, return_: float) -> Turn:
-    call = piece.call
-    return Turn(
-        start=piece.start,
-        end=piece.end,
-        turn=call.turn,
-        call_id=call.call_id,
-        agent=call.agent,
-        temperature=max(call.temperature, 0.0),
-        reward_parts=tuple(reward for reward in call.rewards if is_usable(reward.value)),
-        return_=return_,
-        peers=str(call.turn),
-        weight=1.0,
-        versions=call.versions,
-        masked=piece.masked,
-    )
 
 
 def _summary(episode: Episode, excluded: str) -> MemberSummary:

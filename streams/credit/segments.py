@@ -1,9 +1,10 @@
 """Segments: an episode's calls of one policy as chains of tokens, each sampled token exactly once.
 
-In: an episode's calls in order; prompts are differences (parent, shared length, suffix). Out: segments. A call
-continues a segment when its prompt begins with the last call's prompt + sampled ids, token by token; nothing else
-(time, agent, turn) chains. Where two calls continue the same one, the first stays in the row and the others begin
-rows of their own that repeat the prefix with mask 0. Masked calls keep their tokens, with mask 0.
+In: an episode, its calls in order (prompts are differences: parent, shared length, suffix), and each call's return.
+Out: the policy's rows. A call continues a segment when its prompt begins with the last call's prompt + sampled ids,
+token by token; nothing else (time, agent, turn) chains. Where two calls continue the same one, the first stays in the
+row and the others begin rows of their own that repeat the prefix with mask 0. Masked calls keep their tokens, with
+mask 0.
 Failure: a prompt that cannot be rebuilt raises RecordError; the rollout is then excluded with its reason.
 """
 
@@ -11,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.episodes import EpisodeCall
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.prompts import rebuild_prompt
-from tracegrad.schemas.records.tokens import Ids, Logprobs, Mask, ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.transitions import MAX_LOGPROB
+from tracegrad.schemas.records.rollouts import is_usable
+from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
+from tracegrad.schemas.records.transitions import MAX_LOGPROB, SegmentRow, Turn
 from tracegrad.schemas.records.versions import are_complete
 
-__all__ = ["CallSlice", "Segment", "build_segments", "rebuild_prompts", "why_masked"]
+__all__ = ["build_segments", "rebuild_prompts", "why_masked"]
 
 _TOKEN_BYTES = 4
 MAX_REBUILT_BYTES = 256 * 1024 * 1024
@@ -30,27 +31,6 @@ MAX_REBUILT_BYTES = 256 * 1024 * 1024
 
 MAX_TEMPERATURE = 100.0
 """Greedy calls have no distribution to divide by; absurd ones overflow float32."""
-
-
-class CallSlice(msgspec.Struct, frozen=True, kw_only=True):
-    """One call's sampled tokens [start, end) in its segment."""
-
-    call: EpisodeCall
-    index: int
-    """The call's place in the episode."""
-    start: int
-    end: int
-    masked: str
-    """Why they carry mask 0; empty when they train."""
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """One chain; the three arrays have one length."""
-
-    token_ids: Ids
-    loss_mask: Mask
-    logprobs: Logprobs
-    slices: tuple[CallSlice, ...]
 
 
 def rebuild_prompts(calls: Sequence[EpisodeCall]) -> list[bytes | None]:
@@ -85,41 +65,53 @@ def why_masked(call: EpisodeCall) -> str:
 
 
 class _Chain:
-    """A segment in the making."""
+    """A segment in the making; mask and logprobs are as long as the ids, as bytes."""
 
-    def __init__(self, prompt: bytes) -> None:
-        self.ids = prompt
-        self.slices: list[CallSlice] = []
+    def __init__(self) -> None:
+        self.ids = b""
+        self.mask = b""
+        self.logprobs = b""
+        self.turns: list[Turn] = []
 
-    def append(self, index: int, call: EpisodeCall, prompt: bytes) -> None:
+    def append(self, call: EpisodeCall, prompt: bytes, return_: float) -> None:
         """Adds a call whose prompt begins with all of the chain's ids."""
+        masked = why_masked(call)
         start = len(prompt) // _TOKEN_BYTES
+        num_sampled = len(call.sampled_ids) // _TOKEN_BYTES
+        num_context = start - len(self.mask)
         self.ids = prompt + call.sampled_ids
-        end = len(self.ids) // _TOKEN_BYTES
-        self.slices.append(CallSlice(call=call, index=index, start=start, end=end, masked=why_masked(call)))
+        self.mask += bytes(num_context) + (b"\0" if masked else b"\1") * num_sampled
+        self.logprobs += bytes(num_context * _TOKEN_BYTES)
+        self.logprobs += bytes(len(call.sampled_ids)) if masked else call.logprobs
+        self.turns.append(
+            Turn(
+                start=start,
+                end=start + num_sampled,
+                turn=call.turn,
+                call_id=call.call_id,
+                agent=call.agent,
+                temperature=max(call.temperature, 0.0),
+                reward_parts=tuple(reward for reward in call.rewards if is_usable(reward.value)),
+                return_=return_,
+                peers=str(call.turn),
+                weight=1.0,
+                versions=call.versions,
+                masked=masked,
+            )
+        )
 
-    def segment(self) -> Segment:
-        """The finished row."""
-        ids = ids_from_bytes(self.ids)
-        if ids.size and int(ids.min()) < 0:
-            raise RecordError("expected token ids >= 0, got a negative one", reason="bad_tokens")
-        mask = np.zeros(ids.size, dtype=np.uint8)
-        logprobs = np.zeros(ids.size, dtype=np.float32)
-        for piece in self.slices:
-            if not piece.masked:
-                mask[piece.start : piece.end] = 1
-                logprobs[piece.start : piece.end] = logprobs_from_bytes(piece.call.logprobs)
-        return Segment(token_ids=ids, loss_mask=mask, logprobs=logprobs, slices=tuple(self.slices))
 
-
-def build_segments(calls: Sequence[EpisodeCall], policy: str) -> tuple[Segment, ...]:
+def build_segments(episode: Episode, policy: str, returns: Sequence[float]) -> list[SegmentRow]:
     """The segments of one policy's calls, by their first call; other policies' calls are context only.
+
+    Args:
+        returns: of each call of the episode.
 
     Raises:
         RecordError: `broken_prefix` (a prompt cannot be rebuilt), `bad_tokens`, `too_large`.
     """
     chains: list[_Chain] = []
-    for index, (call, prompt) in enumerate(zip(calls, rebuild_prompts(calls), strict=True)):
+    for call, prompt, return_ in zip(episode.calls, rebuild_prompts(episode.calls), returns, strict=True):
         if call.policy != policy:
             continue
         if prompt is None:
@@ -132,7 +124,24 @@ def build_segments(calls: Sequence[EpisodeCall], policy: str) -> tuple[Segment, 
         ends = [chain for chain in chains if prompt.startswith(chain.ids)]
         chain = max(ends, key=lambda chain: len(chain.ids), default=None)
         if chain is None:
-            chain = _Chain(prompt)
+            chain = _Chain()
             chains.append(chain)
-        chain.append(index, call, prompt)
-    return tuple(chain.segment() for chain in chains)
+        chain.append(call, prompt, return_)
+    num_trained = sum(chain.mask.count(1) for chain in chains)
+    return [_row(episode, number, chain, num_trained) for number, chain in enumerate(chains)]
+
+
+def _row(episode: Episode, number: int, chain: _Chain, num_trained: int) -> SegmentRow:
+    ids = ids_from_bytes(chain.ids)
+    if (ids < 0).any():
+        raise RecordError("expected token ids >= 0, got a negative one", reason="bad_tokens")
+    return SegmentRow(
+        rollout_id=episode.rollout_id or episode.episode_id,
+        attempt_id=episode.attempt_id or "",
+        segment=number,
+        token_ids=ids,
+        loss_mask=np.frombuffer(chain.mask, dtype=np.uint8),
+        logprobs=logprobs_from_bytes(chain.logprobs),
+        turns=tuple(chain.turns),
+        rollout_tokens=num_trained,
+    )

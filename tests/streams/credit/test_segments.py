@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from tests.versions import sampled_by
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.calls import SpliceOutcome
-from tracegrad.schemas.records.episodes import EpisodeCall
+from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall
+from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.streams.credit.segments import build_segments, rebuild_prompts, why_masked
 
 
@@ -38,18 +40,28 @@ def child(
     return call(name, suffix, sampled, parent_call_id=parent, shared_tokens=shared, **rest)
 
 
+def segments(calls: Sequence[EpisodeCall], policy: str = "policy") -> list[SegmentRow]:
+    """The rows of an episode with these calls, each worth nothing."""
+    episode = Episode(
+        episode_id="episode", rollout_id=None, attempt_id=None, group=None, task_id=None, policy=policy,
+        purpose=Purpose.TRAIN, state=RolloutState.SUCCEEDED, is_final=True, closed_by="complete", calls=tuple(calls),
+        reward=0.0,
+    )  # fmt: skip
+    return build_segments(episode, policy, [0.0] * len(calls))
+
+
 def test_a_chain_of_two_turns_is_one_row() -> None:
     """Prompt 1 2, sampled 3 4; the next prompt adds the tool's 5 6; sampled 7."""
-    (row,) = build_segments([call("a", [1, 2], [3, 4]), child("b", "a", 4, [5, 6], [7])], "policy")
+    (row,) = segments([call("a", [1, 2], [3, 4]), child("b", "a", 4, [5, 6], [7])])
     assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert row.loss_mask.tolist() == [0, 0, 1, 1, 0, 0, 1]
     assert row.logprobs.tolist() == [0, 0, -1, -2, 0, 0, -1]
-    assert [(piece.call.call_id, piece.start, piece.end) for piece in row.slices] == [("a", 2, 4), ("b", 6, 7)]
+    assert [(piece.call_id, piece.start, piece.end) for piece in row.turns] == [("a", 2, 4), ("b", 6, 7)]
 
 
 def test_a_prompt_that_drops_tokens_starts_a_new_row() -> None:
     """It shares only 1 2 3 with its parent: the history was changed."""
-    rows = build_segments([call("a", [1, 2], [3, 4]), child("b", "a", 3, [9], [7])], "policy")
+    rows = segments([call("a", [1, 2], [3, 4]), child("b", "a", 3, [9], [7])])
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 3, 9, 7]]
     assert [row.loss_mask.tolist() for row in rows] == [[0, 0, 1, 1], [0, 0, 0, 0, 1]]
 
@@ -57,39 +69,39 @@ def test_a_prompt_that_drops_tokens_starts_a_new_row() -> None:
 def test_branches_repeat_the_prefix_with_mask_zero() -> None:
     """Two calls continue `a`: the first stays in the row, the second repeats what was sampled without training it."""
     calls = [call("a", [1], [2]), child("b", "a", 2, [3], [4]), child("c", "a", 2, [5], [6])]
-    rows = build_segments(calls, "policy")
+    rows = segments(calls)
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6]]
     assert [row.loss_mask.tolist() for row in rows] == [[0, 1, 0, 1], [0, 0, 0, 1]]
-    assert [[piece.call.call_id for piece in row.slices] for row in rows] == [["a", "b"], ["c"]]
+    assert [[piece.call_id for piece in row.turns] for row in rows] == [["a", "b"], ["c"]]
 
 
 def test_parallel_calls_are_not_chained_by_time() -> None:
     """Same prompt, one after the other on the log: two rows."""
-    rows = build_segments([call("a", [1, 2], [3]), call("b", [1, 2], [4])], "policy")
+    rows = segments([call("a", [1, 2], [3]), call("b", [1, 2], [4])])
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3], [1, 2, 4]]
 
 
 def test_an_equal_prefix_chains_without_a_declared_parent() -> None:
     """The match is on tokens; the reference only stores the prompt."""
-    (row,) = build_segments([call("a", [1], [2]), call("b", [1, 2, 3], [4])], "policy")
+    (row,) = segments([call("a", [1], [2]), call("b", [1, 2, 3], [4])])
     assert row.token_ids.tolist() == [1, 2, 3, 4]
 
 
 def test_a_masked_call_keeps_its_tokens() -> None:
     """A truncated answer stays context for what follows."""
     calls = [call("a", [1], [2, 3], masked="truncated"), child("b", "a", 3, [4], [5])]
-    (row,) = build_segments(calls, "policy")
+    (row,) = segments(calls)
     assert (row.token_ids.tolist(), row.loss_mask.tolist()) == ([1, 2, 3, 4, 5], [0, 0, 0, 0, 1])
     assert row.logprobs.tolist() == [0, 0, 0, 0, -1]
-    assert [piece.masked for piece in row.slices] == ["truncated", ""]
+    assert [piece.masked for piece in row.turns] == ["truncated", ""]
 
 
 def test_other_policies_are_context() -> None:
     """A prompt may rest on another policy's call; its tokens are not sampled here."""
     calls = [call("a", [1], [2], policy="other"), child("b", "a", 2, [3], [4])]
-    (row,) = build_segments(calls, "policy")
+    (row,) = segments(calls)
     assert (row.token_ids.tolist(), row.loss_mask.tolist()) == ([1, 2, 3, 4], [0, 0, 0, 1])
-    (other,) = build_segments(calls, "other")
+    (other,) = segments(calls, "other")
     assert other.token_ids.tolist() == [1, 2]
 
 
@@ -109,21 +121,21 @@ def test_other_policies_are_context() -> None:
 def test_a_broken_prompt_is_refused_with_its_reason(broken: list[EpisodeCall]) -> None:
     """Training on text that the model never saw is worse than no sample."""
     with pytest.raises(RecordError) as error:
-        build_segments(broken, "policy")
+        segments(broken)
     assert error.value.reason == "broken_prefix"
 
 
 def test_a_break_elsewhere_costs_nothing() -> None:
     """Another policy's broken call does not matter to calls that do not rest on it."""
     calls = [child("x", "gone", 4, [1], [1], policy="other"), call("a", [1], [2])]
-    assert len(build_segments(calls, "policy")) == 1
+    assert len(segments(calls)) == 1
     assert rebuild_prompts(calls)[0] is None
 
 
 def test_negative_token_ids_are_refused() -> None:
     """No vocabulary has them."""
     with pytest.raises(RecordError) as error:
-        build_segments([call("a", [1], [-2])], "policy")
+        segments([call("a", [1], [-2])])
     assert error.value.reason == "bad_tokens"
 
 
@@ -168,15 +180,16 @@ def trees(draw: st.DrawFn) -> list[EpisodeCall]:
 def test_segments_partition_the_sampled_tokens(calls: list[EpisodeCall]) -> None:
     """Each call is one slice of one row, after exactly its own prompt; the mask is the union of the slices."""
     prompts = rebuild_prompts(calls)
-    rows = build_segments(calls, "policy")
-    assert sorted(piece.call.call_id for row in rows for piece in row.slices) == sorted(c.call_id for c in calls)
+    rows = segments(calls)
+    assert sorted(piece.call_id for row in rows for piece in row.turns) == sorted(c.call_id for c in calls)
     for row in rows:
         trained = [0] * len(row.token_ids)
-        for piece in row.slices:
-            prompt = prompts[piece.index]
+        for piece in row.turns:
+            number = int(piece.call_id)
+            prompt = prompts[number]
             assert prompt is not None
             assert row.token_ids[: piece.start].tolist() == ids_from_bytes(prompt).tolist()
-            assert row.token_ids[piece.start : piece.end].tolist() == ids_from_bytes(piece.call.sampled_ids).tolist()
+            assert row.token_ids[piece.start : piece.end].tolist() == ids_from_bytes(calls[number].sampled_ids).tolist()
             trained[piece.start : piece.end] = [1] * (piece.end - piece.start)
         assert row.loss_mask.tolist() == trained
     assert sum(row.loss_mask.sum() for row in rows) == sum(len(c.sampled_ids) // 4 for c in calls)
