@@ -117,7 +117,7 @@ def test_engine_that_loaded_nothing_since_its_start_takes_no_label(doomed: Runni
     doomed.kill()
     doomed.start()
     # On a connection of its own: uvicorn closes it after a 500.
-    answer = httpx.post(f"{doomed.client.base_url}finish_weight_update", json={"weight_version": label(9)})
+    answer = httpx.post(f"{doomed.url}/finish_weight_update", json={"weight_version": label(9)})
     assert answer.status_code == 500
     assert doomed.control.status().label == "default"
     manifest = doomed.publish_version(tensors_of(doomed, 2.0), 9)
