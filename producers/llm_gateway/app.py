@@ -34,7 +34,7 @@ from .chat import ChatEndpoints
 from .config import LlmGatewayConfig, check
 from .door import guard
 from .engines.client import EngineClient, waits_until
-from .engines.lineage import Lineages, LineageTail
+from .engines.lineage import Lineages
 from .parts import Parts
 from .render.engine_render import EngineRenderer, Renderer
 from .render.local_render import prove
@@ -55,8 +55,8 @@ class Gateway:
     def __init__(self, config: LlmGatewayConfig, *, topics: Topics, log: Log, metrics: Metrics) -> None:
         check(config)
         self.parts = Parts(config, topics, log.writer(), metrics)
-        policies = tuple(policy.name for policy in config.policies)
-        self.lineage = LineageTail(Lineages(policies, metrics), topics=topics, log=log)
+        policies = [policy.name for policy in config.policies]
+        self.lineages = Lineages(policies, topics=topics, log=log, metrics=metrics)
         self.renderer: Renderer
         self._calls: CallServer
         self._chat = ChatEndpoints(self.parts, lambda: self._calls)
@@ -79,15 +79,15 @@ class Gateway:
         config, metrics = self.parts.config, self.parts.metrics
         client = EngineClient(config.engines, metrics=metrics)
         self.renderer = EngineRenderer(client, timeout_s=config.render_timeout_s)
-        self._calls = CallServer(self.parts, client, self.lineage, lambda: self.renderer)
-        self.lineage.start()
+        self._calls = CallServer(self.parts, client, self.lineages, lambda: self.renderer)
+        following = asyncio.create_task(self.lineages.follow())
         proof = asyncio.create_task(self._prefer_local(client))
         try:
             yield
         finally:
             proof.cancel()
-            await asyncio.wait({proof})
-            await self.lineage.close()
+            self.lineages.close()
+            await asyncio.wait({proof, following})
             await client.close()
             await asyncio.to_thread(self.parts.writer.close)
             _LOGGER.info("llm gateway stopped: %s", metrics.snapshot())
@@ -96,7 +96,7 @@ class Gateway:
         """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
         config = self.parts.config
         while config.render == "auto" and len(config.policies) == 1:
-            folder = self.lineage.lineages.folder(config.policies[0].name)
+            folder = self.lineages.folder(config.policies[0].name)
             limit = await client.context_length() if folder else None
             if folder and limit:
                 with contextlib.suppress(UnavailableError):
@@ -105,7 +105,7 @@ class Gateway:
                     self.renderer = local or self.renderer
                     self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
                     return
-            await self.lineage.changed(_PROOF_RETRY_S)
+            await self.lineages.changed(_PROOF_RETRY_S)
 
     async def _models(self, request: Request) -> Response:
         models = [
@@ -136,7 +136,7 @@ def run(config: LlmGatewayConfig, *, topics: Topics, log: Log, stop: threading.E
         name="llm gateway",
         grace_s=10,
         keep_alive_s=75,
-        is_over=lambda: gateway.lineage.fatal is not None,
+        is_over=lambda: gateway.lineages.fatal is not None,
     )
-    if gateway.lineage.fatal is not None:
-        raise gateway.lineage.fatal
+    if gateway.lineages.fatal is not None:
+        raise gateway.lineages.fatal

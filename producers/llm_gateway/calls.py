@@ -28,7 +28,7 @@ from .api.events import Event
 from .config import PolicyRef
 from .engines.client import EngineClient, Waits, waits_until
 from .engines.generate import Generation, Generator
-from .engines.lineage import LineageTail
+from .engines.lineage import Lineages
 from .identity import Caller
 from .parts import Parts
 from .record import call_record
@@ -55,11 +55,11 @@ class CallServer:
     """Serves calls. One per gateway, in one event loop."""
 
     def __init__(
-        self, parts: Parts, client: EngineClient, lineage: LineageTail, renderer: Callable[[], Renderer]
+        self, parts: Parts, client: EngineClient, lineages: Lineages, renderer: Callable[[], Renderer]
     ) -> None:
         self._parts = parts
         self._renderer = renderer
-        self._generator = Generator(parts.config, client, lineage, parts.metrics)
+        self._generator = Generator(parts.config, client, lineages, parts.metrics)
         self._policies = {policy.name: policy for policy in parts.config.policies}
         self._ends = EndOfTurn()
 

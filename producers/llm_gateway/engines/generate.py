@@ -21,7 +21,7 @@ from tracegrad.schemas.records.versions import VersionSpan
 
 from ..config import EngineRef, LlmGatewayConfig
 from .client import GENERATE, EngineClient, Waits
-from .lineage import LineageTail
+from .lineage import Lineages
 
 __all__ = ["Generation", "Generator"]
 
@@ -78,10 +78,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class Generator:
     """Samples for all calls of a gateway."""
 
-    def __init__(self, config: LlmGatewayConfig, client: EngineClient, lineage: LineageTail, metrics: Metrics) -> None:
+    def __init__(self, config: LlmGatewayConfig, client: EngineClient, lineages: Lineages, metrics: Metrics) -> None:
         self._config = config
         self._client = client
-        self._lineage = lineage
+        self._lineages = lineages
         self._metrics = metrics
 
     async def generate(
@@ -132,13 +132,13 @@ class Generator:
         labels = {span.version for span in spans}
         deadline = time.monotonic() + self._config.lineage_lag_s
         while True:
-            known = {label: self._lineage.lineages.known(policy, label) for label in labels}
+            known = {label: self._lineages.known(policy, label) for label in labels}
             if (spans and all(known.values())) or purpose is Purpose.UNKNOWN:
                 break
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not spans:
                 raise UnavailableError(f"expected labels of policy {policy}, got {sorted(labels)}")
-            await self._lineage.changed(left_s)
+            await self._lineages.changed(left_s)
         if not all(known.values()):
             return ()
         found = [(span.start, known[span.version]) for span in spans]
@@ -153,6 +153,6 @@ class Generator:
             label = await self._client.label(engine)
             if label is None or purpose is Purpose.UNKNOWN:
                 return
-            if self._lineage.lineages.known(policy, label):
+            if self._lineages.known(policy, label):
                 return
         raise UnavailableError(f"no engine gave a usable answer in time: {error}") from error

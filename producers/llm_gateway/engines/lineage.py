@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Iterable
 
 from tracegrad.schemas.errors import FatalError, RecordError
 from tracegrad.schemas.log.follow import follow, in_thread
@@ -19,65 +20,35 @@ from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["LineageTail", "Lineages"]
+__all__ = ["Lineages"]
 
 _POLL_S = 0.05
 
 
 class Lineages:
-    """The surviving versions of each policy."""
+    """The surviving versions of each policy, followed in the gateway's event loop."""
 
-    def __init__(self, policies: tuple[str, ...], metrics: Metrics) -> None:
+    def __init__(self, policies: Iterable[str], *, topics: Topics, log: Log, metrics: Metrics) -> None:
+        self.fatal: FatalError | None = None
         self._of = {policy: Lineage(policy) for policy in policies}
+        self._topic = topics.name(Topic.WEIGHTS)
+        self._log = log
         self._metrics = metrics
-
-    def fold(self, record: Record) -> bool:
-        """Takes the next record; False when it changed nothing."""
-        try:
-            weight = WEIGHTS.decode(record.value)
-        except RecordError as error:
-            self._metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
-            return False
-        lineage = self._of.get(weight.policy)
-        return lineage is not None and lineage.fold(weight)
+        self._stop = threading.Event()
+        self._changed = asyncio.Event()
 
     def known(self, policy: str, label: str) -> Version | None:
         """The version of a label that survives in the policy's lineage; None for any other, as of another run."""
         version = parse_label(label)
-        lineage = self._of.get(policy)
-        if version is None or lineage is None:
+        if version is None or policy not in self._of:
             return None
-        manifest = lineage.versions.get(version.version)
+        manifest = self._of[policy].versions.get(version.version)
         return version if manifest is not None and manifest.label == label else None
 
     def folder(self, policy: str) -> str | None:
         """Where the newest version of a policy lies; its tokenizer and template are every version's."""
-        lineage = self._of.get(policy)
-        newest = lineage.newest if lineage else None
+        newest = self._of[policy].newest
         return newest.uri if newest else None
-
-
-class LineageTail:
-    """Follows `weights` in the gateway's event loop."""
-
-    def __init__(self, lineages: Lineages, *, topics: Topics, log: Log) -> None:
-        self.lineages = lineages
-        self.fatal: FatalError | None = None
-        self._topic = topics.name(Topic.WEIGHTS)
-        self._log = log
-        self._stop = threading.Event()
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins to read; call it in the event loop that `changed` is awaited in."""
-        self._task = asyncio.create_task(self._follow())
-
-    async def close(self) -> None:
-        """Ends reading, within a poll."""
-        self._stop.set()
-        if self._task is not None:
-            await self._task
 
     async def changed(self, timeout_s: float) -> None:
         """Returns at the next change or after the time."""
@@ -85,13 +56,27 @@ class LineageTail:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
+        """Reads until `close`, in the event loop that `changed` is awaited in."""
         steps = follow(self._log, [self._topic], poll_s=_POLL_S, stop=self._stop)
         try:
             async with contextlib.aclosing(in_thread(steps)) as chunks:
                 async for chunk in chunks:
-                    if sum(self.lineages.fold(record) for record in chunk.records):
+                    if sum(self._fold(record) for record in chunk.records):
                         self._changed.set()
                         self._changed = asyncio.Event()
         except FatalError as error:
             self.fatal = error
+
+    def close(self) -> None:
+        """Ends reading, within a poll."""
+        self._stop.set()
+
+    def _fold(self, record: Record) -> bool:
+        """Takes the next record; False when it changed nothing."""
+        try:
+            weight = WEIGHTS.decode(record.value)
+        except RecordError as error:
+            self._metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
+            return False
+        return weight.policy in self._of and self._of[weight.policy].fold(weight)
