@@ -45,11 +45,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     calls_closed: bool
     rewards: tuple[Reward, ...] = ()
 
-    @property
-    def reward_names(self) -> tuple[str, ...]:
-        """The names that were written, scored or not."""
-        return tuple(reward.name for reward in self.rewards)
-
 
 def _unrecordable(outcome: Outcome, why: str) -> Outcome:
     """The outcome without what no record can hold: a failed attempt without a score, unless it was aborted."""
@@ -65,17 +60,6 @@ def records_of(
     request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
 ) -> tuple[RolloutEvent, list[bytes]]:
     """The end event and the rewards as bytes; without what no record can hold."""
-    try:
-        return _records(request, attempt, number, outcome, is_final=is_final)
-    except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        plain = _unrecordable(outcome, type(error).__name__)
-        return _records(request, attempt, number, plain, is_final=is_final)
-
-
-def _records(
-    request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
-) -> tuple[RolloutEvent, list[bytes]]:
-    """The end event and the bytes of the rewards. Raises what encoding raises, before anything is on the log."""
     result = outcome.result
     event = msgspec.structs.replace(
         event_of(request, attempt, number, result.state, is_final=is_final, error=result.error),
@@ -83,11 +67,16 @@ def _records(
         spans_lost=result.spans_lost,
         spans_marked=result.spans_exported is not None,
         calls_closed=outcome.calls_closed,
-        rewards_awaited=outcome.reward_names or request.rewards_awaited,
+        rewards_awaited=tuple(reward.name for reward in outcome.rewards) or request.rewards_awaited,
         duration_s=result.duration_s,
     )
-    ROLLOUT_EVENTS.encode(event)
-    return event, [REWARDS.encode(reward) for reward in outcome.rewards]
+    try:
+        # Before anything of the attempt is on the log.
+        ROLLOUT_EVENTS.encode(event)
+        return event, [REWARDS.encode(reward) for reward in outcome.rewards]
+    except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        plain = _unrecordable(outcome, type(error).__name__)
+        return records_of(request, attempt, number, plain, is_final=is_final)
 
 
 class AttemptPerformer:
@@ -111,22 +100,13 @@ class AttemptPerformer:
         if result.is_crash and is_alone:
             crashed = "the agent crashes its process"
             result = msgspec.structs.replace(result, state=RolloutState.FAILED, error=crashed, is_crash=False)
-        closed = None
-        fault = "the LLM gateway does not know this attempt; it was restarted"
         try:
             closed = await self._gateway.end(request.rollout_id, attempt)
         except UnavailableError as error:
-            fault = str(error)
-        if result.state is RolloutState.ABORTED:
-            return Outcome(result=result, calls_closed=closed is not None)
-        if closed is None:
-            result = msgspec.structs.replace(result, state=RolloutState.ABORTED, error=fault)
-            return Outcome(result=result, calls_closed=False)
+            return Outcome(result=_aborted(result, str(error)), calls_closed=False)
         if closed.fault is not None and result.state is not RolloutState.SUCCEEDED:
-            fault = f"its last call was answered {closed.fault} ({result.error})"
-            result = msgspec.structs.replace(result, state=RolloutState.ABORTED, error=fault)
-            return Outcome(result=result, calls_closed=True)
-        if self._graders is None:
+            result = _aborted(result, f"its last call was answered {closed.fault} ({result.error})")
+        if result.state is RolloutState.ABORTED or self._graders is None:
             return Outcome(result=result, calls_closed=True)
         seen_by_grader = {
             "state": result.state.value,
@@ -142,6 +122,14 @@ class AttemptPerformer:
     async def close_calls(self, rollout: str, attempt: str) -> bool:
         """Ends an attempt whose runner is gone; whether the gateway closed its calls."""
         try:
-            return await self._gateway.end(rollout, attempt) is not None
+            await self._gateway.end(rollout, attempt)
         except UnavailableError:
             return False
+        return True
+
+
+def _aborted(result: AgentResult, error: str) -> AgentResult:
+    """What was aborted before keeps its own reason."""
+    if result.state is RolloutState.ABORTED:
+        return result
+    return msgspec.structs.replace(result, state=RolloutState.ABORTED, error=error)

@@ -89,12 +89,7 @@ class Runner:
         """Until `stop` is set, or a fatal error."""
         config = self._config
         reaper = Reaper()
-        gateway = GatewayClient(
-            config.llm_url,
-            begin_timeout_s=config.begin_timeout_s,
-            end_timeout_s=config.end_timeout_s,
-            token=config.llm_token,
-        )
+        gateway = GatewayClient(config)
         graders = Graders(config, reaper) if config.grader else None
         self._pool, self._isolation = _pools(config, reaper)
         self._performer = AttemptPerformer(gateway, graders)
