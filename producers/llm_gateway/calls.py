@@ -26,14 +26,14 @@ from .answer import Answer, ParsedMessage, events_of, finish, message_of
 from .api.chat_request import ChatRequest
 from .api.events import Event
 from .config import PolicyRef
-from .engines.client import EngineClient, Waits, waits_until
+from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator
 from .engines.lineage import Lineages
 from .identity import Caller
 from .parts import Parts
 from .record import call_record
 from .render.chat_form import splice_context
-from .render.engine_render import Renderer
+from .render.engine_render import Renderer, Sampled
 from .render.prompt import EndOfTurn, build_prompt
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import CallSummary, Session
@@ -79,7 +79,9 @@ class CallServer:
             generation = await self._generator.generate(policy.name, session.purpose, ids, parameters, waits)
             if generation.has_terminal:
                 self._ends.saw(generation.ids[-1])
-            parsed = await _parse(renderer, request, ids, generation, sampling, waits)
+            said = _said(ids, generation, sampling)
+            # The engine refuses to derender nothing.
+            parsed = await renderer.parse(request, said, waits) if said.ids else ParsedMessage(content="")
         answer = finish(parsed, generation, request, num_prompt_tokens=len(ids))
         record = call_record(caller, session, request, sampling, prompt, generation, answer, started_ns)
         summary = await self._append(session, caller, prompt, answer, record, number)
@@ -128,17 +130,7 @@ class CallServer:
         self._parts.sessions.has_room(session)  # counts the turn, which may push a captured trace out
 
 
-async def _parse(
-    renderer: Renderer,
-    request: ChatRequest,
-    prompt_ids: list[int],
-    generation: Generation,
-    sampling: Sampling,
-    waits: Waits,
-) -> ParsedMessage:
-    """Derenders once, without the terminal token; the engine refuses to derender nothing."""
+def _said(prompt_ids: list[int], generation: Generation, sampling: Sampling) -> Sampled:
     ids = generation.ids[:-1] if generation.has_terminal else generation.ids
-    if not ids:
-        return ParsedMessage(content="")
     logprobs = None if sampling.top_logprobs is None else generation.logprobs[: len(ids)]
-    return await renderer.parse(request, prompt_ids, ids, waits, logprobs=logprobs)
+    return Sampled(prompt_ids, ids, logprobs)

@@ -114,11 +114,8 @@ class Runner:
             if graders:
                 await graders.close()
             await asyncio.to_thread(reaper.close)
-
-    def close(self) -> None:
-        """Releases the log."""
-        self._reader.close()
-        self._journal.close()
+            await asyncio.to_thread(self._reader.close)
+            await asyncio.to_thread(self._journal.close)
 
     async def _until_stop(self) -> None:
         while not self._stop.is_set():
@@ -303,10 +300,6 @@ def run(
     check(config)
 
     async def main() -> None:
-        runner = Runner(config, topics=topics, log=log, stop=stop, starts=starts)
-        try:
-            await runner.serve()
-        finally:
-            await asyncio.to_thread(runner.close)
+        await Runner(config, topics=topics, log=log, stop=stop, starts=starts).serve()
 
     asyncio.run(main())

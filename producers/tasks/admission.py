@@ -150,7 +150,7 @@ class TaskAdmission:
 
     def _admit_training(self) -> None:
         config = self._config
-        for index in self.state.incomplete(Purpose.TRAIN):
+        for index in self.state.admitted[Purpose.TRAIN].incomplete():
             self._admit(Purpose.TRAIN, index, self._train_task(index), config.group_size)
         for _ in range(capacity(self._pace, self.state.progress())):
             index = self.state.progress().admitted
@@ -166,7 +166,7 @@ class TaskAdmission:
         for place, task in enumerate(self._held_out):
             if room <= 0:
                 break
-            if self.state.missing(Purpose.VALIDATION, first + place, 1):
+            if self.state.admitted[Purpose.VALIDATION].missing(first + place, 1):
                 if not self._admit(Purpose.VALIDATION, first + place, task, 1):
                     return False
                 room -= 1
@@ -203,7 +203,7 @@ class TaskAdmission:
                 rewards_awaited=self._config.rewards_awaited,
                 created_at_ms=int(time.time() * 1000),
             )
-            for member in self.state.missing(purpose, index, size)
+            for member in self.state.admitted[purpose].missing(index, size)
         ]
         records = [(request.rollout_id, ROLLOUTS.encode(request)) for request in requests]
         if not self._append(Topic.ROLLOUTS, records):
@@ -231,7 +231,7 @@ class TaskAdmission:
             if not reason:
                 continue
             request = rollout.request
-            history = self.state.history(request)
+            history = self.state.histories.of(request)
             aborted = [
                 replace(event_of(request, attempt, number, RolloutState.ABORTED, error=reason), calls_closed=False)
                 for number, attempt in history.open_attempts
@@ -250,7 +250,7 @@ class TaskAdmission:
         limit_s = max(self._config.give_up_s, 2 * rollout.request.limits.time_s + 600.0)
         if silent_s > limit_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
-        history = self.state.history(rollout.request)
+        history = self.state.histories.of(rollout.request)
         is_used_up = history.next_number >= rollout.request.limits.max_attempts and not history.open_attempts
         if is_used_up and history.ended and silent_s > _USED_UP_GRACE_S:
             return f"{history.next_number} attempts were aborted, the last one: {history.error}"

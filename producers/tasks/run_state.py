@@ -23,7 +23,7 @@ from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
 
 from ..members import Members
-from ..rollout_histories import Histories, History
+from ..rollout_histories import Histories
 from .pace import RunProgress
 
 __all__ = ["OpenRollout", "RunState", "Score"]
@@ -57,9 +57,9 @@ class RunState:
         self._run_hash = run_hash
         self._policy = policy
         self._clock = clock
-        self._histories = Histories(run_hash)
-        self._admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
-        """Asked for; a request may be on the log twice."""
+        self.histories = Histories(run_hash)
+        self.admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
+        """Asked for; a request may be on the log twice, and a restart may come between those of a group."""
         self._acked: dict[str, int] = {}
         self._num_final_episodes: Counter[str] = Counter()
         self._group_exclusions: dict[str, Counter[str]] = defaultdict(Counter)
@@ -86,18 +86,18 @@ class RunState:
             self._acked[record.engine_id] = record.version
 
     def _fold_request(self, request: RolloutRequest) -> None:
-        if request.purpose not in self._admitted or run_hash_of(request.rollout_id) != self._run_hash:
+        if request.purpose not in self.admitted or run_hash_of(request.rollout_id) != self._run_hash:
             return
-        if self._admitted[request.purpose].add(request.group) and not self._histories.of(request).is_final:
+        if self.admitted[request.purpose].add(request.group) and not self.histories.of(request).is_final:
             self.open[request.rollout_id] = OpenRollout(request, self._clock())
 
     def _fold_event(self, event: RolloutEvent) -> None:
-        self._histories.fold(event)
+        self.histories.fold(event)
         rollout = self.open.get(event.rollout_id)
         if rollout is None:
             return
         rollout.active_s = self._clock()
-        if self._histories.of(rollout.request).is_final:
+        if self.histories.of(rollout.request).is_final:
             del self.open[event.rollout_id]
 
     def _fold_episode(self, episode: Episode) -> None:
@@ -141,18 +141,6 @@ class RunState:
             )
             logger.warning("step %d: %d groups excluded: %s", step.step, len(step.excluded_ids), reasons)
 
-    def history(self, request: RolloutRequest) -> History:
-        """The events of a rollout that is open."""
-        return self._histories.of(request)
-
-    def missing(self, purpose: Purpose, index: int, size: int) -> list[int]:
-        """Members of a group that were not asked for yet."""
-        return self._admitted[purpose].missing(index, size)
-
-    def incomplete(self, purpose: Purpose) -> list[int]:
-        """Groups of which some members were asked for: a restart came between."""
-        return self._admitted[purpose].incomplete()
-
     def num_open(self, purpose: Purpose) -> int:
         """Rollouts without a final event."""
         return sum(rollout.request.purpose is purpose for rollout in self.open.values())
@@ -164,7 +152,7 @@ class RunState:
             rollout.request.group.index for rollout in self.open.values() if rollout.request.purpose is Purpose.TRAIN
         }
         return RunProgress(
-            admitted=self._admitted[Purpose.TRAIN].num_groups,
+            admitted=self.admitted[Purpose.TRAIN].num_groups,
             running=len(running),
             consumed=step.accounting.consumed if step else 0,
             step=step.step if step else 0,

@@ -129,19 +129,18 @@ class Generator:
 
     async def _versions(self, policy: str, purpose: Purpose, spans: list[_Span]) -> tuple[VersionSpan, ...]:
         """The spans' versions; for a rollout each must be known, a captured agent may meet any label."""
-        labels = {span.version for span in spans}
         deadline = time.monotonic() + self._config.lineage_lag_s
         while True:
-            known = {label: self._lineages.known(policy, label) for label in labels}
-            if (spans and all(known.values())) or purpose is Purpose.UNKNOWN:
+            found = [(span.start, self._lineages.known(policy, span.version)) for span in spans]
+            if spans and all(version for _, version in found):
                 break
+            if purpose is Purpose.UNKNOWN:
+                return ()
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not spans:
-                raise UnavailableError(f"expected labels of policy {policy}, got {sorted(labels)}")
+                labels = sorted({span.version for span in spans})
+                raise UnavailableError(f"expected labels of policy {policy}, got {labels}")
             await self._lineages.changed(left_s)
-        if not all(known.values()):
-            return ()
-        found = [(span.start, known[span.version]) for span in spans]
         return tuple(VersionSpan(start=start, **msgspec.structs.asdict(version)) for start, version in found if version)
 
     async def _until_labelled(
@@ -151,8 +150,6 @@ class Generator:
         while time.monotonic() < waits.deadline:
             await asyncio.sleep(_LABEL_POLL_S)
             label = await self._client.label(engine)
-            if label is None or purpose is Purpose.UNKNOWN:
-                return
-            if self._lineages.known(policy, label):
+            if label is None or purpose is Purpose.UNKNOWN or self._lineages.known(policy, label):
                 return
         raise UnavailableError(f"no engine gave a usable answer in time: {error}") from error

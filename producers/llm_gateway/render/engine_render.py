@@ -7,8 +7,7 @@ and the like. Failure: EngineRefusal for a request that the template refuses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +19,7 @@ from ..api.chat_request import ChatRequest, Message
 from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient, Waits
 from .chat_form import chat_form
 
-__all__ = ["EngineRenderer", "Rendered", "Renderer"]
+__all__ = ["EngineRenderer", "Rendered", "Renderer", "Sampled"]
 
 T = TypeVar("T")
 _PROBE = (Message(role="user", content="x"),)
@@ -34,22 +33,24 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """The grammar that the request asks for; None when it asks for none."""
 
 
+class Sampled(NamedTuple):
+    """What an engine sampled, as far as it is said to the agent."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    """Without the terminal token; not empty."""
+    logprobs: list[float] | None = None
+    """None: the agent wants none."""
+
+
 class Renderer(Protocol):
     """Template, tokenizer and parser of a policy."""
 
     async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
         """The ids of a conversation; `to_generate` adds the generation prompt and derives the grammar."""
 
-    async def parse(
-        self,
-        request: ChatRequest,
-        prompt_ids: list[int],
-        ids: list[int],
-        waits: Waits,
-        *,
-        logprobs: Sequence[float] | None = None,
-    ) -> ParsedMessage:
-        """The message that sampled ids (not empty, no terminal token) say, and their logprobs in its words."""
+    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
+        """The message that sampled ids say, and their logprobs in its words."""
 
 
 class _Chosen(msgspec.Struct):
@@ -112,31 +113,27 @@ class EngineRenderer:
         constraint = rendered.sampling_params.structured_outputs
         return Rendered(ids=rendered.token_ids, constraint=constraint)
 
-    async def parse(
-        self,
-        request: ChatRequest,
-        prompt_ids: list[int],
-        ids: list[int],
-        waits: Waits,
-        *,
-        logprobs: Sequence[float] | None = None,
-    ) -> ParsedMessage:
+    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """See Renderer."""
         said = None
-        if logprobs is not None:
-            pairs = zip(ids, logprobs, strict=True)
+        if sampled.logprobs is not None:
+            pairs = zip(sampled.ids, sampled.logprobs, strict=True)
             said = {"content": [{"token_id": token, "logprob": value} for token, value in pairs]}
-        choice = {"index": 0, "token_ids": ids, "logprobs": said, "finish_reason": "stop"}
+        choice = {"index": 0, "token_ids": sampled.ids, "logprobs": said, "finish_reason": "stop"}
         body = {
             # Parsers look at the prompt to see whether reasoning is still open; messages they do not read.
-            "generate_response": {"request_id": "derender", "choices": [choice], "prompt_token_ids": prompt_ids},
+            "generate_response": {
+                "request_id": "derender",
+                "choices": [choice],
+                "prompt_token_ids": sampled.prompt_ids,
+            },
             "chat_request": chat_form(msgspec.structs.replace(request, messages=_PROBE), with_grammar=False),
         }
         try:
             parsed = (await self._ask(DERENDER, body, waits, _DERENDER_ANSWER)).choices[0]
         except EngineRefusal:
             # A parser may fail on what a model may well sample (half an escape in its JSON): it is plain text then.
-            text = await self._ask(DETOKENIZE, {"tokens": ids}, waits, _DETOKENIZE_ANSWER)
+            text = await self._ask(DETOKENIZE, {"tokens": sampled.ids}, waits, _DETOKENIZE_ANSWER)
             return ParsedMessage(content=text.prompt)
         message = parsed.message
         return ParsedMessage(

@@ -8,7 +8,6 @@ raise and prompts near the context's end go to the engine, whose answer or refus
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 from tracegrad.schemas.errors import EngineRefusal
@@ -17,7 +16,7 @@ from tracegrad.schemas.records.calls import ToolCall
 from ..answer import ParsedMessage
 from ..api.chat_request import ChatRequest, Message, Tool
 from ..engines.client import Waits
-from .engine_render import Rendered, Renderer
+from .engine_render import Rendered, Renderer, Sampled
 from .local_template import LocalTemplate, can_parse, can_render, load
 
 __all__ = ["LocalRenderer", "prove"]
@@ -89,19 +88,11 @@ class LocalRenderer:
                 return Rendered(ids=ids)
         return await self._engine.ids(request, waits, to_generate=to_generate)
 
-    async def parse(
-        self,
-        request: ChatRequest,
-        prompt_ids: list[int],
-        ids: list[int],
-        waits: Waits,
-        *,
-        logprobs: Sequence[float] | None = None,
-    ) -> ParsedMessage:
+    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """See Renderer."""
-        if logprobs is None and can_parse(request):
-            return self._template.parse(request, prompt_ids, ids)
-        return await self._engine.parse(request, prompt_ids, ids, waits, logprobs=logprobs)
+        if sampled.logprobs is None and can_parse(request):
+            return self._template.parse(request, sampled.prompt_ids, sampled.ids)
+        return await self._engine.parse(request, sampled, waits)
 
 
 def render(template: LocalTemplate, request: ChatRequest, *, to_generate: bool) -> list[int] | None:
@@ -132,7 +123,7 @@ async def prove(folder: str, engine: Renderer, waits: Waits, *, max_tokens: int)
     request = ChatRequest(messages=(_ASK,), tools=_TOOLS)
     prompt = template.encode("<|im_start|>assistant\n")
     for number, ids in enumerate(_sampled(template)):
-        theirs_said = await engine.parse(request, prompt, ids, waits)
+        theirs_said = await engine.parse(request, Sampled(prompt, ids), waits)
         if theirs_said != template.parse(request, prompt, ids):
             _LOGGER.info("parsing here differs from the engine's (probe %d): the engine parses", number)
             return None

@@ -14,7 +14,7 @@ from tracegrad.producers.llm_gateway.answer import ParsedMessage
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.engines.client import waits_until
-from tracegrad.producers.llm_gateway.render.engine_render import Rendered
+from tracegrad.producers.llm_gateway.render.engine_render import Rendered, Sampled
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, prove
 from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, can_render, load
 from tracegrad.schemas.errors import EngineRefusal
@@ -44,11 +44,9 @@ class Engine:
             raise EngineRefusal("no", status=400)
         return Rendered(ids=self.template.ids(request, generation_prompt=to_generate) + self.end)
 
-    async def parse(
-        self, request: ChatRequest, prompt_ids: list[int], ids: list[int], waits: Any, *, logprobs: Any = None
-    ) -> ParsedMessage:
+    async def parse(self, request: ChatRequest, sampled: Sampled, waits: Any) -> ParsedMessage:
         self.num_asked += 1
-        return self.template.parse(request, prompt_ids, ids)
+        return self.template.parse(request, sampled.prompt_ids, sampled.ids)
 
 
 @pytest.fixture(params=["qwen2_5", "trimming"])
@@ -75,7 +73,7 @@ async def test_an_equal_engine_is_no_longer_asked(folder: Path) -> None:
     request = asked(tools=TOOLS)
     ids = (await local.ids(request, WAITS)).ids
     said = loaded(folder).encode('so <tool_call>{"name": "calc", "arguments": {"expr": "1"}}</tool_call>')
-    parsed = await local.parse(request, ids, said, WAITS)
+    parsed = await local.parse(request, Sampled(ids, said), WAITS)
     assert (parsed.content, parsed.tool_calls) == ("so ", (("calc", '{"expr": "1"}'),))
     assert engine.num_asked == num_asked
 
@@ -94,7 +92,7 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
     local = LocalRenderer(loaded(folder), engine, max_tokens=30)
     long = asked({"role": "user", "content": "long " * 40})
     await local.ids(long, WAITS)
-    await local.parse(long, [1], [5, 6], WAITS, logprobs=[-0.1, -0.2])
+    await local.parse(long, Sampled([1], [5, 6], [-0.1, -0.2]), WAITS)
     assert engine.num_asked == 2
     with pytest.raises(EngineRefusal):
         refused = asked({"role": "user", "content": "refuse"}, chat_template_kwargs={})

@@ -316,7 +316,12 @@ def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture)
     tracemalloc.stop()
     assert num_bytes < 200_000
     progress = state.progress()
-    assert (progress.admitted, progress.running, state.open, state.incomplete(Purpose.TRAIN)) == (300, 0, {}, [])
+    assert (progress.admitted, progress.running, state.open, state.admitted[Purpose.TRAIN].incomplete()) == (
+        300,
+        0,
+        {},
+        [],
+    )
     assert state.exclusions == {"aborted": 1200}
     foreign = msgspec.structs.replace(records[3], rollout_id="ffffffff" + "0" * 20)
     state.fold(msgspec.structs.replace(foreign, group=GroupRef(id="f", size=1, member=0, index=300)))
