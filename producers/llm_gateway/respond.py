@@ -41,23 +41,20 @@ def status_of(error: BaseException) -> int:
 
 def problem_of(error: BaseException) -> Problem:
     """What an agent is told of an error; a fault of the gateway's own is logged here."""
-    message, param, code = str(error), None, None
-    wait_s = 1.0
+    status, message = status_of(error), str(error)
+    wait_s = 1 if status == 503 else None
     match error:
         case RequestError():
-            param, code = error.param, error.code
+            return Problem(status=status, message=message, param=error.param, code=error.code, retry_after_s=wait_s)
         case OverloadedError():
-            code, wait_s = "overloaded", error.retry_after_s
+            wait_s = max(1, round(error.retry_after_s))
+            return Problem(status=status, message=message, code="overloaded", retry_after_s=wait_s)
         case UnavailableError():
-            code = "unavailable"
+            return Problem(status=status, message=message, code="unavailable", retry_after_s=wait_s)
         case asyncio.CancelledError():
-            message = "the attempt ended before the call was answered"
-        case _:
-            _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
-            message = "the gateway failed; its log says why"
-    status = status_of(error)
-    retry_after_s = max(1, round(wait_s)) if status == 503 else None
-    return Problem(status=status, message=message, param=param, code=code, retry_after_s=retry_after_s)
+            return Problem(status=status, message="the attempt ended before the call was answered")
+    _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
+    return Problem(status=status, message="the gateway failed; its log says why")
 
 
 def problem_response(problem: Problem, api: Api) -> Response:

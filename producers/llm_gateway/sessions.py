@@ -149,13 +149,13 @@ class Session:
 
     def outcomes(self) -> list[CallSummary]:
         """All calls in order; a disconnected one is superseded when the client asked the same again and got it."""
-        delivered = {
-            (call.prompt_digest, call.started) for call in self._calls if call.summary.outcome is CallOutcome.DELIVERED
-        }
+        delivered: dict[bytes, int] = {}
+        for call in sorted(self._calls, key=lambda call: call.started):
+            if call.summary.outcome is CallOutcome.DELIVERED:
+                delivered[call.prompt_digest] = call.started
         for call in self._calls:
-            if call.summary.outcome is CallOutcome.CLIENT_DISCONNECTED and any(
-                digest == call.prompt_digest and started > call.started for digest, started in delivered
-            ):
+            was_asked_again = delivered.get(call.prompt_digest, 0) > call.started
+            if call.summary.outcome is CallOutcome.CLIENT_DISCONNECTED and was_asked_again:
                 call.summary.outcome = CallOutcome.SUPERSEDED
         return [call.summary for call in self._calls]
 
@@ -183,9 +183,7 @@ class Sessions:
         episode = episode_id(rollout, attempt)
         session = self._attempts.get(episode)
         if session is None:
-            now = self._clock()
-            self._sweep(now)
-            self._attempts[episode] = Session(episode, policy=policy, purpose=purpose, now=now)
+            self._open(self._attempts, episode, policy, purpose)
             return episode
         if session.is_closing:
             raise SessionError(f"attempt {episode}: expected /begin before /end, got it after", status=410)
@@ -202,11 +200,8 @@ class Sessions:
             return None
         if caller.attempt_id is not None:
             return self.get(caller.rollout_id, caller.attempt_id)
-        running = [
-            session
-            for episode, session in self._attempts.items()
-            if split_episode_id(episode)[0] == caller.rollout_id and not session.is_closing
-        ]
+        named = (session for key, session in self._attempts.items() if split_episode_id(key)[0] == caller.rollout_id)
+        running = [session for session in named if not session.is_closing]
         if len(running) == 1:
             return self._touch(running[0])
         if run_hash_of(caller.rollout_id) == self._config.run_hash or running:
@@ -232,12 +227,7 @@ class Sessions:
 
     def captured(self, key: str, *, policy: str) -> Session:
         """The session of an agent that nobody began, by its trace or rollout id."""
-        session = self._captured.get(key)
-        if session is None:
-            now = self._clock()
-            self._sweep(now)
-            session = Session(key, policy=policy, purpose=Purpose.UNKNOWN, now=now)
-            self._captured[key] = session
+        session = self._captured.get(key) or self._open(self._captured, key, policy, Purpose.UNKNOWN)
         self._captured.move_to_end(key)
         return self._touch(session)
 
@@ -267,9 +257,12 @@ class Sessions:
         session.last_used = self._clock()
         return session
 
-    def _sweep(self, now: float) -> None:
+    def _open(self, sessions: OrderedDict[str, Session], key: str, policy: str, purpose: Purpose) -> Session:
+        now = self._clock()
         self._evict(self._attempts, self._config.max_attempts, now)
         self._evict(self._captured, self._config.max_captured, now)
+        session = sessions[key] = Session(key, policy=policy, purpose=purpose, now=now)
+        return session
 
     def _evict(self, sessions: OrderedDict[str, Session], bound: int, now: float) -> None:
         """Forgets from the least recently used end, so that each look is cheap."""
