@@ -85,23 +85,24 @@ class Child:
     async def start(
         cls,
         command: Sequence[str],
+        config: RunnerConfig,
+        reaper: Reaper,
         *,
         env: Mapping[str, str],
-        cwd: str | None,
-        reaper: Reaper,
-        log_file: Path | None = None,
+        name: str,
     ) -> Child:
-        """Starts it. Raises OSError when it cannot be executed."""
+        """Starts it; `name` is its log file's. Raises OSError when it cannot be executed."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=env,
-            cwd=cwd,
+            cwd=config.cwd,
             start_new_session=True,
             limit=_LINE_LIMIT,
         )
+        log_file = Path(config.log_dir, f"{name}.log") if config.log_dir else None
         return cls(process, reaper, log_file.open("ab", buffering=0) if log_file else None)
 
     async def _drain(self) -> None:
@@ -178,8 +179,7 @@ async def start_host(
     """
     folder = Path(__file__).parent.resolve() / "hosted"
     command = [interpreter(config), str(folder / "host_main.py"), str(folder / script), reference]
-    log_file = Path(config.log_dir, f"{name}.log") if config.log_dir else None
-    child = await Child.start(command, env=env, cwd=config.cwd, reaper=reaper, log_file=log_file)
+    child = await Child.start(command, config, reaper, env=env, name=name)
     message: dict[str, Any] | None = None
     try:
         message = await asyncio.wait_for(child.receive(), config.start_timeout_s)

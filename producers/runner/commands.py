@@ -15,7 +15,6 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 
@@ -52,13 +51,7 @@ class CommandPool:
             config, os.environ, rollout=request.rollout_id, attempt=attempt, span=secrets.token_hex(8)
         )
         try:
-            child = await Child.start(
-                config.command,
-                env=env,
-                cwd=config.cwd,
-                reaper=self._reaper,
-                log_file=Path(config.log_dir, "agent-command.log") if config.log_dir else None,
-            )
+            child = await Child.start(config.command, config, self._reaper, env=env, name="agent-command")
         except OSError as error:
             reason = f"cannot start: {error.strerror}"
             return AgentResult(state=RolloutState.ABORTED, error=reason, duration_s=0.0)

@@ -45,18 +45,15 @@ class SpanLedger:
         """Makes the current context a root whose remote parent lies in the episode's trace."""
         _CURRENT.set(rollout + attempt)
         try:
-            from opentelemetry import baggage, context, trace
+            from opentelemetry import context
+            from opentelemetry.baggage.propagation import W3CBaggagePropagator
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError:
             return
-        parent = trace.SpanContext(
-            trace_id=int(rollout + attempt, 16),
-            span_id=int.from_bytes(os.urandom(8), "big") or 1,
-            is_remote=True,
-            trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
-        )
-        root = trace.set_span_in_context(trace.NonRecordingSpan(parent), context.Context())
-        root = baggage.set_baggage(ROLLOUT_ID, rollout, root)
-        context.attach(baggage.set_baggage(ATTEMPT_ID, attempt, root))
+        identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
+        told = {"traceparent": f"00-{rollout}{attempt}-{os.urandom(8).hex()}-01", "baggage": identity}
+        root = TraceContextTextMapPropagator().extract(told, context.Context())
+        context.attach(W3CBaggagePropagator().extract(told, root))
 
     def note(self, spans: Iterable[Any], *, is_exported: bool) -> None:
         """Takes spans that were handed in for export, or that were exported with success."""
