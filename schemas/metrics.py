@@ -170,7 +170,7 @@ class Metrics:
 
     def set(self, gauge: Gauge, value: float, *labels: str) -> None:
         """What is so now."""
-        self._values[self._series(gauge, labels)] = value
+        self._values[self._series(gauge, labels)] = float(value)
 
     def clear(self, gauge: Gauge) -> None:
         """Forgets every series of a gauge."""

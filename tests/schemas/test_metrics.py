@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracegrad.schemas import metrics
-from tracegrad.schemas.metrics import ASSIGNED, CALLS, DEAD_LETTERS, LAG, SPLICES, Counter, Metrics, declared
+from tracegrad.schemas.metrics import ASSIGNED, CALLS, DEAD_LETTERS, LAG, READY, SPLICES, Counter, Metrics, declared
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +58,14 @@ def test_a_snapshot_is_plain_and_by_series() -> None:
     counts.clear(ASSIGNED)
     expected = {"calls": 2, "lag": 7, "splices{kind=new_segment,reason=turn_changed}": 1}
     assert json.loads(json.dumps(counts.snapshot())) == expected
+
+
+def test_a_gauge_that_is_true_or_false_can_be_read_back_from_a_report() -> None:
+    """A flag is a number on the topic: a reader that finds `true` refuses the whole report."""
+    metrics = Metrics()
+    metrics.set(READY, True)
+    report = ProcessReport(process="llm-0", pid=1, since_ms=1, at_ms=1, counters=metrics.snapshot())
+    assert PROCESS_STATUS.decode(PROCESS_STATUS.encode(report)) == report
 
 
 def test_labels_must_be_those_of_the_declaration() -> None:
