@@ -101,6 +101,8 @@ class ScriptedEngine(FakeWeights):
             "/detokenize": self._detokenize,
         }
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+        # As vLLM answers them; else the catch-all below would take these paths by other methods.
+        routes += [Route(path, _not_allowed) for path in posts]
         routes += [Route("/v1/models", self._models), Route("/{path:path}", self._weights, methods=["GET", "POST"])]
         self.app = Starlette(routes=routes)
 
@@ -252,6 +254,10 @@ def _parse(text: str, *, tools: bool) -> dict[str, Any]:
     content = text[: text.find("<tool_call>")] or None
     items = [{"id": "unused", "type": "function", "function": call} for call in calls]
     return {"role": "assistant", "content": content, "tool_calls": items}
+
+
+async def _not_allowed(request: Request) -> Response:
+    return _error(405, "Method Not Allowed")
 
 
 def _error(status: int, message: str) -> JSONResponse:
