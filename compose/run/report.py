@@ -7,6 +7,8 @@ In: a run whose broker still answers. Out: lines for people, results.json, chart
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from tracegrad.consumers.audit.account import Report, Unit, audit
@@ -14,13 +16,14 @@ from tracegrad.consumers.views.chart import draw
 from tracegrad.consumers.views.results import RESULTS_TOPICS, HeldOut, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.records.versions import parse_label
 
 from .run_dir import write_record
 from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
-__all__ = ["account", "make_report", "report_lines"]
+__all__ = ["account", "make_report", "newest_folder", "report_lines"]
 
 _NAMED = 20
 
@@ -38,7 +41,7 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     report = account(wiring, log, is_live=False)
     write_record(folder / "audit.json", report)
     show.result("audit", msgspec.to_builtins(report), report_lines(report))
-    model = _newest_folder(wiring)
+    model = newest_folder(wiring.run_dir.weights)
     show.result(
         "files",
         {"results": str(folder), "model": model},
@@ -108,9 +111,7 @@ def _show_results(results: Results, show: Show) -> None:
     )
 
 
-def _newest_folder(wiring: Wiring) -> str | None:
-    found = sorted(
-        (path for path in wiring.run_dir.weights.glob("v*-e*") if path.is_dir()),
-        key=lambda path: tuple(int(part) for part in path.name[1:].split("-e")),
-    )
-    return str(found[-1]) if found else None
+def newest_folder(weights: Path) -> str | None:
+    """The folder of the newest version under a run's weights; None without one."""
+    found = {version: path for path in weights.iterdir() if path.is_dir() and (version := parse_label(path.name))}
+    return str(found[max(found, key=lambda version: (version.version, version.epoch))]) if found else None
