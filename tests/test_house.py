@@ -22,7 +22,6 @@ MAX_FUNCTION = 50
 MAX_FOLDER = 16
 STILL_LONG = {
     "schemas/log/follow.py: follow",
-    "streams/shell/worker.py",
 }
 """To be split; nothing joins them."""
 
