@@ -13,6 +13,7 @@ from tracegrad.producers.otlp_gateway import app as otlp_gateway
 from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.config import RunnerConfig
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import RolloutState
 
@@ -38,7 +39,7 @@ class GuardedRig(Rig):
     def start_otlp(self, port: int) -> threading.Event:
         self.otlp_url = f"http://127.0.0.1:{port}"
         config = OtlpGatewayConfig(port=port, token=OTLP_TOKEN)
-        return self.spawn(otlp_gateway.run, config=config, topics=self.topics, log=self.log)
+        return self.spawn(otlp_gateway.run, config=config, topics=self.topics, log=self.log, metrics=Metrics())
 
 
 @pytest.mark.e2e
