@@ -38,9 +38,6 @@ class ClosedIds:
     def __contains__(self, id_: str) -> bool:
         return _packed(id_) in self._ids
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
     def add(self, id_: str) -> None:
         """Remembers an id; forgets the oldest one when there are too many."""
         self._ids[_packed(id_)] = None
@@ -51,14 +48,6 @@ class ClosedIds:
     def clear(self) -> None:
         """Forgets all: the markers will be read again."""
         self._ids.clear()
-
-    def restore(self, markers: Iterable[Record]) -> None:
-        """Takes marker records; one that cannot be read is counted and skipped."""
-        for record in markers:
-            try:
-                self.add(CLOSED.decode(record.value).id)
-            except RecordError as error:
-                self._metrics.add(MARKERS_REFUSED, error.reason)
 
 
 class ClosingFold(Generic[Opened]):
@@ -85,8 +74,12 @@ class ClosingFold(Generic[Opened]):
         self._closed.clear()
 
     def restore(self, markers: Iterable[Record]) -> None:
-        """As Fold.restore."""
-        self._closed.restore(markers)
+        """As Fold.restore; a marker that cannot be read is counted and skipped."""
+        for record in markers:
+            try:
+                self._closed.add(CLOSED.decode(record.value).id)
+            except RecordError as error:
+                self.metrics.add(MARKERS_REFUSED, error.reason)
 
     def fold(self, record: Record) -> Emission:
         """As Fold.fold."""

@@ -18,7 +18,7 @@ from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.keys import episode_key, group_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS
-from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallFact,
@@ -141,16 +141,12 @@ class Assemble(ClosingFold[OpenEpisode]):
     def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
         written = write_episode(episode, self._rules.air, closed_by=closed_by)
         value = EPISODES.encode(written)
+        letters: tuple[Output, ...] = ()
         try:
             self._topics.check_size(Topic.EPISODES, value)
         except RecordError as error:
             # Its group must still close, so the record goes out without what made it too large.
-            letter = dead_letter(record, error, stage=Stage.ASSEMBLE, value=b"")
-            small = msgspec.structs.replace(written, calls=(), error=str(error))
-            return (_output(small, EPISODES.encode(small)), letter)
-        return (_output(written, value),)
-
-
-def _output(episode: Episode, value: bytes) -> Output:
-    key = group_key(episode.group.id if episode.group else None, episode.episode_id)
-    return Output(topic=Topic.EPISODES, key=key, value=value)
+            value = EPISODES.encode(msgspec.structs.replace(written, calls=(), error=str(error)))
+            letters = (dead_letter(record, error, stage=Stage.ASSEMBLE, value=b""),)
+        key = group_key(written.group.id if written.group else None, written.episode_id)
+        return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)

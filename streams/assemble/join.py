@@ -42,24 +42,18 @@ class SpanTree:
 
     def above(self, span: SpanFact) -> tuple[int, str | None]:
         """(number of spans above, name of the nearest agent at or above)."""
-        path: list[SpanFact] = []
-        seen: set[tuple[str, str]] = set()
+        path: dict[tuple[str, str], SpanFact] = {}
         step: SpanFact | None = span
         known: tuple[int, str | None] = (-1, None)
-        while step is not None:
-            place = (step.trace_id, step.span_id)
+        while step is not None and (place := (step.trace_id, step.span_id)) not in path:
             if place in self._above:
                 known = self._above[place]
                 break
-            if place in seen:
-                break
-            seen.add(place)
-            path.append(step)
+            path[place] = step
             step = self.get(step.trace_id, step.parent_span_id) if step.parent_span_id else None
-        for step in reversed(path):
+        for place, step in reversed(path.items()):
             agent = (step.agent_name or step.name) if step.kind is SpanKind.AGENT else known[1]
-            known = (known[0] + 1, agent)
-            self._above[(step.trace_id, step.span_id)] = known
+            known = self._above[place] = (known[0] + 1, agent)
         return known
 
 

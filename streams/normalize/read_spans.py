@@ -26,9 +26,9 @@ from tracegrad.schemas.attributes import (
 )
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
-from tracegrad.schemas.records.facts import SpanFact, SpanKind
+from tracegrad.schemas.records.facts import SpanFact
 
-from .dialects.dialect import AttributeValue, Reading, SpanView, ToolErrorText
+from .dialects.dialect import AttributeValue, SpanView, ToolErrorText
 from .dialects.table import KEYS, read_span
 from .identity import episode_of
 
@@ -40,7 +40,6 @@ _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 _SPAN_KEYS = KEYS | _IDENTITY_KEYS
 _RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN}
 _MAX_NAME = 200
-_PLAIN = Reading(kind=SpanKind.OTHER)
 
 
 class Refused(NamedTuple):
@@ -110,7 +109,7 @@ class SpanReader:
             has_exception=any(event.name == "exception" for event in span.events),
             is_cut=span.dropped_attributes_count > 0 or span.end_time_unix_nano == 0,
         )
-        dialect, reading = read_span(view, self._is_error) or ("none", _PLAIN)
+        dialect, reading = read_span(view, self._is_error)
         return SpanFact(
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),

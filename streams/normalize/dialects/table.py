@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tracegrad.schemas.records.facts import SpanKind
+
 from .dialect import Dialect, Reading, SpanView, ToolErrorText
 from .openinference import OpenInference
 from .otel_genai import OtelGenAi
@@ -14,10 +16,10 @@ KEYS: frozenset[str] = frozenset().union(*(dialect.keys for dialect in DIALECTS)
 """Every attribute that some dialect reads."""
 
 
-def read_span(span: SpanView, is_error: ToolErrorText) -> tuple[str, Reading] | None:
-    """(dialect, reading), or None when no dialect understands the span."""
+def read_span(span: SpanView, is_error: ToolErrorText) -> tuple[str, Reading]:
+    """(dialect, reading); a span that no dialect understands keeps only its place in the tree."""
     for dialect in DIALECTS:
         reading = dialect.read(span, is_error)
         if reading is not None:
             return dialect.name, reading
-    return None
+    return "none", Reading(kind=SpanKind.OTHER)
