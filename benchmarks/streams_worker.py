@@ -72,7 +72,9 @@ class _Fold:
     def fold(self, record: Record) -> Emission:
         self._clock.tick()
         outputs = (Output(topic=Topic.EPISODES, key=record.key, value=record.value or b""),) if self._outputs else ()
-        marker = Output(topic=Topic.CLOSED_EPISODES, key=record.key, value=b"{}") if self.marker_topic else None
+        marker = None
+        if self.marker_topic:
+            marker = Output(topic=self.marker_topic, key=record.key, value=b"{}", partition=record.partition)
         return Emission(outputs=outputs, marker=marker, done=(record.position,))
 
     def propose(self, now_s: float) -> Sequence[Output]:

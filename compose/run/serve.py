@@ -118,11 +118,12 @@ def _llm(start: _Start) -> None:
 
 
 def _streams(start: _Start) -> None:
-    from tracegrad.streams.shell import worker
+    from tracegrad.streams.folds import build_fold
+    from tracegrad.streams.shell.worker import run_fold
 
     wiring, stage = start.wiring, Stage(start.stage or "")
-    worker.run(
-        wiring.stream_rules(),
+    run_fold(
+        build_fold(stage, wiring.stream_rules(), wiring.topics, start.metrics),
         wiring.streams(stage, start.ordinal),
         stage=stage,
         topics=wiring.topics,

@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-import msgspec
-
 from tracegrad.schemas.errors import OverloadedError, RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.keys import original_key
@@ -85,16 +83,12 @@ class Emissions:
         self._outputs: deque[_InFlight] = deque()
         self._markers: deque[_InFlight] = deque()
         self._num_bytes = 0
-        self._num_in_flight = 0
+        self.num_in_flight = 0
+        """Emissions whose inputs are not done yet."""
         self._loop = asyncio.get_running_loop()
         self._has_work = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
-
-    @property
-    def num_in_flight(self) -> int:
-        """Emissions whose inputs are not done yet."""
-        return self._num_in_flight
 
     @property
     def oldest_age_s(self) -> float:
@@ -118,7 +112,7 @@ class Emissions:
             item.num_bytes += len(output.value)
         self._metrics.add(EMISSIONS)
         self._num_bytes += item.num_bytes
-        self._num_in_flight += 1
+        self.num_in_flight += 1
         self._outputs.append(item)
         self._has_work.set()
         if self.num_in_flight >= self._max_in_flight or self._num_bytes >= self._max_bytes:
@@ -150,7 +144,7 @@ class Emissions:
         while True:
             await self._has_work.wait()
             self._has_work.clear()
-            while self._num_in_flight:
+            while self.num_in_flight:
                 await asyncio.sleep(_LOOK_S)
                 await self._advance()
 
@@ -175,7 +169,7 @@ class Emissions:
                 self._finish(item)
                 continue
             self._before_marker()
-            item.futures = [(item.marker, await self._append_marker(item))]
+            item.futures = [(item.marker, await self.append(item.marker))]
             markers.append(item)
         while markers and markers[0].futures[0][1].done():
             item = markers.popleft()
@@ -185,13 +179,8 @@ class Emissions:
             self._has_room.set()
 
     def _finish(self, item: _InFlight) -> None:
-        self._num_in_flight -= 1
+        self.num_in_flight -= 1
         self._ledger.done(item.done, epoch=item.epoch)
-
-    async def _append_marker(self, item: _InFlight) -> Future[Position]:
-        marker = item.marker
-        assert marker is not None
-        return await self.append(msgspec.structs.replace(marker, partition=item.record.partition))
 
     async def _check(self, item: _InFlight) -> bool:
         """Raises what an append failed with. False: a dead letter took an output's place and is on its way."""

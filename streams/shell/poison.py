@@ -46,7 +46,7 @@ class PoisonList:
             with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
                 crash = msgspec.json.decode(path.read_bytes(), type=_Crash)
                 if crash.count >= self._limit:
-                    self._poison.add(Position(crash.topic, crash.partition, crash.offset))
+                    self._poison.add(crash.position)
 
     def __contains__(self, position: Position) -> bool:
         return position in self._poison
@@ -58,15 +58,12 @@ class PoisonList:
         count = 1
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             count += msgspec.json.decode(path.read_bytes(), type=_Crash).count
-        crash = _Crash(topic=position.topic, partition=position.partition, offset=position.offset, count=count)
-        write_atomically(path, msgspec.json.encode(crash))
+        write_atomically(path, msgspec.json.encode(_Crash(position=position, count=count)))
         return count
 
 
 class _Crash(msgspec.Struct, frozen=True, kw_only=True):
     """How often a position ended a process."""
 
-    topic: str
-    partition: int
-    offset: int
+    position: Position
     count: int

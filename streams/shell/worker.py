@@ -25,20 +25,18 @@ from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Log, LogWriter
-from tracegrad.schemas.metrics import COMMITS, Metrics
+from tracegrad.schemas.metrics import ASSIGNED, COMMITS, IN_FLIGHT, LAG, OPEN, OPEN_INPUTS, OPEN_RANGES, READY, Metrics
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
-from ..config import StreamRules, StreamsHandles
-from ..folds import build_fold
+from ..config import StreamsHandles
 from .assignment import ASK_PATIENCE_S, Assignment
 from .emissions import Emissions
 from .faust_app import FaustSeam
-from .gauges import measure
 from .liveness import Liveness, check_partitions, group_starts
 from .poison import PoisonList, file_name
 
-__all__ = ["run", "run_fold"]
+__all__ = ["run_fold"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,26 +59,6 @@ _STOP_S = 15.0
 _COMMIT_S = 5.0
 
 
-def run(
-    rules: StreamRules,
-    handles: StreamsHandles,
-    *,
-    stage: Stage,
-    topics: Topics,
-    log: Log,
-    stop: threading.Event,
-    metrics: Metrics,
-) -> None:
-    """Runs a stage until `stop` is set; then drains, commits and leaves the group.
-
-    Raises:
-        FatalError: a gap in the log, wrong partitions: do not restart.
-        TracegradError, Exception: anything else: restart, and the open inputs come again.
-    """
-    fold = build_fold(stage, rules, topics, metrics)
-    run_fold(fold, handles, stage=stage, topics=topics, log=log, stop=stop, metrics=metrics)
-
-
 def run_fold(
     fold: Fold,
     handles: StreamsHandles,
@@ -92,10 +70,14 @@ def run_fold(
     metrics: Metrics,
     before_marker: Callable[[], None] = lambda: None,
 ) -> None:
-    """`run` with a fold at hand; the stage gives the inputs and the consumer group.
+    """Runs a fold until `stop` is set; then drains, commits and leaves the group.
 
-    `before_marker` is called when an emission's outputs are acknowledged and its marker is not sent yet: the worst
-    moment to die in.
+    The stage gives the inputs and the consumer group. `before_marker` is called when an emission's outputs are
+    acknowledged and its marker is not sent yet: the worst moment to die in.
+
+    Raises:
+        FatalError: a gap in the log, wrong partitions: do not restart.
+        TracegradError, Exception: anything else: restart, and the open inputs come again.
     """
     data_dir = Path(handles.data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -142,7 +124,7 @@ class _Worker:
         log: Log,
         writer: LogWriter,
         metrics: Metrics,
-        before_marker: Callable[[], None] = lambda: None,
+        before_marker: Callable[[], None],
     ) -> None:
         self._fold = fold
         self._stage = stage
@@ -255,13 +237,14 @@ class _Worker:
         if not self._assignment.is_ready or self._assignment.is_closing:
             return
         futures = [await self._emissions.append(output) for output in self._fold.propose(time.monotonic())]
-        timeout_s = _ACK_TIMEOUT_S
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(_ACK_TIMEOUT_S):
                 for future in futures:
                     await asyncio.wrap_future(future)
         except TimeoutError as error:
-            raise UnavailableError(f"expected proposals acknowledged within {timeout_s} s, got no answer") from error
+            raise UnavailableError(
+                f"expected proposals acknowledged within {_ACK_TIMEOUT_S} s, got no answer"
+            ) from error
 
     async def _check_liveness(self) -> None:
         age_s = self._emissions.oldest_age_s
@@ -273,15 +256,17 @@ class _Worker:
             self._assignment.lag = lag
 
     async def _measure(self) -> None:
-        measure(
-            self._metrics,
-            is_ready=self._assignment.is_ready,
-            assigned=self._assignment.starts,
-            num_open=self._fold.num_open,
-            ledger=self._ledger,
-            num_in_flight=self._emissions.num_in_flight,
-            lag=sum(self._assignment.lag.values()),
-        )
+        """Sets all gauges; an assignment that ended leaves no partition behind."""
+        metrics, assignment = self._metrics, self._assignment
+        metrics.set(READY, assignment.is_ready)
+        metrics.set(OPEN, self._fold.num_open)
+        metrics.set(OPEN_INPUTS, self._ledger.num_open)
+        metrics.set(OPEN_RANGES, self._ledger.num_ranges)
+        metrics.set(IN_FLIGHT, self._emissions.num_in_flight)
+        metrics.set(LAG, sum(assignment.lag.values()))
+        metrics.clear(ASSIGNED)
+        for where in assignment.starts:
+            metrics.set(ASSIGNED, 1, where.topic, str(where.partition))
 
 
 async def _every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:

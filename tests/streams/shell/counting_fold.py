@@ -87,7 +87,7 @@ class CountingFold:
         marker = CLOSED.encode(ClosedMarker(id=part.id, disposition="emitted"))
         return Emission(
             outputs=(Output(topic=Topic.EPISODES, key=part.id.encode(), value=body),),
-            marker=Output(topic=Topic.CLOSED_EPISODES, key=part.id.encode(), value=marker),
+            marker=Output(topic=Topic.CLOSED_EPISODES, key=part.id.encode(), value=marker, partition=record.partition),
             done=tuple(positions),
         )
 

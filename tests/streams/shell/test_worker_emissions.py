@@ -47,9 +47,10 @@ class _Shell:
         return Record(topic=EVENTS, partition=2, offset=offset, key=b"k", value=value)
 
     def emission(self, *records: Record, marker: bool = True) -> Emission:
+        closed = Output(topic=Topic.CLOSED_EPISODES, key=b"k", value=b"closed", partition=records[0].partition)
         return Emission(
             outputs=(Output(topic=Topic.EPISODES, key=b"k", value=b"episode"),),
-            marker=Output(topic=Topic.CLOSED_EPISODES, key=b"k", value=b"closed") if marker else None,
+            marker=closed if marker else None,
             done=tuple(record.position for record in records),
         )
 

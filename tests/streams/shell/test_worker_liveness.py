@@ -157,7 +157,8 @@ async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Work
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
     log = _HoledLog({1})
     handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path))
-    return worker._Worker(_Nothing(), handles, Stage.ASSEMBLE, Topics(run=RunName("run")), log, log.writer(), Metrics())
+    topics, metrics = Topics(run=RunName("run")), Metrics()
+    return worker._Worker(_Nothing(), handles, Stage.ASSEMBLE, topics, log, log.writer(), metrics, lambda: None)
 
 
 @pytest.mark.parametrize("error", [LogGapError("gone"), asyncio.CancelledError()], ids=["error", "cancelled"])
