@@ -91,9 +91,7 @@ class Assignment:
             return
         epoch = self._ledger.epoch
         where = TopicPartition(message.topic, message.partition)
-        expected = self._ledger.next_offset(where)
-        if expected is None:
-            expected = self.starts.get(where, message.offset)
+        expected = self._ledger.next_offset(where) or self.starts.get(where, message.offset)
         if message.offset > expected:
             await self._judge_jump(where, expected, message.offset)
             if epoch != self._ledger.epoch:

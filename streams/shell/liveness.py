@@ -150,8 +150,7 @@ class Liveness:
             self._judge_wait(now_s)
             return {}
         self._waiting_since = None
-        for where in [known for known in self._since if known not in positions]:
-            del self._since[where]
+        self._since = {where: since for where, since in self._since.items() if where in positions}
         return {where: self._judge(where, position, ends[where], now_s) for where, position in positions.items()}
 
     def _ends(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

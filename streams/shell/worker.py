@@ -203,12 +203,11 @@ class _Worker:
     async def _close(self, is_clean: bool, tasks: list[asyncio.Task[None]]) -> None:
         """Clean: what is in flight is acknowledged and committed first, and the group is left at once."""
         self._assignment.is_closing = True
-        if is_clean and not await self._emissions.drain(_DRAIN_S):
-            logger.warning("streams %s: %d emissions still in flight", self._stage, self._emissions.num_in_flight)
         if is_clean:
+            if not await self._emissions.drain(_DRAIN_S):
+                logger.warning("streams %s: %d emissions still in flight", self._stage, self._emissions.num_in_flight)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._commit(), _COMMIT_S)
-        if is_clean:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._started.wait(), _STOP_S)
         if not await self._seam.stop(leave=is_clean, timeout_s=_STOP_S):
