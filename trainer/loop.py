@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -70,25 +71,20 @@ def run(config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: 
     """
     device = configure_torch(config, seed=handles.seed)
     learner = Learner(load_policy(config, handles.model, device), config)
-    writer = log.writer()
-    ownership = Ownership(
-        policy=handles.policy,
-        run=handles.run,
-        topic=topics.name(Topic.WEIGHTS),
-        log=log,
-        writer=writer,
-        timeout_s=APPEND_TIMEOUT_S,
-    )
-    try:
+    with ExitStack() as ends:
+        writer = ends.enter_context(closing(log.writer()))
+        ownership = Ownership(
+            policy=handles.policy,
+            run=handles.run,
+            topic=topics.name(Topic.WEIGHTS),
+            log=log,
+            writer=writer,
+            timeout_s=APPEND_TIMEOUT_S,
+        )
+        ends.enter_context(closing(ownership))
         ownership.claim()
         trainer = Trainer(config, handles, topics=topics, log=log, writer=writer, ownership=ownership, learner=learner)
-        try:
-            trainer.train(stop)
-        finally:
-            trainer.close()
-    finally:
-        ownership.close()
-        writer.close()
+        ends.enter_context(closing(trainer)).train(stop)
 
 
 class Trainer:
@@ -142,8 +138,7 @@ class Trainer:
         while self._progress.state.step < self._config.steps and not stop.is_set():
             started = time.perf_counter()
             started_at_ms = _now_ms()
-            self._ownership.look()
-            self._serve_rollbacks()
+            self._look()
             batch, read_s = self._read(stop)
             if batch is None:
                 break
@@ -174,8 +169,7 @@ class Trainer:
                 continue
             if stop.is_set():
                 return None, busy_s
-            self._ownership.look()
-            self._serve_rollbacks()
+            self._look()
             if time.monotonic() - said_at >= _WAIT_LOG_S:
                 said_at = time.monotonic()
                 _log.info(
@@ -277,7 +271,9 @@ class Trainer:
         if self._progress.training_step is not None:
             self._outbox.training_step_if_missing(self._progress.training_step)
 
-    def _serve_rollbacks(self) -> None:
+    def _look(self) -> None:
+        """Stops when another trainer owns the policy; serves what people asked for."""
+        self._ownership.look()
         while (found := self._ownership.next_request(self._progress.state.weights_offset)) is not None:
             self._roll_back(*found)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,17 +69,12 @@ def describe_step(
         step=before.step + 1,
         epoch=epoch,
         version=before.version + result.is_updated,
-        is_updated=result.is_updated,
-        skipped=result.skipped,
         begin_offset=batch.begin_offset,
         next_offset=batch.next_offset,
         batch_hash=batch.hash,
         group_ids=batch.group_ids,
         excluded_ids=batch.excluded,
         accounting=account(before.accounting, batch),
-        loss=result.loss,
-        grad_norm=result.grad_norm,
-        learning_rate=result.learning_rate,
         reward=math.fsum(rewards) / len(rewards) if rewards else None,
         reward_parts=_reward_parts(groups, max(1, len(members))),
         num_rollouts=len(members),
@@ -88,11 +84,7 @@ def describe_step(
         tool_success=_tool_success(members),
         staleness_mean=float(ages.mean()) if ages.size else 0.0,
         staleness_max=int(ages.max()) if ages.size else 0,
-        logprob_error_max=result.logprob_error_max,
-        num_checked_tokens=result.num_checked_tokens,
-        ratio_mean=result.ratio_mean,
-        clip_fraction=result.clip_fraction,
-        seconds=seconds | result.seconds | before.seconds,
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
+        **asdict(replace(result, seconds=seconds | result.seconds | before.seconds)),
     )

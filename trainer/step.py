@@ -34,7 +34,7 @@ _MICRO_BATCH_LOGITS = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step did."""
+    """What a step did; its fields are named as those of TrainingStep, which takes them all."""
 
     is_updated: bool
     skipped: str = ""
@@ -90,16 +90,13 @@ class Learner:
         self.policy = policy
         self.recipe = _recipe(config)
         self._config = config
-        self._names = sorted(policy.masters)
+        # By name, so that sums over them do not depend on the order in which the model was built.
+        self._masters = dict(sorted(policy.masters.items()))
         self._optimiser = self._new_optimiser()
 
     def _new_optimiser(self) -> torch.optim.AdamW:
-        return torch.optim.AdamW(
-            [self.policy.masters[name] for name in self._names],
-            lr=self._config.lr,
-            betas=_BETAS,
-            weight_decay=self._config.weight_decay,
-        )
+        config = self._config
+        return torch.optim.AdamW(self._masters.values(), lr=config.lr, betas=_BETAS, weight_decay=config.weight_decay)
 
     def step(self, rows: Sequence[TrainingRow], *, version: int, step: int) -> StepResult:
         """Trains on one batch.
@@ -109,17 +106,14 @@ class Learner:
             version: the version that the weights are now.
             step: number of the batch, from 1.
         """
-        if not rows:
-            return StepResult(is_updated=False, skipped="no_tokens")
         useful = [row for row in rows if row.has_gradient]
         if not useful:
-            return StepResult(is_updated=False, skipped="no_advantage")
+            return StepResult(is_updated=False, skipped="no_advantage" if rows else "no_tokens")
         started = time.perf_counter()
         loss, watch = self._accumulate(useful, version)
         computed = time.perf_counter()
         config = self._config
-        masters = [self.policy.masters[name] for name in self._names]
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(masters, config.clip_norm))
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), config.clip_norm))
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
         learning_rate = config.lr * min(1.0, step / max(1, config.warmup_steps))
         if is_finite:
@@ -171,8 +165,8 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """The optimiser's tensors by `<parameter>.<moment>`; empty before the first update."""
         tensors: dict[str, Tensor] = {}
-        for name in self._names:
-            moments = self._optimiser.state.get(self.policy.masters[name], {})
+        for name, master in self._masters.items():
+            moments = self._optimiser.state.get(master, {})
             for moment in _MOMENTS:
                 if moment in moments:
                     tensors[f"{name}.{moment}"] = torch.as_tensor(moments[moment])
@@ -181,8 +175,7 @@ class Learner:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes `state()` back; an empty mapping makes the optimiser new (first step, rollback)."""
         self._optimiser = self._new_optimiser()
-        for name in self._names:
-            master = self.policy.masters[name]
+        for name, master in self._masters.items():
             moments = {moment: tensors[key] for moment in _MOMENTS if (key := f"{name}.{moment}") in tensors}
             if moments:
                 self._optimiser.state[master] = {

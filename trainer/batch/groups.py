@@ -117,18 +117,13 @@ def _check_row(row: SegmentRow, limits: GroupLimits) -> None:
         end = turn.end
         trained = int(row.loss_mask[turn.start : turn.end].sum())
         inside += trained
-        if trained:
-            _check_trained_turn(turn, where)
+        if trained and turn.temperature <= 0.0:
+            raise RecordError(
+                f"expected temperature > 0 on a trained turn, got {turn.temperature}, call={turn.call_id}, {where}",
+                reason="zero_temperature",
+            )
     if outside := int(row.loss_mask.sum()) - inside:
         raise RecordError(f"expected loss_mask 1 inside turns only, got {outside} outside, {where}")
-
-
-def _check_trained_turn(turn: Turn, where: str) -> None:
-    if turn.temperature <= 0.0:
-        raise RecordError(
-            f"expected temperature > 0 on a trained turn, got {turn.temperature}, call={turn.call_id}, {where}",
-            reason="zero_temperature",
-        )
 
 
 def _check_together(summary: GroupSummary, rows: list[SegmentRow]) -> None:

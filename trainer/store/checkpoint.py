@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
 from tracegrad.schemas.records.weights import WeightFile
@@ -163,10 +162,7 @@ def _load(path: Path) -> Checkpoint:
     step = path / _STEP
     training_step = step.read_bytes() if step.exists() else None
     if training_step is not None:
-        try:
-            TRAINING_STEPS.decode(training_step)
-        except RecordError as error:
-            raise ValueError(str(error)) from error
+        TRAINING_STEPS.decode(training_step)
     return Checkpoint(
         state=state,
         weights=tensors["weights"],

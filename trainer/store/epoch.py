@@ -17,7 +17,7 @@ from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.log.follow import Chunk, follow
-from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 
 from .outbox import acknowledged
@@ -66,10 +66,8 @@ class Ownership:
             trainer_id=self.trainer_id,
             at_ms=time.time_ns() // 1_000_000,
         )
-        position = self._append(WEIGHTS.encode(claim))
         self.epoch = epoch
-        self._read_until(position.offset + 1)
-        self._require()
+        self.announce(claim)
         _log.info("policy=%s epoch=%d claimed, trainer_id=%s", self._policy, epoch, self.trainer_id)
 
     def look(self) -> None:
@@ -82,10 +80,12 @@ class Ownership:
         self._read_until(self._end())
         self._require()
 
-    def announce(self, manifest: VersionManifest) -> None:
-        """Appends a manifest and reads it back. Raises FencedError when a higher claim precedes it."""
-        position = self._append(WEIGHTS.encode(manifest))
-        self._read_until(position.offset + 1)
+    def announce(self, record: EpochClaim | VersionManifest) -> None:
+        """Appends a record and reads it back. Raises FencedError when a higher claim precedes it."""
+        future = self._writer.append(
+            self._at.topic, key=policy_key(self._policy), value=WEIGHTS.encode(record), partition=self._at.partition
+        )
+        self._read_until(acknowledged(future, self._timeout_s).offset + 1)
         self._require()
 
     def next_request(self, handled_below: int) -> tuple[int, RollbackRequest] | None:
@@ -109,12 +109,6 @@ class Ownership:
                 f"({claim.trainer_id if claim else 'none'}); this trainer stops: run one trainer per policy"
             )
 
-    def _append(self, value: bytes) -> Position:
-        future = self._writer.append(
-            self._at.topic, key=policy_key(self._policy), value=value, partition=self._at.partition
-        )
-        return acknowledged(future, self._timeout_s)
-
     def _end(self) -> int:
         return self._log.offsets(self._at.topic)[self._at.partition].end
 
@@ -130,14 +124,11 @@ class Ownership:
 
     def _take(self, chunk: Chunk) -> None:
         for record in chunk.records:
-            self._fold(record)
+            try:
+                decoded = WEIGHTS.decode(record.value)
+            except RecordError as error:
+                _log.warning("weights offset=%d is not readable and skipped: %s", record.offset, error.reason)
+                continue
+            if self.lineage.fold(decoded) and isinstance(decoded, RollbackRequest):
+                self._requests.append((record.offset, decoded))
         self._next_offset = chunk.positions.get(self._at, 0)
-
-    def _fold(self, record: Record) -> None:
-        try:
-            decoded = WEIGHTS.decode(record.value)
-        except RecordError as error:
-            _log.warning("weights offset=%d is not readable and skipped: %s", record.offset, error.reason)
-            return
-        if self.lineage.fold(decoded) and isinstance(decoded, RollbackRequest):
-            self._requests.append((record.offset, decoded))

@@ -86,10 +86,8 @@ class Publisher:
         Raises:
             OSError: its folder is gone. ConfigurationError: it holds another model's tensors.
         """
-        if model.has_adapters:
-            model.restore(_read(self._adapters / manifest.label / _ADAPTERS, set(model.masters)))
-        else:
-            model.restore(_read(self._root / manifest.label / _WEIGHTS, set(model.masters)))
+        folder, name = (self._adapters, _ADAPTERS) if model.has_adapters else (self._root, _WEIGHTS)
+        model.restore(_read(folder / manifest.label / name, set(model.masters)))
 
     def _copy_base(self, folder: Path, dtype: torch.dtype) -> None:
         for path in sorted(self._base.iterdir()):

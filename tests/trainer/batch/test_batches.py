@@ -128,7 +128,7 @@ def test_offset_that_retention_took_is_fatal(memory_log: MemoryLog) -> None:
     memory_log.truncate("t", 0, begin=2)
     for offset in (1, 5):
         with pytest.raises(LogGapError):
-            TransitionsSource(memory_log, topic="t", partition=0, next_offset=offset)
+            TransitionsSource(memory_log, topic="t", partition=0, next_offset=offset).next()
 
 
 @pytest.mark.parametrize("offset", [9, 12])
