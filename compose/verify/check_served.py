@@ -29,7 +29,7 @@ def check_served(wiring: Wiring, show: Show) -> bool:
     show.say(f"recomputing {len(proof.calls)} calls from the published folder, in another process")
     try:
         trainer = wiring.settings.trainer
-        verdict = verify_apart(proof, wiring.run_dir.results, threads=trainer.threads, python=trainer.python)
+        verdict = verify_apart(proof, threads=trainer.threads, python=trainer.python)
     except UnavailableError as error:
         show.result("verdict", {"holds": False, "why": str(error)}, [f"served weights: {error}"])
         return False

@@ -1,15 +1,14 @@
 """Whether an engine really served the version whose label its calls bear: logprobs recomputed in another process.
 
-In: a Proof (`served_proof.py`) in a file: `python -m tracegrad.compose.verify.recheck_served PROOF`. Out: a Verdict as
-JSON on stdout, and the exit status: 0 it did, 1 not. Invariant: the recorded logprobs must match the version's own
-weights within the tolerance of its precision; wherever one token tells it from the previous version, be nearer to its
-own; and fit its own better, in sum, over all tokens where the two differ. A coarse tolerance alone would let an older
-version pass.
+In: a Proof (`served_proof.py`) as msgpack on stdin of `python -m tracegrad.compose.verify.recheck_served`. Out: a
+Verdict as JSON on stdout, and the exit status: 0 it did, 1 not. Invariant: the recorded logprobs must match the
+version's own weights within the tolerance of its precision; wherever one token tells it from the previous version, be
+nearer to its own; and fit its own better, in sum, over all tokens where the two differ. A coarse tolerance alone would
+let an older version pass.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import subprocess
@@ -124,27 +123,26 @@ def compare(
     )
 
 
-def verify_apart(proof: Proof, scratch: Path, *, threads: int = 1, python: str | None = None) -> Verdict:
+def verify_apart(proof: Proof, *, threads: int = 1, python: str | None = None) -> Verdict:
     """Checks the proof in another process, of the trainer's interpreter. Blocking, minutes at most.
 
     Raises:
         UnavailableError: that process failed or took too long.
     """
-    path = scratch / "proof.msgpack"
-    path.write_bytes(msgspec.msgpack.encode(proof))
-    command = [python or sys.executable, "-m", "tracegrad.compose.verify.recheck_served", str(path)]
+    command = guarded([python or sys.executable, "-m", "tracegrad.compose.verify.recheck_served"])
     environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
-        done = subprocess.run(
-            guarded(command), capture_output=True, text=True, timeout=_TIMEOUT_S, env=environ, check=False
-        )
+        given = msgspec.msgpack.encode(proof)
+        done = subprocess.run(command, input=given, capture_output=True, timeout=_TIMEOUT_S, env=environ, check=False)
         return msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=Verdict)
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(
             f"the recomputation of logprobs took longer than {_TIMEOUT_S:g} s; start the run again to repeat it"
         ) from error
     except (IndexError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UnavailableError(f"the recomputation of logprobs failed:\n{done.stderr[-2000:]}") from error
+        raise UnavailableError(
+            f"the recomputation of logprobs failed:\n{done.stderr[-2000:].decode(errors='replace')}"
+        ) from error
 
 
 def _tolerance(folder: Path) -> Tolerance:
@@ -152,15 +150,12 @@ def _tolerance(folder: Path) -> Tolerance:
     return EXACT if config.get("dtype", config.get("torch_dtype", "float32")) == "float32" else COARSE
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """The process; returns its exit status."""
     from tracegrad.trainer.model.recompute import recompute_logprobs
 
-    parser = argparse.ArgumentParser(prog="python -m tracegrad.compose.verify.recheck_served", description=__doc__)
-    parser.add_argument("proof", type=Path)
-    given = parser.parse_args(arguments)
     try:
-        proof = msgspec.msgpack.decode(given.proof.read_bytes(), type=Proof)
+        proof = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Proof)
         sequences = [(call.prompt_ids, call.sampled_ids, call.temperature) for call in proof.calls]
         threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
         own = recompute_logprobs(Path(proof.folder), sequences, threads=threads)

@@ -38,17 +38,17 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     )
 
 
-def test_the_version_that_served_is_confirmed(proof: Proof, tmp_path: Path) -> None:
+def test_the_version_that_served_is_confirmed(proof: Proof) -> None:
     """Every token matches; most tell the two versions apart."""
-    verdict = verify_apart(proof, tmp_path)
+    verdict = verify_apart(proof)
     assert verdict.holds, verdict.why
     assert verdict.num_tokens == 6 and verdict.num_telling >= 4 and verdict.error_max < 1e-5
 
 
-def test_a_label_on_the_wrong_weights_is_found(proof: Proof, tmp_path: Path) -> None:
+def test_a_label_on_the_wrong_weights_is_found(proof: Proof) -> None:
     """The calls claim version 1, whose folder gives other logprobs."""
     swapped = msgspec.structs.replace(proof, folder=proof.previous_folder, previous_folder=proof.folder)
-    verdict = verify_apart(swapped, tmp_path)
+    verdict = verify_apart(swapped)
     assert not verdict.holds and verdict.num_nearer_previous == verdict.num_telling > 0
 
 
@@ -71,7 +71,7 @@ def test_the_tolerance_follows_the_versions_precision(
     (folder / "config.json").write_bytes(msgspec.json.encode(config | {"dtype": dtype}))
     first, *rest = proof.calls
     off = msgspec.structs.replace(first, logprobs=[value - shift for value in first.logprobs])
-    verdict = verify_apart(msgspec.structs.replace(proof, folder=str(folder), calls=(off, *rest)), tmp_path)
+    verdict = verify_apart(msgspec.structs.replace(proof, folder=str(folder), calls=(off, *rest)))
     assert verdict.holds is not bool(why) and why in verdict.why
 
 
@@ -79,4 +79,4 @@ def test_a_folder_that_is_no_model_is_said_so(proof: Proof, tmp_path: Path) -> N
     """Not a traceback of another process."""
     broken = msgspec.structs.replace(proof, folder=str(tmp_path))
     with pytest.raises(UnavailableError, match="cannot open the version"):
-        verify_apart(broken, tmp_path)
+        verify_apart(broken)
