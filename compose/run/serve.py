@@ -113,8 +113,9 @@ def _otlp(start: _Start) -> None:
 def _llm(start: _Start) -> None:
     from tracegrad.producers.llm_gateway import app
 
-    wiring = start.wiring
-    app.run(wiring.llm(), topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
+    wiring, settings, metrics = start.wiring, start.wiring.settings, start.metrics
+    log, stop = wiring.log(), start.stop
+    app.run(settings.llm, settings.policy, wiring.llm(), topics=wiring.topics, log=log, stop=stop, metrics=metrics)
 
 
 def _streams(start: _Start) -> None:

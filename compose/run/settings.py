@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Meta, field
 
 from tracegrad.producers.exposure import ListenConfig
+from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName, parse_run_name
-from tracegrad.schemas.section import Count, File, Folder, Function, Model, Program, Seconds, Section, Whole, section_of
+from tracegrad.schemas.section import Count, File, Folder, Function, Program, Seconds, Section, Whole, section_of
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
@@ -31,7 +32,6 @@ from ..kafka.client_settings import KafkaConfig
 __all__ = [
     "AgentSettings",
     "PaceSettings",
-    "PolicySettings",
     "RewardSettings",
     "RunSettings",
     "TasksSettings",
@@ -108,23 +108,6 @@ class RewardSettings(Section, frozen=True, kw_only=True):
     """Sources that count besides the grader; rewards from any other are shown and ignored."""
 
 
-class PolicySettings(Section, frozen=True, kw_only=True):
-    """`[policy]`: the model that learns."""
-
-    name: str = "policy"
-    """What the agent asks for as `model`, and the key of its transitions and weights."""
-    model: Model
-    """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable."""
-    temperature: Annotated[float, Meta(gt=0)] = 1.0
-    """Sampling temperature of training rollouts; more than 0, for a greedy policy learns nothing."""
-    max_tokens: Count | None = None
-    """Bound on one answer in training; None: what the agent asks, up to the context window."""
-    validation_temperature: Annotated[float, Meta(ge=0)] = 0.0
-    """Of held-out rollouts; 0 is greedy."""
-    tools: bool = True
-    """The agent uses tools, so a chat template that ignores them is refused at start."""
-
-
 class PaceSettings(Section, frozen=True, kw_only=True):
     """`[pace]`: how far rollouts may run ahead of the trainer."""
 
@@ -143,11 +126,11 @@ class RunSettings(Section, frozen=True, kw_only=True):
     agent: AgentSettings | None = None
     tasks: TasksSettings | None = None
     reward: RewardSettings | None = None
-    policy: PolicySettings
+    policy: PolicyConfig
     engine: EngineConfig = EngineConfig()
     kafka: KafkaConfig = KafkaConfig()
     otlp: ListenConfig = ListenConfig()
-    llm: ListenConfig = ListenConfig()
+    llm: LlmConfig = LlmConfig()
     air: AirConfig = AirConfig()
     trainer: TrainerConfig = TrainerConfig()
     streams: StreamsConfig = StreamsConfig()

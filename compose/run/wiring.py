@@ -20,7 +20,7 @@ from .settings import RunSettings
 
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
-    from tracegrad.producers.llm_gateway.config import LlmGatewayConfig
+    from tracegrad.producers.llm_gateway.config import LlmHandles
     from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
     from tracegrad.producers.runner.config import RunnerConfig
     from tracegrad.producers.tasks.admission import TasksConfig
@@ -80,22 +80,17 @@ class Wiring:
             ack_timeout_s=ack_timeout_s,
         )
 
-    def llm(self) -> LlmGatewayConfig:
+    def llm(self) -> LlmHandles:
         """`serve llm`."""
-        from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
+        from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
 
-        policy, engine = self.settings.policy, self.settings.engine
-        is_hermes = engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None
-        return LlmGatewayConfig(
-            host=self.settings.llm.host,
+        engine = self.settings.engine
+        return LlmHandles(
             port=port_of(self.endpoints.llm_url),
-            token=self.settings.llm.token,
             run_hash=self.record.hash,
             engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url),),
-            policies=(PolicyRef(name=policy.name, temperature=policy.temperature, max_tokens=policy.max_tokens),),
-            validation_temperature=policy.validation_temperature,
             # The gateway itself knows no other parser, and probes prove only what they ask.
-            render="auto" if is_hermes else "engine",
+            renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
         )
 
     def stream_rules(self) -> StreamRules:

@@ -31,12 +31,12 @@ from .api.openai_chat import OPENAI_CHAT
 from .attempts import AttemptEndpoints
 from .calls import CallServer
 from .chat import ChatEndpoints
-from .config import LlmGatewayConfig, check
+from .config import LlmConfig, LlmHandles, PolicyConfig
 from .door import guard
 from .engines.client import EngineClient, waits_until
-from .engines.lineage import Lineages
+from .engines.lineage import KnownVersions
 from .parts import Parts
-from .render.engine_render import EngineRenderer, Renderer
+from .render.engine_render import RENDER_TIMEOUT_S, EngineRenderer, Renderer
 from .render.local_render import prove
 
 __all__ = ["APIS", "Gateway", "run"]
@@ -52,11 +52,18 @@ _ROLLOUT = "/rollout/{rollout}/attempt/{attempt}"
 class Gateway:
     """All parts of one gateway, alive within `application`'s lifespan."""
 
-    def __init__(self, config: LlmGatewayConfig, *, topics: Topics, log: Log, metrics: Metrics) -> None:
-        check(config)
-        self.parts = Parts(config, topics, log.writer(), metrics)
-        policies = [policy.name for policy in config.policies]
-        self.lineages = Lineages(policies, topics=topics, log=log, metrics=metrics)
+    def __init__(
+        self,
+        config: LlmConfig,
+        policy: PolicyConfig,
+        handles: LlmHandles,
+        *,
+        topics: Topics,
+        log: Log,
+        metrics: Metrics,
+    ) -> None:
+        self.parts = Parts(config, policy, handles, topics, log.writer(), metrics)
+        self.versions = KnownVersions(policy.name, topics=topics, log=log, metrics=metrics)
         self.renderer: Renderer
         self._calls: CallServer
         self._chat = ChatEndpoints(self.parts, lambda: self._calls)
@@ -76,17 +83,17 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
-        config, metrics = self.parts.config, self.parts.metrics
-        client = EngineClient(config.engines, metrics=metrics)
-        self.renderer = EngineRenderer(client, timeout_s=config.render_timeout_s)
-        self._calls = CallServer(self.parts, client, self.lineages, lambda: self.renderer)
-        following = asyncio.create_task(self.lineages.follow())
+        metrics = self.parts.metrics
+        client = EngineClient(self.parts.handles.engines, metrics=metrics)
+        self.renderer = EngineRenderer(client)
+        self._calls = CallServer(self.parts, client, self.versions, lambda: self.renderer)
+        following = asyncio.create_task(self.versions.follow())
         proof = asyncio.create_task(self._prefer_local(client))
         try:
             yield
         finally:
             proof.cancel()
-            self.lineages.close()
+            self.versions.close()
             await asyncio.wait({proof, following})
             await client.close()
             await asyncio.to_thread(self.parts.writer.close)
@@ -94,25 +101,21 @@ class Gateway:
 
     async def _prefer_local(self, client: EngineClient) -> None:
         """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
-        config = self.parts.config
-        while config.render == "auto" and len(config.policies) == 1:
-            folder = self.lineages.folder(config.policies[0].name)
+        while self.parts.handles.renders_locally:
+            folder = self.versions.folder()
             limit = await client.context_length() if folder else None
             if folder and limit:
                 with contextlib.suppress(UnavailableError):
-                    waits = waits_until(0, config.render_timeout_s)
+                    waits = waits_until(0, RENDER_TIMEOUT_S)
                     local = await prove(folder, self.renderer, waits, max_tokens=limit)
                     self.renderer = local or self.renderer
                     self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
                     return
-            await self.lineages.changed(_PROOF_RETRY_S)
+            await self.versions.changed(_PROOF_RETRY_S)
 
     async def _models(self, request: Request) -> Response:
-        models = [
-            {"id": policy.name, "object": "model", "created": 0, "owned_by": "tracegrad"}
-            for policy in self.parts.config.policies
-        ]
-        return JSONResponse({"object": "list", "data": models})
+        model = {"id": self.parts.policy.name, "object": "model", "created": 0, "owned_by": "tracegrad"}
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse(
@@ -125,18 +128,27 @@ class Gateway:
         )
 
 
-def run(config: LlmGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
+def run(
+    config: LlmConfig,
+    policy: PolicyConfig,
+    handles: LlmHandles,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    metrics: Metrics,
+) -> None:
     """Serves until `stop` is set. Raises FatalError when a restart would not help."""
-    gateway = Gateway(config, topics=topics, log=log, metrics=metrics)
+    gateway = Gateway(config, policy, handles, topics=topics, log=log, metrics=metrics)
     serve(
         gateway.application,
         host=config.host,
-        port=config.port,
+        port=handles.port,
         stop=stop,
         name="llm gateway",
         grace_s=10,
         keep_alive_s=75,
-        is_over=lambda: gateway.lineages.fatal is not None,
+        is_over=lambda: gateway.versions.fatal is not None,
     )
-    if gateway.lineages.fatal is not None:
-        raise gateway.lineages.fatal
+    if gateway.versions.fatal is not None:
+        raise gateway.versions.fatal

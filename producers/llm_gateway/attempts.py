@@ -35,11 +35,11 @@ class AttemptEndpoints:
         rollout, attempt = path_ids(request)
         body = await read_object(request, self._parts.config.max_body_bytes)
         policy, purpose = body.get("policy"), Purpose(str(body.get("purpose")))
-        if policy not in {known.name for known in self._parts.config.policies}:
-            raise RequestError("policy: expected one of the run's policies, got another", param="policy")
+        if policy != self._parts.policy.name:
+            raise RequestError("policy: expected the run's policy, got another", param="policy")
         if purpose is Purpose.UNKNOWN:
             raise RequestError("purpose: expected train or validation, got another", param="purpose")
-        episode = self._parts.sessions.begin(rollout, attempt, policy=str(policy), purpose=purpose)
+        episode = self._parts.sessions.begin(rollout, attempt, purpose)
         return JSONResponse({"episode_id": episode})
 
     async def end(self, request: Request) -> Response:

@@ -25,10 +25,9 @@ from tracegrad.schemas.topics import Topic
 from .answer import Answer, ParsedMessage, events_of, finish, message_of
 from .api.chat_request import ChatRequest
 from .api.events import Event
-from .config import PolicyRef
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator
-from .engines.lineage import Lineages
+from .engines.lineage import KnownVersions
 from .identity import Caller
 from .parts import Parts
 from .record import call_record
@@ -55,19 +54,17 @@ class CallServer:
     """Serves calls. One per gateway, in one event loop."""
 
     def __init__(
-        self, parts: Parts, client: EngineClient, lineages: Lineages, renderer: Callable[[], Renderer]
+        self, parts: Parts, client: EngineClient, versions: KnownVersions, renderer: Callable[[], Renderer]
     ) -> None:
         self._parts = parts
         self._renderer = renderer
-        self._generator = Generator(parts.config, client, lineages, parts.metrics)
-        self._policies = {policy.name: policy for policy in parts.config.policies}
+        self._generator = Generator(parts.config, client, versions, parts.metrics)
         self._ends = EndOfTurn()
 
     async def serve(self, session: Session, caller: Caller, request: ChatRequest, number: int) -> Served:
         """Samples and records one answer; `number` is the call's in the session, by its start."""
         started_ns = time.time_ns()
-        policy = self._policies.get(session.policy) or PolicyRef(name=session.policy)
-        sampling = decide(request, session.purpose, policy, self._parts.config.validation_temperature)
+        sampling = decide(request, session.purpose, self._parts.policy)
         waits = waits_until(session.sticky, self._parts.config.engine_wait_s)
         with session.cancellable():
             renderer = self._renderer()
@@ -76,17 +73,18 @@ class CallServer:
             sampling = msgspec.structs.replace(sampling, grammar=grammar)
             ids: list[int] = prompt.ids.tolist()
             parameters = engine_parameters(sampling)
-            generation = await self._generator.generate(policy.name, session.purpose, ids, parameters, waits)
+            generation = await self._generator.generate(session.purpose, ids, parameters, waits)
             if generation.has_terminal:
                 self._ends.saw(generation.ids[-1])
             said = _said(ids, generation, sampling)
             # The engine refuses to derender nothing.
             parsed = await renderer.parse(request, said, waits) if said.ids else ParsedMessage(content="")
         answer = finish(parsed, generation, request, num_prompt_tokens=len(ids))
-        record = call_record(caller, session, request, sampling, prompt, generation, answer, started_ns)
+        name = self._parts.policy.name
+        record = call_record(caller, name, session, request, sampling, prompt, generation, answer, started_ns)
         summary = await self._append(session, caller, prompt, answer, record, number)
         self._remember(session, request, prompt, generation, answer)
-        return Served(events=tuple(events_of(answer, request.model or policy.name)), summary=summary)
+        return Served(events=tuple(events_of(answer, request.model or name)), summary=summary)
 
     async def _append(
         self, session: Session, caller: Caller, prompt: Prompt, answer: Answer, record: bytes, number: int

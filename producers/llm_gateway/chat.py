@@ -45,7 +45,7 @@ class ChatEndpoints:
         """Serves one API."""
 
         async def chat(request: Request) -> CallResponse:
-            caller = judge(claims_of(request), self._parts.config.run_hash)
+            caller = judge(claims_of(request), self._parts.handles.run_hash)
             session = self._parts.sessions.find(caller)
             if self.num_inflight >= self._parts.config.max_inflight:
                 if session is not None:
@@ -56,22 +56,19 @@ class ChatEndpoints:
             if not self._parts.config.allow_strict:
                 asked = without_strict(asked)
             if session is None:
-                caller, session = self._captured(caller, asked)
+                caller, session = self._captured(caller)
             if session.is_closing:
                 raise SessionError(f"attempt {session.key}: expected no call after /end, got one", status=410)
             return self._respond(api, session, caller, asked)
 
         return chat
 
-    def _captured(self, caller: Caller, asked: ChatRequest) -> tuple[Caller, Session]:
+    def _captured(self, caller: Caller) -> tuple[Caller, Session]:
         """A captured agent: its episode is its trace; a call without one is an episode of its own."""
         self._parts.metrics.add(CALLS_CAPTURED)
         if caller.trace_id is None and caller.rollout_id is None:
             caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-        names = [policy.name for policy in self._parts.config.policies]
-        policy = asked.model if asked.model in names else names[0]
-        key = caller.rollout_id or caller.trace_id or ""
-        return caller, self._parts.sessions.captured(key, policy=str(policy))
+        return caller, self._parts.sessions.captured(caller.rollout_id or caller.trace_id or "")
 
     def _respond(self, api: Api, session: Session, caller: Caller, asked: ChatRequest) -> CallResponse:
         entered = contextlib.ExitStack()

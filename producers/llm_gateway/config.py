@@ -1,16 +1,62 @@
-"""What the gateway is told at start. Checks between fields fail in `check`, naming the key."""
+"""What the gateway is told at start: two sections of the settings, and what belongs to one run."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.section import Count, Model, Seconds, Section
 
-from ..exposure import check_exposure
+from ..exposure import ListenConfig
 
-__all__ = ["EngineRef", "LlmGatewayConfig", "PolicyRef", "check"]
+__all__ = ["EngineRef", "LlmConfig", "LlmHandles", "PolicyConfig"]
+
+
+class PolicyConfig(Section, frozen=True, kw_only=True):
+    """`[policy]`: the model that learns."""
+
+    name: str = "policy"
+    """What the agent asks for as `model`, and the key of its transitions and weights."""
+    model: Model
+    """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable."""
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    """Sampling temperature of training rollouts; more than 0, for a greedy policy learns nothing."""
+    max_tokens: Count | None = None
+    """Bound on one answer in training; None: what the agent asks, up to the context window."""
+    validation_temperature: Annotated[float, Meta(ge=0)] = 0.0
+    """Of held-out rollouts; 0 is greedy."""
+    tools: bool = True
+    """The agent uses tools, so a chat template that ignores them is refused at start."""
+
+
+class LlmConfig(ListenConfig, frozen=True, kw_only=True):
+    """`[llm]`: the gateway that agents ask for answers."""
+
+    allow_strict: bool = False
+    """Keep `strict` on tools: the engine then samples under a grammar and the call leaves the loss."""
+    max_body_bytes: Count = 8 * 1024 * 1024
+    """Of one request; beyond it 413."""
+    max_inflight: Count = 512
+    """Calls at once; beyond it 503 with Retry-After."""
+    max_attempts: Count = 20_000
+    """Attempts remembered, running and ended; the least recently used one goes first."""
+    max_history_ids: Count = 64_000_000
+    """Token ids (4 bytes each) of all remembered answers and their prompts; beyond it captured traces are forgotten,
+    the oldest first, then new answers are not remembered, so that the next call starts a new segment."""
+    idle_s: Seconds = 3600.0
+    """Attempts and captured traces without a call for so long are forgotten."""
+    engine_wait_s: Seconds = 180.0
+    """How long a call waits for an engine that loads, restarts or bears a wrong label."""
+    generate_timeout_s: Seconds = 600.0
+    """How long one answer may be sampled."""
+    lineage_lag_s: Seconds = 1.0
+    """How far the reading of `weights` may lie behind an engine that already serves a version."""
+    end_wait_s: Seconds = 60.0
+    """How long an attempt's end waits for calls in flight before it cancels them."""
+    keep_alive_s: Seconds = 5.0
+    """Silence after which a streamed answer sends a comment."""
 
 
 class EngineRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,66 +68,13 @@ class EngineRef(msgspec.Struct, frozen=True, kw_only=True):
     """Without a path, such as http://127.0.0.1:8000."""
 
 
-class PolicyRef(msgspec.Struct, frozen=True, kw_only=True):
-    """How one policy is sampled in training."""
+class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
+    """One run's gateway."""
 
-    name: str
-    temperature: float = 1.0
-    max_tokens: int | None = None
-    """Upper bound on the sampled tokens of a call; None: what the request says, else the context window."""
-
-
-class LlmGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's settings; the defaults are the recommended run."""
-
-    host: str = "127.0.0.1"
-    port: int = 8310
-    token: str | None = None
-    """Required to bind elsewhere than to loopback; callers send it as API key or `x-tracegrad-token`."""
+    port: int
     run_hash: str
     """8 hex; a trace id that begins with it names a rollout's attempt."""
     engines: tuple[EngineRef, ...]
-    policies: tuple[PolicyRef, ...]
-    """The first is the policy of captured agents whose `model` names none."""
-    validation_temperature: float = 0.0
-    allow_strict: bool = False
-    """Keep `strict` on tools: the engine then samples under a grammar and the call leaves the loss."""
-    render: Literal["auto", "engine"] = "auto"
-    """`auto`: render and parse in the gateway once that is proved equal to the engine; `engine`: never."""
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_inflight: int = 512
-    """Calls at once; beyond it 503 with Retry-After."""
-    max_attempts: int = 20_000
-    """Attempts remembered, running and ended; the least recently used one goes first."""
-    max_captured: int = 2_000
-    """Captured traces whose splice state is remembered."""
-    max_history_ids: int = 64_000_000
-    """Token ids (4 bytes each) of all remembered turns; beyond it captured traces are forgotten, the oldest first, then
-    new turns are not remembered, so that the next turn starts a new segment."""
-    keep_ended_s: float = 900.0
-    """How long `/end` of an ended attempt can be asked again."""
-    idle_s: float = 3600.0
-    """Attempts and captured traces without a call for so long are forgotten."""
-    engine_wait_s: float = 180.0
-    """How long a call waits for an engine that loads, restarts or bears a wrong label."""
-    lineage_lag_s: float = 1.0
-    """How far the reading of `weights` may lie behind an engine that already serves a version."""
-    generate_timeout_s: float = 600.0
-    render_timeout_s: float = 30.0
-    append_timeout_s: float = 60.0
-    """How long a call record may take to be acknowledged."""
-    end_wait_s: float = 60.0
-    """How long `/end` waits for calls in flight before it cancels them."""
-    keep_alive_s: float = 5.0
-    """Silence after which a streamed answer sends a comment."""
-
-
-def check(config: LlmGatewayConfig) -> None:
-    """Raises ConfigurationError when the settings cannot work."""
-    if not config.engines:
-        raise ConfigurationError("engines: expected at least one engine, got none; set [engine] url or start one")
-    if not config.policies:
-        raise ConfigurationError("policies: expected at least one policy, got none; set [policy] name")
-    if len({policy.name for policy in config.policies}) != len(config.policies):
-        raise ConfigurationError("policies: expected distinct names, got a repeated one; rename it")
-    check_exposure(config.host, config.token)
+    """All serve the policy; not empty."""
+    renders_locally: bool = True
+    """Render and parse in the gateway once that is proved equal to the engine; False: never."""

@@ -1,7 +1,7 @@
 """What all parts of one gateway share: its settings, its sessions, its writer, its metrics.
 
 In: made once by the gateway, handed to each part. Out: acknowledged records. Failure: UnavailableError when a record
-is not acknowledged within `append_timeout_s`; whether it still arrives is then unknown.
+is not acknowledged within a minute; whether it still arrives is then unknown.
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ from tracegrad.schemas.log.protocol import Headers, LogWriter, Position
 from tracegrad.schemas.metrics import CALLS_UNACKNOWLEDGED, Metrics
 from tracegrad.schemas.topics import Topic, Topics
 
-from .config import LlmGatewayConfig
+from .config import LlmConfig, LlmHandles, PolicyConfig
 from .sessions import Sessions
 
 __all__ = ["Parts"]
+
+_APPEND_TIMEOUT_S = 60.0
 
 
 @dataclass
 class Parts:
     """One gateway's; used in its event loop only."""
 
-    config: LlmGatewayConfig
+    config: LlmConfig
+    policy: PolicyConfig
+    handles: LlmHandles
     topics: Topics
     writer: LogWriter
     metrics: Metrics
 
     def __post_init__(self) -> None:
-        self.sessions = Sessions(self.config, metrics=self.metrics)
+        self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
 
     async def append(
         self,
@@ -49,7 +53,7 @@ class Parts:
         """
         append = asyncio.wrap_future(self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers))
         handed(append)
-        done, _ = await asyncio.wait({append}, timeout=self.config.append_timeout_s)
+        done, _ = await asyncio.wait({append}, timeout=_APPEND_TIMEOUT_S)
         if not done:
             self.metrics.add(CALLS_UNACKNOWLEDGED)
             raise UnavailableError("the record was not acknowledged in time; try again")

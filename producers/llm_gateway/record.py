@@ -22,6 +22,7 @@ __all__ = ["call_record"]
 
 def call_record(
     caller: Caller,
+    policy: str,
     session: Session,
     request: ChatRequest,
     sampling: Sampling,
@@ -37,7 +38,7 @@ def call_record(
         attempt_id=caller.attempt_id,
         trace_id=caller.trace_id,
         parent_span_id=caller.parent_span_id,
-        policy=session.policy,
+        policy=policy,
         purpose=session.purpose,
         parent_call_id=prompt.parent.call_id if prompt.parent else None,
         shared_tokens=prompt.shared_tokens,

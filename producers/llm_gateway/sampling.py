@@ -15,7 +15,7 @@ from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 
 from .api.chat_request import ChatRequest
-from .config import PolicyRef
+from .config import PolicyConfig
 
 __all__ = ["Sampling", "decide", "engine_parameters", "without_strict"]
 
@@ -37,7 +37,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.grammar is not None or bool(self.filters)
 
 
-def decide(request: ChatRequest, purpose: Purpose, policy: PolicyRef, validation_temperature: float) -> Sampling:
+def decide(request: ChatRequest, purpose: Purpose, policy: PolicyConfig) -> Sampling:
     """The sampling of one call. Raises RequestError for more than one answer."""
     if request.num_answers != 1:
         raise RequestError("n: expected 1, got another value; send one request for each answer", param="n")
@@ -53,7 +53,7 @@ def decide(request: ChatRequest, purpose: Purpose, policy: PolicyRef, validation
         )
     else:
         greedy = purpose is Purpose.VALIDATION
-        used = SamplingParameters(temperature=validation_temperature if greedy else policy.temperature)
+        used = SamplingParameters(temperature=policy.validation_temperature if greedy else policy.temperature)
     return Sampling(
         used=msgspec.structs.replace(used, max_tokens=min(bounds, default=None), stop=wishes.stop),
         filters=wishes.filters if purpose is Purpose.UNKNOWN else {},

@@ -25,11 +25,16 @@ from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, r
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
 from tracegrad.schemas.records.calls import CallOutcome, Purpose, ToolCall
 
-from .config import LlmGatewayConfig
+from .config import LlmConfig
 from .identity import Caller
 from .splice import SpliceHistory
 
 __all__ = ["CallSummary", "Session", "Sessions"]
+
+_MAX_CAPTURED = 2_000
+"""Captured traces whose splice state is remembered."""
+_KEEP_ENDED_S = 900.0
+"""How long `/end` of an ended attempt can be asked again."""
 
 
 class CallSummary(msgspec.Struct, kw_only=True):
@@ -52,11 +57,10 @@ class _Registered(msgspec.Struct):
 
 
 class Session:
-    """One attempt, or one captured trace: its policy, its served turns, its calls."""
+    """One attempt, or one captured trace: its purpose, its served calls."""
 
-    def __init__(self, key: str, *, policy: str, purpose: Purpose, now: float) -> None:
+    def __init__(self, key: str, *, purpose: Purpose, now: float) -> None:
         self.key = key
-        self.policy = policy
         self.purpose = purpose
         self.history = SpliceHistory()
         self.last_used = now
@@ -169,26 +173,32 @@ class Sessions:
     """All sessions of this gateway."""
 
     def __init__(
-        self, config: LlmGatewayConfig, *, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+        self,
+        config: LlmConfig,
+        *,
+        run_hash: str,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._run_hash = run_hash
         self._metrics = metrics
         self._clock = clock
         self._attempts: OrderedDict[str, Session] = OrderedDict()
         self._captured: OrderedDict[str, Session] = OrderedDict()
         self._num_ids = 0
 
-    def begin(self, rollout: RolloutId, attempt: AttemptId, *, policy: str, purpose: Purpose) -> EpisodeId:
+    def begin(self, rollout: RolloutId, attempt: AttemptId, purpose: Purpose) -> EpisodeId:
         """Opens an attempt; the same again changes nothing. Raises SessionError (409, 410)."""
         episode = episode_id(rollout, attempt)
         session = self._attempts.get(episode)
         if session is None:
-            self._open(self._attempts, episode, policy, purpose)
+            self._open(self._attempts, episode, purpose)
             return episode
         if session.is_closing:
             raise SessionError(f"attempt {episode}: expected /begin before /end, got it after", status=410)
-        if (session.policy, session.purpose) != (policy, purpose):
-            raise SessionError(f"attempt {episode}: began before with other settings", status=409)
+        if session.purpose is not purpose:
+            raise SessionError(f"attempt {episode}: began before with another purpose", status=409)
         return episode
 
     def find(self, caller: Caller) -> Session | None:
@@ -204,7 +214,7 @@ class Sessions:
         running = [session for session in named if not session.is_closing]
         if len(running) == 1:
             return self._touch(running[0])
-        if run_hash_of(caller.rollout_id) == self._config.run_hash or running:
+        if run_hash_of(caller.rollout_id) == self._run_hash or running:
             raise SessionError(
                 f"rollout {caller.rollout_id}: expected one attempt that runs here, found {len(running)}; "
                 "name the attempt, or let the runner begin one",
@@ -225,9 +235,9 @@ class Sessions:
         self._attempts.move_to_end(episode)
         return self._touch(session)
 
-    def captured(self, key: str, *, policy: str) -> Session:
+    def captured(self, key: str) -> Session:
         """The session of an agent that nobody began, by its trace or rollout id."""
-        session = self._captured.get(key) or self._open(self._captured, key, policy, Purpose.UNKNOWN)
+        session = self._captured.get(key) or self._open(self._captured, key, Purpose.UNKNOWN)
         self._captured.move_to_end(key)
         return self._touch(session)
 
@@ -257,11 +267,11 @@ class Sessions:
         session.last_used = self._clock()
         return session
 
-    def _open(self, sessions: OrderedDict[str, Session], key: str, policy: str, purpose: Purpose) -> Session:
+    def _open(self, sessions: OrderedDict[str, Session], key: str, purpose: Purpose) -> Session:
         now = self._clock()
         self._evict(self._attempts, self._config.max_attempts, now)
-        self._evict(self._captured, self._config.max_captured, now)
-        session = sessions[key] = Session(key, policy=policy, purpose=purpose, now=now)
+        self._evict(self._captured, _MAX_CAPTURED, now)
+        session = sessions[key] = Session(key, purpose=purpose, now=now)
         return session
 
     def _evict(self, sessions: OrderedDict[str, Session], bound: int, now: float) -> None:
@@ -269,7 +279,7 @@ class Sessions:
         while sessions:
             key, session = next(iter(sessions.items()))
             age = now - session.last_used
-            is_old = age > (self._config.keep_ended_s if session.end_answer else self._config.idle_s)
+            is_old = age > (_KEEP_ENDED_S if session.end_answer else self._config.idle_s)
             if not is_old and len(sessions) < bound:
                 break
             self._forget(sessions, key, "idle" if is_old else "full")

@@ -19,9 +19,9 @@ from tracegrad.schemas.metrics import GENERATIONS_REFUSED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.versions import VersionSpan
 
-from ..config import EngineRef, LlmGatewayConfig
+from ..config import EngineRef, LlmConfig
 from .client import GENERATE, EngineClient, Waits
-from .lineage import Lineages
+from .lineage import KnownVersions
 
 __all__ = ["Generation", "Generator"]
 
@@ -78,15 +78,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class Generator:
     """Samples for all calls of a gateway."""
 
-    def __init__(self, config: LlmGatewayConfig, client: EngineClient, lineages: Lineages, metrics: Metrics) -> None:
+    def __init__(self, config: LlmConfig, client: EngineClient, known: KnownVersions, metrics: Metrics) -> None:
         self._config = config
         self._client = client
-        self._lineages = lineages
+        self._known = known
         self._metrics = metrics
 
-    async def generate(
-        self, policy: str, purpose: Purpose, ids: list[int], parameters: dict[str, Any], waits: Waits
-    ) -> Generation:
+    async def generate(self, purpose: Purpose, ids: list[int], parameters: dict[str, Any], waits: Waits) -> Generation:
         """Samples until an answer bears a known label, within the call's wait.
 
         Args:
@@ -100,13 +98,13 @@ class Generator:
             data, engine = await self._client.post(GENERATE, body, waits, timeout_s=self._config.generate_timeout_s)
             try:
                 choice = _GENERATE_ANSWER.decode(data).choices[0]
-                return await self._check(policy, purpose, choice, engine)
+                return await self._check(purpose, choice, engine)
             except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
                 self._metrics.add(GENERATIONS_REFUSED)
                 _LOGGER.warning("an answer of engine %s is refused, trying again: %s", engine.id, error)
-                await self._until_labelled(policy, purpose, engine, waits, error)
+                await self._until_labelled(purpose, engine, waits, error)
 
-    async def _check(self, policy: str, purpose: Purpose, choice: _Choice, engine: EngineRef) -> Generation:
+    async def _check(self, purpose: Purpose, choice: _Choice, engine: EngineRef) -> Generation:
         """The choice as a Generation. Raises UnavailableError when it cannot be used."""
         logprobs = [entry.logprob for entry in choice.logprobs.content]
         if choice.finish_reason not in ("stop", "length") or not choice.token_ids:
@@ -115,7 +113,7 @@ class Generator:
             raise UnavailableError("expected one logprob for each sampled token, got others")
         if not all(math.isfinite(value) and value > _NO_LOGPROB for value in logprobs):
             raise UnavailableError("expected finite logprobs, got others")
-        versions = await self._versions(policy, purpose, choice.weight_versions or [])
+        versions = await self._versions(purpose, choice.weight_versions or [])
         stop = choice.stop_reason if isinstance(choice.stop_reason, str) else None
         return Generation(
             ids=choice.token_ids,
@@ -127,11 +125,11 @@ class Generator:
             engine_id=engine.id,
         )
 
-    async def _versions(self, policy: str, purpose: Purpose, spans: list[_Span]) -> tuple[VersionSpan, ...]:
+    async def _versions(self, purpose: Purpose, spans: list[_Span]) -> tuple[VersionSpan, ...]:
         """The spans' versions; for a rollout each must be known, a captured agent may meet any label."""
         deadline = time.monotonic() + self._config.lineage_lag_s
         while True:
-            found = [(span.start, self._lineages.known(policy, span.version)) for span in spans]
+            found = [(span.start, self._known.of(span.version)) for span in spans]
             if spans and all(version for _, version in found):
                 break
             if purpose is Purpose.UNKNOWN:
@@ -139,17 +137,15 @@ class Generator:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not spans:
                 labels = sorted({span.version for span in spans})
-                raise UnavailableError(f"expected labels of policy {policy}, got {labels}")
-            await self._lineages.changed(left_s)
+                raise UnavailableError(f"expected labels of the policy, got {labels}")
+            await self._known.changed(left_s)
         return tuple(VersionSpan(start=start, **msgspec.structs.asdict(version)) for start, version in found if version)
 
-    async def _until_labelled(
-        self, policy: str, purpose: Purpose, engine: EngineRef, waits: Waits, error: Exception
-    ) -> None:
+    async def _until_labelled(self, purpose: Purpose, engine: EngineRef, waits: Waits, error: Exception) -> None:
         """Waits until generating again has a chance: the engine bears a known label, or does not tell its label."""
         while time.monotonic() < waits.deadline:
             await asyncio.sleep(_LABEL_POLL_S)
             label = await self._client.label(engine)
-            if label is None or purpose is Purpose.UNKNOWN or self._lineages.known(policy, label):
+            if label is None or purpose is Purpose.UNKNOWN or self._known.of(label):
                 return
         raise UnavailableError(f"no engine gave a usable answer in time: {error}") from error

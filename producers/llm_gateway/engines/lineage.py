@@ -1,6 +1,6 @@
 """Follows `weights`, so that the gateway knows which version labels an engine may bear.
 
-In: records of `weights` from the beginning. Out: `known(policy, label)`. An undecodable
+In: records of `weights` from the beginning. Out: the version that a label names. An undecodable
 record is counted and passed over (the trainer and weight sync log theirs); a broker that is away is waited for;
 a fatal error is kept in `fatal` and ends the gateway.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterable
 
 from tracegrad.schemas.errors import FatalError, RecordError
 from tracegrad.schemas.log.follow import follow, in_thread
@@ -20,34 +19,32 @@ from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["Lineages"]
+__all__ = ["KnownVersions"]
 
 _POLL_S = 0.05
 
 
-class Lineages:
-    """The surviving versions of each policy, followed in the gateway's event loop."""
+class KnownVersions:
+    """The surviving versions of the policy, followed in the gateway's event loop."""
 
-    def __init__(self, policies: Iterable[str], *, topics: Topics, log: Log, metrics: Metrics) -> None:
+    def __init__(self, policy: str, *, topics: Topics, log: Log, metrics: Metrics) -> None:
         self.fatal: FatalError | None = None
-        self._of = {policy: Lineage(policy) for policy in policies}
+        self._lineage = Lineage(policy)
         self._topic = topics.name(Topic.WEIGHTS)
         self._log = log
         self._metrics = metrics
         self._stop = threading.Event()
         self._changed = asyncio.Event()
 
-    def known(self, policy: str, label: str) -> Version | None:
+    def of(self, label: str) -> Version | None:
         """The version of a label that survives in the policy's lineage; None for any other, as of another run."""
         version = parse_label(label)
-        if version is None or policy not in self._of:
-            return None
-        manifest = self._of[policy].versions.get(version.version)
+        manifest = self._lineage.versions.get(version.version) if version else None
         return version if manifest is not None and manifest.label == label else None
 
-    def folder(self, policy: str) -> str | None:
-        """Where the newest version of a policy lies; its tokenizer and template are every version's."""
-        newest = self._of[policy].newest
+    def folder(self) -> str | None:
+        """Where the newest version lies; its tokenizer and template are every version's."""
+        newest = self._lineage.newest
         return newest.uri if newest else None
 
     async def changed(self, timeout_s: float) -> None:
@@ -79,4 +76,4 @@ class Lineages:
         except RecordError as error:
             self._metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
             return False
-        return weight.policy in self._of and self._of[weight.policy].fold(weight)
+        return self._lineage.fold(weight)

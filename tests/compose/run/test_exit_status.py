@@ -14,13 +14,14 @@ from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams
 from tracegrad.compose.run import demo, report, session
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
-from tracegrad.compose.run.settings import PolicySettings, RunSettings
+from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.compose.verify import check_served
 from tracegrad.compose.verify.recheck_served import EXACT, Tolerance, compare
 from tracegrad.compose.verify.served_proof import Proof, find_proof
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.calls import CALLS, CallRecord
@@ -41,7 +42,7 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def wiring(tmp_path: Path) -> Wiring:
     """Of the small run."""
-    settings = RunSettings(run="test", policy=PolicySettings(model="none"))
+    settings = RunSettings(run="test", policy=PolicyConfig(model="none"))
     run_dir = RunDir.create(tmp_path / "test", settings)
     run_dir.write_start(
         settings, Endpoints(bootstrap_servers="none:1", llm_url="none", otlp_endpoint="none", engine_url="none")

@@ -12,14 +12,9 @@ from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import prepare_run, specs
 from tracegrad.compose.run.process import Role
 from tracegrad.compose.run.run_dir import RunDir
-from tracegrad.compose.run.settings import (
-    AgentSettings,
-    PolicySettings,
-    RewardSettings,
-    RunSettings,
-    TasksSettings,
-)
+from tracegrad.compose.run.settings import AgentSettings, RewardSettings, RunSettings, TasksSettings
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import Stage
@@ -33,7 +28,7 @@ SETTINGS = RunSettings(
     agent=AgentSettings(command="python agent.py --fast", cwd="/somewhere"),
     tasks=TasksSettings(file="/somewhere/tasks.jsonl"),
     reward=RewardSettings(grader="/somewhere/grade.py:score", sources=("human:*",)),
-    policy=PolicySettings(model="/somewhere/model"),
+    policy=PolicyConfig(model="/somewhere/model"),
     air=AirConfig(rules=(AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),)),
     streams=StreamsConfig(workers=2),
 )
@@ -52,7 +47,7 @@ def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
     ("changes", "key"),
     [
         ({"seed": 4}, "seed"),
-        ({"policy": PolicySettings(model="/somewhere/else")}, "[policy] model"),
+        ({"policy": PolicyConfig(model="/somewhere/else")}, "[policy] model"),
         ({"trainer": TrainerConfig(lora_rank=8)}, "[trainer] lora_rank"),
         ({"trainer": TrainerConfig(lora_alpha=64)}, "[trainer] lora_alpha"),
         ({"tasks": TasksSettings(file="/x", group_size=4)}, "[tasks] group_size"),

@@ -17,7 +17,7 @@ from tests.memory_log import MemoryLog
 from tests.serving import serve
 from tests.versions import claim, label, manifest
 from tracegrad.producers.llm_gateway.app import Gateway
-from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
+from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
 from tracegrad.producers.llm_gateway.engines import lineage
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
@@ -32,6 +32,7 @@ ROLLOUT = RUN_HASH + "0" * 19 + "7"
 ATTEMPT = "9a3c"
 EPISODE = ROLLOUT + ATTEMPT
 TOPICS = Topics(run=RunName("test"))
+POLICY = PolicyConfig(model="none")
 CALC = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
 
 
@@ -99,18 +100,14 @@ def publish(log: MemoryLog, version: int, epoch: int = 1, *, claims: bool = Fals
     writer.append(topic, key=b"policy", value=WEIGHTS.encode(manifest(version, epoch, uri=uri))).result(5)
 
 
-def config(*urls: str, **settings: Any) -> LlmGatewayConfig:
+def config(
+    *urls: str, port: int = 0, renders_locally: bool = True, policy: PolicyConfig = POLICY, **settings: Any
+) -> tuple[LlmConfig, PolicyConfig, LlmHandles]:
     """Settings with waits that a test can afford."""
-    fields: dict[str, Any] = {
-        "engine_wait_s": 5.0,
-        "end_wait_s": 2.0,
-        "keep_alive_s": 0.05,
-        "lineage_lag_s": 0.05,
-        **settings,
-    }
+    waits = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05}
     engines = tuple(EngineRef(id=f"e{i}", url=url) for i, url in enumerate(urls))
-    fields.setdefault("policies", (PolicyRef(name="policy"),))
-    return LlmGatewayConfig(run_hash=RUN_HASH, engines=engines, **fields)
+    handles = LlmHandles(port=port, run_hash=RUN_HASH, engines=engines, renders_locally=renders_locally)
+    return LlmConfig(**(waits | settings)), policy, handles
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +126,7 @@ async def rig(
     publish(log, 0, claims=True, uri=folder)
     async with contextlib.AsyncExitStack() as stack:
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
-        gateway = Gateway(config(*urls, **settings), topics=TOPICS, log=log, metrics=Metrics())
+        gateway = Gateway(*config(*urls, **settings), topics=TOPICS, log=log, metrics=Metrics())
         gateway_url = await stack.enter_async_context(serve(gateway.application))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Rig(gateway_url, engine, log, gateway, http)

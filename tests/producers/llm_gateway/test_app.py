@@ -12,7 +12,7 @@ from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.fake_engine.tokenizer import EOT
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, full_prompt, rig, until
 from tests.versions import label, sampled_by
-from tracegrad.producers.llm_gateway.config import PolicyRef
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.metrics import SESSIONS_FORGOTTEN, TURNS_NOT_REMEMBERED
 from tracegrad.schemas.records.calls import CallOutcome, CallsClosed, Purpose
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
@@ -49,7 +49,7 @@ async def test_a_call_is_recorded_with_ids_logprobs_and_version() -> None:
 
 async def test_training_writes_every_sampling_field() -> None:
     """What the agent asks for does not reach the engine; the policy's own temperature does."""
-    async with rig(policies=(PolicyRef(name="policy", temperature=0.7, max_tokens=40),)) as r:
+    async with rig(policy=PolicyConfig(model="none", temperature=0.7, max_tokens=40)) as r:
         r.engine.replies.append(Reply("x"))
         await r.begin()
         await r.chat(ASK, temperature=0, top_p=0.1, seed=5, presence_penalty=1.0, max_tokens=9, top_k=3)
@@ -63,7 +63,7 @@ async def test_training_writes_every_sampling_field() -> None:
 @pytest.mark.parametrize("settings", [{}, {"validation_temperature": 0.5}], ids=["greedy", "configured"])
 async def test_validation_is_greedy_unless_configured(settings: dict[str, Any]) -> None:
     """Whatever the agent asks for."""
-    async with rig(**settings) as r:
+    async with rig(policy=PolicyConfig(model="none", **settings)) as r:
         r.engine.replies.append(Reply("x"))
         await r.begin(purpose="validation")
         await r.chat(ASK, temperature=1.0)

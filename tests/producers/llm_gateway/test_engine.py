@@ -172,11 +172,11 @@ async def test_logprobs_equal_a_recomputation(engine: tuple[str, Path]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tracegrad.producers.llm_gateway.config import PolicyRef
+    from tracegrad.producers.llm_gateway.config import PolicyConfig
 
     url, folder = engine
-    policies = (PolicyRef(name="policy", temperature=0.8),)
-    async with rig(engine_url=url, engine_wait_s=60, policies=policies) as r:
+    policy = PolicyConfig(model=str(folder), temperature=0.8)
+    async with rig(engine_url=url, engine_wait_s=60, policy=policy) as r:
         await _converse(r)
         calls = r.calls()
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -217,7 +217,7 @@ async def test_the_answer_equals_the_engines_own(engine: tuple[str, Path], case:
     if tools_for(said):
         body["tools"] = tools_for(said)
     async with contextlib.AsyncExitStack() as stack:
-        remote = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, render="engine"))
+        remote = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, renders_locally=False))
         local = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, folder=str(folder)))
         await until(lambda: "renders_locally" in local.gateway.parts.metrics.snapshot(), 60)
         assert local.gateway.parts.metrics.value(RENDERS_LOCALLY) == 1

@@ -145,4 +145,4 @@ async def test_memory_is_bounded_and_the_forgotten_get_409() -> None:
             await r.begin(attempt=f"{i:04x}")
         assert (await r.chat_raw(ASK, attempt="0000"))[0] == 409
         assert r.gateway.parts.metrics.value(SESSIONS_FORGOTTEN, "open", "full") == 2
-        assert r.gateway.parts.config.run_hash == RUN_HASH
+        assert r.gateway.parts.handles.run_hash == RUN_HASH

@@ -26,7 +26,7 @@ from tests.memory_log import MemoryLog
 from tests.versions import claim, label, manifest
 from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway
-from tracegrad.producers.llm_gateway.config import EngineRef, LlmGatewayConfig, PolicyRef
+from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
 from tracegrad.producers.otlp_gateway import app as otlp_gateway
 from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
 from tracegrad.producers.runner import runner
@@ -125,14 +125,16 @@ class Rig:
         self.spawn(lambda stop: serve_engine(self.engine, engine_port, stop))
         self.llm_url, self.otlp_url = f"http://127.0.0.1:{llm_port}", f"http://127.0.0.1:{otlp_port}"
         self.publish(0)
-        config = LlmGatewayConfig(
-            port=llm_port,
-            run_hash=RUN_HASH,
-            engines=(EngineRef(id="e0", url=f"http://127.0.0.1:{engine_port}"),),
-            policies=(PolicyRef(name="policy"),),
-            **{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm},
+        engine = EngineRef(id="e0", url=f"http://127.0.0.1:{engine_port}")
+        self.spawn(
+            llm_gateway.run,
+            config=LlmConfig(**{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm}),
+            policy=PolicyConfig(model="none"),
+            handles=LlmHandles(port=llm_port, run_hash=RUN_HASH, engines=(engine,)),
+            topics=self.topics,
+            log=self.log,
+            metrics=Metrics(),
         )
-        self.spawn(llm_gateway.run, config=config, topics=self.topics, log=self.log, metrics=Metrics())
         self.start_otlp(otlp_port)
         for url in (self.llm_url, self.otlp_url):
             until(lambda url=url: is_healthy(url))  # type: ignore[misc]
