@@ -10,7 +10,7 @@ import ipaddress
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Port, Section
 
-__all__ = ["ListenConfig", "check_exposure"]
+__all__ = ["ListenConfig"]
 
 
 class ListenConfig(Section, frozen=True, kw_only=True):
@@ -25,16 +25,11 @@ class ListenConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_exposure(self.host, self.token)
-
-
-def check_exposure(host: str, token: str | None) -> None:
-    """Raises ConfigurationError when a service would be reachable from outside without a token."""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback and not token:
-        raise ConfigurationError(
-            f"host: expected 127.0.0.1, since there is no token, got {host!r}; set a token to listen elsewhere"
-        )
+        try:
+            is_loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            is_loopback = self.host == "localhost"
+        if not is_loopback and not self.token:
+            raise ConfigurationError(
+                f"host: expected 127.0.0.1, since there is no token, got {self.host!r}; set a token to listen elsewhere"
+            )

@@ -74,7 +74,7 @@ class RunningEngine:
         )
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=120.0)
-        self.control = EngineControl(self.client, timeout_s=60.0, load_timeout_s=60.0)
+        self.control = EngineControl(self.client)
         self.start_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -107,7 +107,8 @@ def _otlp(start: _Start) -> None:
     from tracegrad.producers.otlp_gateway import app
 
     wiring = start.wiring
-    app.run(wiring.otlp(), topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
+    config = wiring.settings.otlp
+    app.run(config, wiring.otlp(), topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
 
 
 def _llm(start: _Start) -> None:

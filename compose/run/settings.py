@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
-from tracegrad.producers.exposure import ListenConfig
 from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
+from tracegrad.producers.otlp_gateway.config import OtlpConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName, parse_run_name
 from tracegrad.schemas.section import Count, File, Folder, Function, Program, Seconds, Section, Whole, section_of
@@ -129,8 +129,8 @@ class RunSettings(Section, frozen=True, kw_only=True):
     policy: PolicyConfig
     engine: EngineConfig = EngineConfig()
     kafka: KafkaConfig = KafkaConfig()
-    otlp: ListenConfig = ListenConfig()
     llm: LlmConfig = LlmConfig()
+    otlp: OtlpConfig = OtlpConfig()
     air: AirConfig = AirConfig()
     trainer: TrainerConfig = TrainerConfig()
     streams: StreamsConfig = StreamsConfig()

@@ -19,9 +19,9 @@ from .run_dir import Endpoints, RunDir, RunRecord
 from .settings import RunSettings
 
 if TYPE_CHECKING:
-    from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
+    from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
     from tracegrad.producers.llm_gateway.config import LlmHandles
-    from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
+    from tracegrad.producers.otlp_gateway.config import OtlpHandles
     from tracegrad.producers.runner.config import RunnerConfig
     from tracegrad.producers.tasks.admission import TasksConfig
     from tracegrad.streams.config import StreamRules, StreamsHandles
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["ENGINE_ID", "Wiring"]
 
 ENGINE_ID = "engine-0"
+_EXPORT_TIMEOUT_S = 10.0
+"""The SDK's default, which agents keep that we do not start."""
 _ACK_SHARE = 0.8
 """Of the agents' export time-out: the OTLP gateway answers 503 before they give up, so that they send again."""
 
@@ -65,20 +67,13 @@ class Wiring:
         """The log of the run."""
         return KafkaLog(self.endpoints.bootstrap_servers, self.settings.kafka.client)
 
-    def otlp(self) -> OtlpGatewayConfig:
+    def otlp(self) -> OtlpHandles:
         """`serve otlp`."""
-        from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
+        from tracegrad.producers.otlp_gateway.config import OtlpHandles
 
-        # Agents that we do not start keep their SDK's default, for which the gateway's own is made.
-        ack_timeout_s = OtlpGatewayConfig().ack_timeout_s
-        if self.settings.agent is not None:
-            ack_timeout_s = min(ack_timeout_s, _ACK_SHARE * self.settings.agent.flush_timeout_s)
-        return OtlpGatewayConfig(
-            host=self.settings.otlp.host,
-            port=port_of(self.endpoints.otlp_endpoint),
-            token=self.settings.otlp.token,
-            ack_timeout_s=ack_timeout_s,
-        )
+        agent = self.settings.agent
+        export_timeout_s = min(_EXPORT_TIMEOUT_S, agent.flush_timeout_s) if agent else _EXPORT_TIMEOUT_S
+        return OtlpHandles(port=port_of(self.endpoints.otlp_endpoint), ack_timeout_s=_ACK_SHARE * export_timeout_s)
 
     def llm(self) -> LlmHandles:
         """`serve llm`."""
@@ -190,11 +185,11 @@ class Wiring:
             seed=self.record.seed,
         )
 
-    def weight_sync(self) -> WeightSyncConfig:
+    def weight_sync(self) -> WeightSyncHandles:
         """`serve weight-sync`."""
-        from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
+        from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 
-        return WeightSyncConfig(
+        return WeightSyncHandles(
             policy=self.settings.policy.name,
             engine_id=ENGINE_ID,
             engine_url=self.endpoints.engine_url,

@@ -19,6 +19,11 @@ from tracegrad.schemas.records.weights import VersionManifest
 
 __all__ = ["EngineControl", "EngineStatus"]
 
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+"""For a question, or a pause (which waits for the engine's present step)."""
+_LOAD_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+"""For reading the weights."""
+
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself. Example: EngineStatus(label="7c1f3e9a-v18-e4", is_paused=False)."""
@@ -33,14 +38,10 @@ class EngineControl:
 
     Args:
         client: an HTTP client whose base URL is the engine's; owned by the caller.
-        timeout_s: for a question, or a pause (which waits for the engine's present step).
-        load_timeout_s: for reading the weights.
     """
 
-    def __init__(self, client: httpx.Client, *, timeout_s: float, load_timeout_s: float) -> None:
+    def __init__(self, client: httpx.Client) -> None:
         self._client = client
-        self._timeout_s = timeout_s
-        self._load_timeout_s = load_timeout_s
 
     def status(self) -> EngineStatus:
         """Label and pause, from the engine's own core."""
@@ -78,7 +79,7 @@ class EngineControl:
         json: Any = None,
         is_load: bool = False,
     ) -> httpx.Response:
-        timeout = httpx.Timeout(self._load_timeout_s if is_load else self._timeout_s, connect=5.0)
+        timeout = _LOAD_TIMEOUT if is_load else _TIMEOUT
         try:
             response = self._client.request(method, path, params=params, json=json, timeout=timeout)
         except httpx.HTTPError as error:
@@ -99,7 +100,7 @@ class EngineControl:
         """Asked after a 500, when uvicorn closes the connection: a first try may be made on the closed one."""
         for _ in range(2):
             with contextlib.suppress(httpx.HTTPError):
-                response = self._client.get("/health", timeout=httpx.Timeout(self._timeout_s, connect=5.0))
+                response = self._client.get("/health", timeout=_TIMEOUT)
                 return response.status_code == 200
         return False
 

@@ -44,13 +44,19 @@ from tracegrad.schemas.topics import Topic, Topics
 from .engine_control import EngineControl, EngineStatus
 from .version_files import verify_version
 
-__all__ = ["WeightSync", "WeightSyncConfig", "run"]
+__all__ = ["RETRY_REFUSED_S", "WeightSync", "WeightSyncHandles", "run"]
 
+RETRY_REFUSED_S = 30.0
+"""A refused version is looked at again after this, in case its storage was only slow."""
+_POLL_S = 1.0
+"""How often the engine's label is looked at; a new record is acted on at once."""
+_ACK_TIMEOUT_S = 30.0
+"""For an acknowledgement by the broker."""
 _logger = logging.getLogger(__name__)
 
 
-class WeightSyncConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine follows which policy, and how patiently."""
+class WeightSyncHandles(msgspec.Struct, frozen=True, kw_only=True):
+    """Which engine follows which policy."""
 
     policy: str
     """The policy whose versions the engine serves."""
@@ -60,14 +66,6 @@ class WeightSyncConfig(msgspec.Struct, frozen=True, kw_only=True):
     """http://host:port of the engine; its development routes must be reachable."""
     weight_root: str
     """Version folders outside it are refused."""
-    poll_s: float = 1.0
-    """How often the engine's label is looked at; a new record is acted on at once."""
-    timeout_s: float = 30.0
-    """For a question to the engine, a pause, or an acknowledgement by the broker."""
-    load_timeout_s: float = 600.0
-    """For the engine to read a version."""
-    retry_refused_s: float = 30.0
-    """A refused version is looked at again after this, in case its storage was only slow."""
 
 
 class WeightSync:
@@ -80,7 +78,7 @@ class WeightSync:
 
     def __init__(
         self,
-        config: WeightSyncConfig,
+        handles: WeightSyncHandles,
         *,
         control: EngineControl,
         writer: LogWriter,
@@ -88,8 +86,8 @@ class WeightSync:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config = config
-        self.lineage = Lineage(config.policy)
+        self.handles = handles
+        self.lineage = Lineage(handles.policy)
         self.metrics = metrics
         self._control = control
         self._writer = writer
@@ -135,7 +133,7 @@ class WeightSync:
         self._say_stuck(status, candidates[0])
 
     def _load(self, manifest: VersionManifest) -> None:
-        folder = verify_version(manifest, self.config.weight_root)
+        folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
         self._control.load(manifest, str(folder))
         self._control.resume()
@@ -151,14 +149,14 @@ class WeightSync:
         self._was_stuck = False
         _logger.info(
             "engine %s serves %s of policy %s after %.3f s",
-            self.config.engine_id,
+            self.handles.engine_id,
             manifest.label,
             manifest.policy,
             self._load_s,
         )
 
     def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
-        self._refused_until[manifest.label] = self._clock() + self.config.retry_refused_s
+        self._refused_until[manifest.label] = self._clock() + RETRY_REFUSED_S
         self.metrics.add(VERSIONS_REFUSED, error.reason)
         _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
 
@@ -167,18 +165,18 @@ class WeightSync:
             self._was_stuck = True
             _logger.error(
                 "engine %s (label %s, paused %s): no version up to %s can be served; trying again every %g s",
-                self.config.engine_id,
+                self.handles.engine_id,
                 status.label,
                 status.is_paused,
                 newest.label,
-                self.config.retry_refused_s,
+                RETRY_REFUSED_S,
             )
 
     def _acknowledge(self, manifest: VersionManifest) -> None:
         if manifest.label == self._acknowledged:
             return
         ack = WeightAck(
-            engine_id=self.config.engine_id,
+            engine_id=self.handles.engine_id,
             policy=manifest.policy,
             run=manifest.run,
             version=manifest.version,
@@ -188,9 +186,9 @@ class WeightSync:
         )
         try:
             future = self._writer.append(
-                self._topic, key=engine_key(self.config.engine_id), value=WEIGHT_ACKS.encode(ack)
+                self._topic, key=engine_key(self.handles.engine_id), value=WEIGHT_ACKS.encode(ack)
             )
-            future.result(self.config.timeout_s)
+            future.result(_ACK_TIMEOUT_S)
         except (OverloadedError, TimeoutError, CancelledError) as error:
             raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error
         self._acknowledged = manifest.label
@@ -198,25 +196,32 @@ class WeightSync:
         self.metrics.add(VERSIONS_SERVED)
 
 
-def run(config: WeightSyncConfig, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
+def run(
+    handles: WeightSyncHandles,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    metrics: Metrics,
+    poll_s: float = _POLL_S,
+) -> None:
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
-    with httpx.Client(base_url=config.engine_url.rstrip("/")) as client:
-        control = EngineControl(client, timeout_s=config.timeout_s, load_timeout_s=config.load_timeout_s)
+    with httpx.Client(base_url=handles.engine_url.rstrip("/")) as client:
         writer = log.writer()
-        sync = WeightSync(config, control=control, writer=writer, topics=topics, metrics=metrics)
+        sync = WeightSync(handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
         try:
-            follow_weights(sync, topics=topics, log=log, stop=stop)
+            follow_weights(sync, topics=topics, log=log, stop=stop, poll_s=poll_s)
         finally:
             _close(writer)
-            _logger.info("weight sync of engine %s ends: %s", config.engine_id, metrics.snapshot())
+            _logger.info("weight sync of engine %s ends: %s", handles.engine_id, metrics.snapshot())
 
 
-def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event, poll_s: float) -> None:
     """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded.
 
     An engine that is away needs no pauses of its own: it is looked at again after `poll_s` or at the next record.
     """
-    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=sync.config.poll_s, stop=stop)) as chunks:
+    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=poll_s, stop=stop)) as chunks:
         was_away = False
         for chunk in chunks:
             for record in chunk.records:
@@ -228,11 +233,11 @@ def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threadin
             except UnavailableError as error:
                 sync.metrics.add(ENGINE_AWAY)
                 if not was_away:
-                    _logger.warning("waiting for engine %s or the log: %s", sync.config.engine_id, error)
+                    _logger.warning("waiting for engine %s or the log: %s", sync.handles.engine_id, error)
                 was_away = True
             else:
                 if was_away:
-                    _logger.info("engine %s and the log answer again", sync.config.engine_id)
+                    _logger.info("engine %s and the log answer again", sync.handles.engine_id)
                 was_away = False
 
 

@@ -36,16 +36,19 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
-from ..exposure import check_exposure
 from ..http_request import path_ids, read_body
+from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
 from .split import Piece, Rejected, add_identity, split
 
-__all__ = ["OtlpGateway", "OtlpGatewayConfig", "run"]
+__all__ = ["OtlpGateway", "run"]
 
 STAGE = "otlp_gateway"
 _OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, so that one of them does not hold up every other request."""
+_RECORD_TARGET_BYTES = 1_000_000
+"""Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
+_RETRY_AFTER_S = 1
 _CODES = {400: 3, 401: 16, 413: 3, 415: 3, 500: 13, 503: 14}
 """google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, INTERNAL, UNAVAILABLE."""
 
@@ -53,29 +56,14 @@ logger = logging.getLogger(__name__)
 _Split = tuple[list[Piece], list[Rejected]]
 
 
-class OtlpGatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the gateway listens and what it accepts."""
-
-    host: str = "127.0.0.1"
-    port: int = 4318
-    token: str | None = None
-    """Asked for as `Authorization: Bearer ...`; required when `host` is not loopback."""
-    max_body_bytes: int = 20 * 1024 * 1024
-    """Of one request, after decompression too."""
-    max_inflight_bytes: int = 64 * 1024 * 1024
-    """Of all requests that wait for their acknowledgement."""
-    record_target_bytes: int = 1_000_000
-    """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
-    ack_timeout_s: float = 8.0
-    """Shorter than the SDK's export timeout of 10 s, so that the client hears 503 and sends again."""
-    retry_after_s: int = 1
-
-
 class OtlpGateway:
     """The ASGI application and its counters. One event loop; the writer is shared by all requests."""
 
-    def __init__(self, config: OtlpGatewayConfig, *, topics: Topics, writer: LogWriter, metrics: Metrics) -> None:
+    def __init__(
+        self, config: OtlpConfig, handles: OtlpHandles, *, topics: Topics, writer: LogWriter, metrics: Metrics
+    ) -> None:
         self._config = config
+        self._ack_timeout_s = handles.ack_timeout_s
         self._topics = topics
         self._writer = writer
         self._inflight_bytes = 0
@@ -96,7 +84,7 @@ class OtlpGateway:
             with self._held() as hold:
                 body = await self._read_body(request, hold)
                 pieces, rejected = await self._decode(request, body, content_type)
-                await asyncio.wait_for(self._append(pieces, rejected), self._config.ack_timeout_s)
+                await asyncio.wait_for(self._append(pieces, rejected), self._ack_timeout_s)
         except RequestError as error:
             return self._refuse(error.status, str(error), content_type)
         except RecordError as error:
@@ -135,9 +123,8 @@ class OtlpGateway:
     def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> _Split:
         message = decode_traces(body, content_type)
         rejected = add_identity(message, *identity) if identity else []
-        config = self._config
         limit_bytes = self._topics.value_bytes(Topic.OTLP_SPANS)
-        pieces, unfit = split(message, target_bytes=config.record_target_bytes, item_limit_bytes=limit_bytes)
+        pieces, unfit = split(message, target_bytes=_RECORD_TARGET_BYTES, item_limit_bytes=limit_bytes)
         return pieces, [*rejected, *unfit]
 
     async def _append(self, pieces: list[Piece], rejected: list[Rejected]) -> None:
@@ -180,7 +167,7 @@ class OtlpGateway:
         )
         response = _message_response(Status(code=_CODES[status], message=message), content_type, status)
         if status == 503:
-            response.headers["retry-after"] = str(self._config.retry_after_s)
+            response.headers["retry-after"] = str(_RETRY_AFTER_S)
         return response
 
     @contextlib.contextmanager
@@ -217,18 +204,14 @@ def _message_response(message: Message, content_type: str, status: int = 200) ->
     return Response(message.SerializeToString(), status_code=status, media_type=PROTOBUF)
 
 
-def run(config: OtlpGatewayConfig, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
-    """Serves until `stop` is set. Blocks.
-
-    Raises:
-        ConfigurationError: not loopback and no token.
-        UnavailableError: the address is taken, or no writer can be made now.
-    """
-    check_exposure(config.host, config.token)
+def run(
+    config: OtlpConfig, handles: OtlpHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics
+) -> None:
+    """Serves until `stop` is set. Blocks. Raises UnavailableError: the address is taken, or no writer can be made."""
     writer = log.writer()
     try:
-        gateway = OtlpGateway(config, topics=topics, writer=writer, metrics=metrics)
-        serve(gateway.app, host=config.host, port=config.port, stop=stop, name="otlp gateway")
+        gateway = OtlpGateway(config, handles, topics=topics, writer=writer, metrics=metrics)
+        serve(gateway.app, host=config.host, port=handles.port, stop=stop, name="otlp gateway")
         logger.info("otlp gateway stopped: %s", metrics.snapshot())
     finally:
         writer.close()

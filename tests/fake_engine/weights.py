@@ -64,7 +64,7 @@ class FakeWeights:
 
     def control(self) -> EngineControl:
         """What weight sync uses."""
-        return EngineControl(self.client(), timeout_s=1.0, load_timeout_s=1.0)
+        return EngineControl(self.client())
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tests.engine_fixture import RunningEngine
 from tests.memory_log import MemoryLog
 from tracegrad.consumers.engine import weight_sync
-from tracegrad.consumers.engine.weight_sync import WeightSyncConfig
+from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 
@@ -19,18 +19,17 @@ __all__ = ["following"]
 @contextlib.contextmanager
 def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Iterator[None]:
     """The engine follows what this log publishes, until the context ends."""
-    config = WeightSyncConfig(
+    handles = WeightSyncHandles(
         policy="policy",
         engine_id="e0",
         engine_url=engine.url,
         weight_root=str(engine.weight_root),
-        poll_s=0.1,
     )
     stop = threading.Event()
     thread = threading.Thread(
         target=weight_sync.run,
-        args=(config,),
-        kwargs={"topics": topics, "log": log, "stop": stop, "metrics": Metrics()},
+        args=(handles,),
+        kwargs={"topics": topics, "log": log, "stop": stop, "metrics": Metrics(), "poll_s": 0.1},
     )
     thread.start()
     try:

@@ -7,14 +7,13 @@ import threading
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from tests.fake_engine.weights import FakeWeights, write_version
 from tests.memory_log import MemoryLog
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
-from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncConfig
+from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S, WeightSync, WeightSyncHandles
 from tracegrad.schemas.errors import LogGapError, UnavailableError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import VERSIONS_REFUSED, VERSIONS_SKIPPED, WEIGHT_RECORDS_REFUSED, Metrics
@@ -35,15 +34,15 @@ class Bench:
         self.log.create_topics(TOPICS, policies=["policy"])
         self.engine = FakeWeights()
         self.now = 0.0
-        self.config = WeightSyncConfig(
-            policy="policy", engine_id="e0", engine_url="http://engine", weight_root=str(root), poll_s=0.01
+        self.handles = WeightSyncHandles(
+            policy="policy", engine_id="e0", engine_url="http://engine", weight_root=str(root)
         )
         self.start()
 
     def start(self) -> None:
         """A fresh process: nothing remembered."""
         self.sync = WeightSync(
-            self.config,
+            self.handles,
             control=self.engine.control(),
             writer=self.log.writer(),
             topics=TOPICS,
@@ -217,7 +216,7 @@ def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplo
     assert bench.sync.metrics.value(VERSIONS_REFUSED, "size") == 1
     assert f"version {label(2)} of policy policy is not served" in caplog.text
     file.write_text(label(2))
-    bench.now += bench.config.retry_refused_s + 1
+    bench.now += RETRY_REFUSED_S + 1
     bench.look()
     assert bench.acks() == [label(1), label(2)]
 
@@ -243,7 +242,7 @@ def test_engine_stays_paused_while_no_version_can_be_served(bench: Bench, caplog
     bench.look()
     assert bench.engine.is_paused
     assert caplog.text.count("can be served") == 1
-    bench.now += bench.config.retry_refused_s + 1
+    bench.now += RETRY_REFUSED_S + 1
     bench.look()
     assert (bench.engine.label, bench.engine.is_paused) == (label(1), False)
 
@@ -357,11 +356,10 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
     bench.engine.down_for = 3
     bench.put(write_version(bench.root, 0), write_version(bench.root, 1))
     stop = threading.Event()
-    config = msgspec.structs.replace(bench.config, poll_s=0.001)
     thread = threading.Thread(
         target=weight_sync.run,
-        args=(config,),
-        kwargs={"topics": TOPICS, "log": bench.log, "stop": stop, "metrics": Metrics()},
+        args=(bench.handles,),
+        kwargs={"topics": TOPICS, "log": bench.log, "stop": stop, "metrics": Metrics(), "poll_s": 0.001},
     )
     thread.start()
     try:
@@ -383,7 +381,7 @@ def test_lost_records_are_fatal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(bench.log, "tail", gone)
     with pytest.raises(LogGapError):
-        weight_sync.run(bench.config, topics=TOPICS, log=bench.log, stop=threading.Event(), metrics=Metrics())
+        weight_sync.run(bench.handles, topics=TOPICS, log=bench.log, stop=threading.Event(), metrics=Metrics())
 
 
 def _wait_for(bench: Bench, num_acks: int) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import random
-import threading
 from typing import Any
 
 import httpx
@@ -20,7 +19,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from tests.memory_log import MemoryLog
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
-from tracegrad.producers.otlp_gateway.app import OtlpGateway, OtlpGatewayConfig, run
+from tracegrad.producers.otlp_gateway.app import OtlpGateway
+from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.split import split
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunName
@@ -43,7 +43,8 @@ def log(memory_log: MemoryLog) -> MemoryLog:
 def client_of(log: MemoryLog, **settings: Any) -> httpx.AsyncClient:
     """A client of a gateway with these settings."""
     topics = settings.pop("topics", TOPICS)
-    gateway = OtlpGateway(OtlpGatewayConfig(**settings), topics=topics, writer=log.writer(), metrics=Metrics())
+    handles = OtlpHandles(port=4318, ack_timeout_s=settings.pop("ack_timeout_s", 8.0))
+    gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=topics, writer=log.writer(), metrics=Metrics())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
 
 
@@ -252,7 +253,7 @@ def test_split_keeps_every_span_within_the_target() -> None:
         assert {piece.trace_id for piece in pieces} == {trace for trace, _ in expected}
 
 
-def test_other_than_loopback_needs_a_token(log: MemoryLog) -> None:
+def test_other_than_loopback_needs_a_token() -> None:
     """The message names the remedy."""
     with pytest.raises(ConfigurationError, match="set a token"):
-        run(OtlpGatewayConfig(host="0.0.0.0"), topics=TOPICS, log=log, stop=threading.Event(), metrics=Metrics())
+        OtlpConfig(host="0.0.0.0")

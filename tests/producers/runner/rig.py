@@ -28,7 +28,7 @@ from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
 from tracegrad.producers.otlp_gateway import app as otlp_gateway
-from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
+from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.runner import runner
 from tracegrad.producers.runner.config import RunnerConfig
 from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout_id
@@ -80,6 +80,8 @@ def until(condition: Callable[[], T | None], timeout_s: float = 60.0) -> T:
 
 class Rig:
     """Everything that a runner talks to. A context manager: all threads end with it."""
+
+    otlp = OtlpConfig()
 
     def __init__(self, log: Log | None = None, topics: Topics = TOPICS) -> None:
         self.memory = MemoryLog()
@@ -142,8 +144,9 @@ class Rig:
     def start_otlp(self, port: int) -> threading.Event:
         """The OTLP gateway alone."""
         self.otlp_url = f"http://127.0.0.1:{port}"
-        config = OtlpGatewayConfig(port=port)
-        return self.spawn(otlp_gateway.run, config=config, topics=self.topics, log=self.log, metrics=Metrics())
+        handles = OtlpHandles(port=port, ack_timeout_s=8.0)
+        common: dict[str, Any] = {"topics": self.topics, "log": self.log, "metrics": Metrics()}
+        return self.spawn(otlp_gateway.run, config=self.otlp, handles=handles, **common)
 
     def start_runner(self, **settings: Any) -> threading.Event:
         """A runner with waits that a test can afford."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.producers.runner.rig import Rig
-from tracegrad.producers.otlp_gateway import app as otlp_gateway
-from tracegrad.producers.otlp_gateway.app import OtlpGatewayConfig
+from tracegrad.producers.otlp_gateway.config import OtlpConfig
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.config import RunnerConfig
-from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import RolloutState
 
@@ -36,10 +33,7 @@ def solve(task):
 class GuardedRig(Rig):
     """Its OTLP gateway has a token."""
 
-    def start_otlp(self, port: int) -> threading.Event:
-        self.otlp_url = f"http://127.0.0.1:{port}"
-        config = OtlpGatewayConfig(port=port, token=OTLP_TOKEN)
-        return self.spawn(otlp_gateway.run, config=config, topics=self.topics, log=self.log, metrics=Metrics())
+    otlp = OtlpConfig(token=OTLP_TOKEN)
 
 
 @pytest.mark.e2e

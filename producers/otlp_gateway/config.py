@@ -1,0 +1,32 @@
+"""What the OTLP gateway is told: `[otlp]` of the settings file, and the handles of the run that it works for.
+
+In: compose hands both over. Out: two frozen records. Invariant: who listens beyond loopback has a token. Imports
+nothing heavy: the command line reads it for its help.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracegrad.schemas.section import Count
+
+from ..exposure import ListenConfig
+
+__all__ = ["OtlpConfig", "OtlpHandles"]
+
+
+class OtlpConfig(ListenConfig, frozen=True, kw_only=True):
+    """`[otlp]`: the gateway that takes agents' spans."""
+
+    max_body_bytes: Count = 20 * 1024 * 1024
+    """Of one request, after decompression too; a larger one gets 413."""
+    max_inflight_bytes: Count = 64 * 1024 * 1024
+    """Of all requests that wait for their acknowledgement; beyond it they get 503, to be sent again."""
+
+
+class OtlpHandles(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway of a run."""
+
+    port: int
+    ack_timeout_s: float
+    """Shorter than the agents' export timeout, so that they hear 503 and send again."""
