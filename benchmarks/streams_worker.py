@@ -58,6 +58,8 @@ class _Clock:
 class _Fold:
     """Emits what it was told to for each message."""
 
+    stage = Stage.ASSEMBLE
+
     def __init__(self, clock: _Clock, marker_topic: Topic | None, outputs: bool) -> None:
         self.marker_topic = marker_topic
         self._clock = clock
@@ -82,12 +84,7 @@ class _Fold:
 
 
 async def _bare(handles: StreamsHandles, topics: Topics, clock: _Clock) -> None:
-    seam = FaustSeam(
-        handles,
-        group=topics.group(Stage.ASSEMBLE) + ".bare",
-        inputs=[topics.name(Topic.EPISODE_EVENTS)],
-        datadir=Path(handles.data_dir) / "bare",
-    )
+    seam = FaustSeam(handles, stage=Stage.ASSEMBLE, topics=topics)
 
     async def handle(message: Any) -> None:
         clock.tick()
@@ -134,16 +131,17 @@ def _run(log: KafkaLog, folder: Path, num_messages: int, num_bytes: int) -> None
     def handles(name: str) -> StreamsHandles:
         return StreamsHandles(bootstrap_servers=log.bootstrap_servers, data_dir=str(folder / name))
 
-    def bare(clock: _Clock) -> None:
-        asyncio.run(_bare(handles("bare"), topics, clock))
+    def group(name: str) -> Topics:
+        # Another run name would mean other topics; another name of the group is enough.
+        return _Group(run=topics.run, prefix=topics.prefix, renames=topics.renames, suffix=name)
 
-    def worker(prefix: str, marker_topic: Topic | None, outputs: bool) -> Callable[[_Clock], None]:
+    def bare(clock: _Clock) -> None:
+        asyncio.run(_bare(handles("bare"), group("bare"), clock))
+
+    def worker(name: str, marker_topic: Topic | None, outputs: bool) -> Callable[[_Clock], None]:
         def loop(clock: _Clock) -> None:
             fold = _Fold(clock, marker_topic, outputs)
-            # Another run name would mean other topics; another prefix of the group is enough.
-            alias = _Group(run=topics.run, prefix=topics.prefix, renames=topics.renames, suffix=prefix)
-            own, metrics = handles(prefix), Metrics()
-            run_fold(fold, own, stage=Stage.ASSEMBLE, topics=alias, log=log, stop=clock.ended, metrics=metrics)
+            run_fold(fold, handles(name), topics=group(name), log=log, stop=clock.ended, metrics=Metrics())
 
         return loop
 

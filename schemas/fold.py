@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from .log.protocol import Headers, Position, Record
-from .topics import Topic
+from .topics import Stage, Topic
 
 __all__ = ["Emission", "Fold", "Output"]
 
@@ -43,6 +43,10 @@ class Emission(msgspec.Struct, frozen=True, kw_only=True):
 
 class Fold(Protocol):
     """The state of one stage in one worker. Not thread-safe; one caller at a time."""
+
+    @property
+    def stage(self) -> Stage:
+        """Whose inputs it takes."""
 
     @property
     def marker_topic(self) -> Topic | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.topics import STREAMS, Stage, Topics
+from tracegrad.schemas.topics import Stage, Topics
 
 from .assemble.fold import Assemble
 from .config import StreamRules
@@ -14,6 +14,8 @@ from .normalize.fold import Normalize
 
 __all__ = ["build_fold"]
 
+_FOLDS: dict[Stage, type[Normalize | Assemble | Credit]] = {fold.stage: fold for fold in (Normalize, Assemble, Credit)}
+
 
 def build_fold(stage: Stage, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> Fold:
     """An empty fold for a stage; `topics` tells which raw topic a full name stands for, and how large a record may be.
@@ -21,10 +23,6 @@ def build_fold(stage: Stage, rules: StreamRules, topics: Topics, metrics: Metric
     Raises:
         ConfigurationError: the stage is not one of the streams.
     """
-    if stage is Stage.NORMALIZE:
-        return Normalize(rules, topics, metrics)
-    if stage is Stage.ASSEMBLE:
-        return Assemble(rules, topics, metrics)
-    if stage is Stage.CREDIT:
-        return Credit(rules, topics, metrics)
-    raise ConfigurationError(f"expected a stage of {[name.value for name in STREAMS]}, got {stage.value!r}")
+    if stage not in _FOLDS:
+        raise ConfigurationError(f"expected a stage of {[name.value for name in _FOLDS]}, got {stage.value!r}")
+    return _FOLDS[stage](rules, topics, metrics)

@@ -127,7 +127,6 @@ def _streams(start: _Start) -> None:
     run_fold(
         build_fold(stage, wiring.stream_rules(), wiring.topics, start.metrics),
         wiring.streams(stage, start.ordinal),
-        stage=stage,
         topics=wiring.topics,
         log=wiring.log(),
         stop=start.stop,

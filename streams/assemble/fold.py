@@ -2,13 +2,15 @@
 
 In: `episode_events` (facts, and close proposals that some worker's clock made). Out: `episodes`, and a marker on
 `closed_episodes` in the input's partition. Invariant: closing is decided by records only, so a replay closes alike;
-facts of a closed episode are late: counted, acknowledged, never folded. An input position is done when its episode's
+facts of a closed episode are late: counted, acknowledged, never folded. Which episodes a run takes (its own rollouts,
+and what `[select]` names) is judged after the join. An input position is done when its episode's
 marker is acknowledged. Failure: an unreadable record, or one above a bound, is a dead letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -31,18 +33,16 @@ from tracegrad.schemas.records.facts import (
 )
 from tracegrad.schemas.topics import Stage, Topic
 
-from ..closed import ClosingFold
-from ..dead_letter import dead_letter
+from ..config import SelectConfig
+from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
-from .open_episode import OpenEpisode, Waiting
-from .rewards import is_authorised
-from .selection import is_selected
+from .open_episode import OpenEpisode, Waiting, is_authorised
 from .write_episode import has_structure, write_episode
 
 __all__ = ["Assemble"]
 
 
-class Assemble(ClosingFold[OpenEpisode]):
+class Assemble(StageFold[OpenEpisode]):
     """The fold of `assemble`."""
 
     marker_topic = Topic.CLOSED_EPISODES
@@ -134,7 +134,7 @@ class Assemble(ClosingFold[OpenEpisode]):
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):
             return "unattributed"
-        if episode.attempt or is_selected(episode, self._rules.select):
+        if episode.attempt or _is_selected(episode, self._rules.select):
             return "emitted"
         return "not_selected"
 
@@ -147,6 +147,34 @@ class Assemble(ClosingFold[OpenEpisode]):
         except RecordError as error:
             # Its group must still close, so the record goes out without what made it too large.
             value = EPISODES.encode(msgspec.structs.replace(written, calls=(), error=str(error)))
-            letters = (dead_letter(record, error, stage=Stage.ASSEMBLE, value=b""),)
+            letters = (dead_letter(record, error, stage=self.stage, value=b""),)
         key = group_key(written.group.id if written.group else None, written.episode_id)
         return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)
+
+
+def _is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:
+    """Whether an episode without a rollout is taken (rollouts of other runs are dropped before they get here)."""
+    if not select.capture_all and not select.services and not select.agents:
+        return False
+    if not _is_in_time(episode, select):
+        return False
+    if select.capture_all:
+        return True
+    spans = episode.spans.values()
+    services = (span.service for span in spans)
+    agents = (span.agent_name for span in spans if span.agent_name)
+    return _matches(services, select.services) and _matches(agents, select.agents)
+
+
+def _is_in_time(episode: OpenEpisode, select: SelectConfig) -> bool:
+    starts = [span.start_ns for span in episode.spans.values()]
+    starts += [fact.call.started_at_ns for fact in episode.calls.values()]
+    began_ns = min(starts, default=0)
+    return (select.from_ns is None or began_ns >= select.from_ns) and (
+        select.until_ns is None or began_ns < select.until_ns
+    )
+
+
+def _matches(names: Iterable[str], globs: tuple[str, ...]) -> bool:
+    """Whether any name matches any glob; no globs match everything."""
+    return not globs or any(fnmatchcase(name, glob) for name in names for glob in globs)

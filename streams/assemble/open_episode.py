@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from enum import Enum
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import msgspec
@@ -19,9 +20,7 @@ from tracegrad.schemas.records.calls import CallsClosed
 from tracegrad.schemas.records.facts import CallFact, CallsClosedFact, Fact, RewardFact, SpanFact
 from tracegrad.schemas.records.rollouts import Reward, RolloutEvent, RolloutState
 
-from .rewards import is_authorised
-
-__all__ = ["OpenEpisode", "Waiting"]
+__all__ = ["OpenEpisode", "Waiting", "is_authorised"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -130,6 +129,11 @@ class OpenEpisode:
         assert self.end is not None
         scored = {reward.name for (counts, _, _), reward in self.rewards.items() if counts}
         return scored.issuperset(self.end.rewards_awaited)
+
+
+def is_authorised(reward: Reward, sources: Sequence[str]) -> bool:
+    """Whether the reward's source is one that the configuration lists."""
+    return any(fnmatchcase(reward.source, source) for source in sources)
 
 
 def _later(old: S | None, new: S, end: Callable[[S], int]) -> S:

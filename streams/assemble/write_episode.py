@@ -8,7 +8,7 @@ were here is chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -20,7 +20,6 @@ from tracegrad.schemas.records.rollouts import Reward, RolloutState, is_usable
 from .air.rules import AirConfig, apply_air
 from .join import join_calls, join_tools, tool_spans
 from .open_episode import OpenEpisode
-from .rewards import sum_rewards
 
 __all__ = ["has_structure", "write_episode"]
 
@@ -40,7 +39,7 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
     awaited = episode.end.rewards_awaited if episode.end else ()
     rewards = _authorised(episode, awaited) if is_graded else ()
     calls = _with_rewards(_calls(episode, spans, tools), rewards, air)
-    total, unscored = sum_rewards(rewards, awaited) if is_graded else (None, state.value)
+    total, unscored = _sum(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
     return Episode(
@@ -81,6 +80,25 @@ def _authorised(episode: OpenEpisode, awaited: Sequence[str]) -> tuple[Reward, .
             key=lambda reward: (reward.name, reward.target or "", reward.idempotency_key),
         )
     )
+
+
+def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | None, str]:
+    """(the episode's reward, why there is none), of rewards that count; those that target a call are not summed.
+
+    What is missing, has no value or is no usable number makes the sum unscored; none of them is ever read as 0.
+    """
+    missing = sorted(set(awaited) - {reward.name for reward in rewards})
+    if missing:
+        return None, f"missing: {', '.join(missing)}"
+    values = []
+    for reward in rewards:
+        if reward.target is None:
+            if reward.value is None:
+                return None, reward.reason or "unscored"
+            if not is_usable(reward.value):
+                return None, "out_of_range"
+            values.append(reward.value)
+    return (math.fsum(values), "") if values else (None, "no_reward")
 
 
 def _calls(episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact]) -> list[EpisodeCall]:

@@ -9,7 +9,6 @@ Failure: a rollout that cannot train is listed with its reason; an unreadable re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
@@ -21,7 +20,7 @@ from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.topics import Stage, Topic
 
-from ..closed import ClosingFold
+from ..stage_fold import StageFold
 from .return_to_go import credit_group
 
 __all__ = ["Credit"]
@@ -45,15 +44,11 @@ class _OpenGroup:
             self.members[member] = (episode, rank)
 
 
-class Credit(ClosingFold[_OpenGroup]):
-    """The fold of `credit`."""
+class Credit(StageFold[_OpenGroup]):
+    """The fold of `credit`. A group waits for its members, however long."""
 
     marker_topic = Topic.CLOSED_GROUPS
     stage = Stage.CREDIT
-
-    def propose(self, now_s: float) -> Sequence[Output]:
-        """As Fold.propose; a group waits for its members, however long."""
-        return ()
 
     def _take(self, record: Record) -> Emission:
         episode = EPISODES.decode(record.value)

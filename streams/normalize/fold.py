@@ -11,7 +11,7 @@ Failure: what cannot be read is a dead letter with its reason; what belongs to o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.schemas.errors import RecordError
@@ -35,7 +35,7 @@ from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, 
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
-from ..dead_letter import dead_letter
+from ..stage_fold import StageFold, dead_letter
 from .identity import episode_of
 from .read_spans import SpanReader
 
@@ -47,15 +47,13 @@ MAX_FACTS_PER_RECORD = 500
 """Keeps a record below the topic's message limit: a span's fact is at most 6 KB, for its texts are cut."""
 
 
-class Normalize:
-    """The fold of `normalize`; each record is done as soon as its facts are acknowledged."""
+class Normalize(StageFold[None]):
+    """The fold of `normalize`; each record is done as soon as its facts are acknowledged, so nothing is ever open."""
 
-    marker_topic: Topic | None = None
-    num_open = 0
+    stage = Stage.NORMALIZE
 
     def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
-        self.metrics = metrics or Metrics()
-        self._topics = topics
+        super().__init__(rules, topics, metrics)
         self._runs = rules.runs
         self._spans = SpanReader(
             self._runs, tool_error_prefixes=rules.streams.tool_error_prefixes, metrics=self.metrics
@@ -67,27 +65,13 @@ class Normalize:
             topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS,
         }
 
-    def reset(self) -> None:
-        """As Fold.reset; there is nothing to forget."""
-
-    def restore(self, markers: Iterable[Record]) -> None:
-        """As Fold.restore; there are no markers."""
-
-    def propose(self, now_s: float) -> Sequence[Output]:
-        """As Fold.propose; nothing is ever due."""
-        return ()
-
-    def fold(self, record: Record) -> Emission:
-        """As Fold.fold."""
-        try:
-            if record.topic == self._spans_topic:
-                outputs = self._fold_spans(record)
-            elif record.topic in self._codecs:
-                outputs = self._fold_item(record, self._codecs[record.topic])
-            else:
-                raise RecordError(f"expected a raw topic, got {record.topic!r}", reason="unknown_topic")
-        except RecordError as error:
-            outputs = [dead_letter(record, error, stage=Stage.NORMALIZE)]
+    def _take(self, record: Record) -> Emission:
+        if record.topic == self._spans_topic:
+            outputs = self._fold_spans(record)
+        elif record.topic in self._codecs:
+            outputs = self._fold_item(record, self._codecs[record.topic])
+        else:
+            raise RecordError(f"expected a raw topic, got {record.topic!r}", reason="unknown_topic")
         return Emission(outputs=tuple(outputs), done=(record.position,))
 
     def _fold_spans(self, record: Record) -> list[Output]:
@@ -100,15 +84,8 @@ class Normalize:
             for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
                 outputs.append(self._facts(record, episode, facts[start : start + MAX_FACTS_PER_RECORD]))
         for refused in scan.refused.values():
-            outputs.append(
-                dead_letter(
-                    record,
-                    refused.error,
-                    stage=Stage.NORMALIZE,
-                    value=refused.request.SerializeToString(),
-                    item=refused.item,
-                )
-            )
+            value = refused.request.SerializeToString()
+            outputs.append(dead_letter(record, refused.error, stage=self.stage, value=value, item=refused.item))
         return outputs
 
     def _fold_item(self, record: Record, codec: Codec[Any]) -> list[Output]:

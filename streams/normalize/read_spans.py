@@ -26,18 +26,21 @@ from tracegrad.schemas.attributes import (
 )
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
-from tracegrad.schemas.records.facts import SpanFact
+from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-from .dialects.dialect import AttributeValue, SpanView, ToolErrorText
-from .dialects.table import KEYS, read_span
+from .dialects.dialect import AttributeValue, Dialect, Reading, SpanView, ToolErrorText
+from .dialects.openinference import OPENINFERENCE
+from .dialects.otel_genai import OTEL_GENAI
 from .identity import episode_of
 
-__all__ = ["Refused", "SpanReader", "SpanScan"]
+__all__ = ["DIALECTS", "Refused", "SpanReader", "SpanScan"]
 
+DIALECTS: tuple[Dialect, ...] = (OTEL_GENAI, OPENINFERENCE)
+"""Tried in order: the first that understands a span reads it. A new dialect is a new row."""
 ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
-_SPAN_KEYS = KEYS | _IDENTITY_KEYS
+_SPAN_KEYS = _IDENTITY_KEYS.union(*(dialect.keys for dialect in DIALECTS))
 _RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN}
 _MAX_NAME = 200
 
@@ -109,7 +112,7 @@ class SpanReader:
             has_exception=any(event.name == "exception" for event in span.events),
             is_cut=span.dropped_attributes_count > 0 or span.end_time_unix_nano == 0,
         )
-        dialect, reading = read_span(view, self._is_error)
+        dialect, reading = self._meaning(view)
         return SpanFact(
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),
@@ -122,6 +125,14 @@ class SpanReader:
             is_counted=resource.get(COUNTED_SPAN) is True,
             **msgspec.structs.asdict(reading),
         )
+
+    def _meaning(self, view: SpanView) -> tuple[str, Reading]:
+        """(dialect, reading); a span that no dialect understands keeps only its place in the tree."""
+        for dialect in DIALECTS:
+            reading = dialect.read(view, self._is_error)
+            if reading is not None:
+                return dialect.name, reading
+        return "none", Reading(kind=SpanKind.OTHER)
 
 
 def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:

@@ -10,24 +10,26 @@ offset that was passed over without need ends the process. Failure: told to `fai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.fold import Emission, Fold
+from tracegrad.schemas.log.follow import follow, in_thread
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.metrics import DELIVERIES_DROPPED, OFFSETS_WITHOUT_RECORD, RECORDS, Metrics
 from tracegrad.schemas.retry import retry
-from tracegrad.schemas.topics import Stage
+from tracegrad.schemas.topics import Topics
 
-from ..dead_letter import dead_letter
+from ..stage_fold import dead_letter
 from .emissions import Emissions
 from .faust_app import FaustSeam
-from .liveness import Jumps, group_starts
-from .markers import read_markers
+from .liveness import STALL_S, Liveness, group_starts
 from .poison import PoisonList
 
 __all__ = ["ASK_PATIENCE_S", "Assignment"]
@@ -36,93 +38,79 @@ logger = logging.getLogger(__name__)
 
 ASK_PATIENCE_S = 20.0
 """For a broker that does not answer: it finds a new leader, or restarts."""
+_MARKERS_AT_ONCE = 5_000
+"""Folded at a time, so that the event loop stays alive."""
 
 
+@dataclass(kw_only=True)
 class Assignment:
     """One event loop only. `ledger` and `emissions` are the worker's, and live on from one assignment to the next."""
 
-    def __init__(
-        self,
-        fold: Fold,
-        *,
-        stage: Stage,
-        log: Log,
-        seam: FaustSeam,
-        ledger: Ledger,
-        emissions: Emissions,
-        metrics: Metrics,
-        poison: PoisonList,
-        marker_topic: str | None,
-        patience_s: float,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._fold = fold
-        self._stage = stage
-        self._log = log
-        self._seam = seam
-        self._ledger = ledger
-        self._emissions = emissions
-        self._metrics = metrics
-        self._poison = poison
-        self._marker_topic = marker_topic
-        self._patience_s = patience_s
-        self._fail = fail
-        self._jumps = Jumps(log)
-        self._folding: Position | None = None
-        self.starts: dict[TopicPartition, int] = {}
-        """Where each assigned partition began in this epoch."""
-        self.lag: Mapping[TopicPartition, int] = {}
-        """Of each assigned partition, as of the last look."""
-        self.is_ready = False
-        """Whether what must be known is known, and messages count."""
-        self.is_closing = False
-        """Set at the end: messages are dropped, for they come again."""
+    fold: Fold
+    topics: Topics
+    log: Log
+    seam: FaustSeam
+    ledger: Ledger
+    emissions: Emissions
+    metrics: Metrics
+    poison: PoisonList
+    liveness: Liveness
+    fail: Callable[[BaseException], None]
+    starts: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where each assigned partition began in this epoch."""
+    lag: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Of each assigned partition, as of the last look."""
+    is_ready: bool = False
+    """Whether what must be known is known, and messages count."""
+    is_closing: bool = False
+    """Set at the end: messages are dropped, for they come again."""
+    _folding: Position | None = None
 
     def positions(self) -> dict[TopicPartition, int] | None:
         """The next offset of each partition; None while partitions are taken over."""
         if not self.is_ready:
             return None
-        return {where: self._ledger.next_offset(where) or start for where, start in self.starts.items()}
+        return {where: self.ledger.next_offset(where) or start for where, start in self.starts.items()}
 
     async def on_message(self, message: Any) -> None:
         """Folds the next message and hands its emission on; waits while the broker is slow."""
-        if self.is_closing or not self.is_ready or not self._seam.is_current(message):
-            self._metrics.add(DELIVERIES_DROPPED, "stale")
+        if self.is_closing or not self.is_ready or not self.seam.is_current(message):
+            self.metrics.add(DELIVERIES_DROPPED, "stale")
             return
-        epoch = self._ledger.epoch
+        epoch = self.ledger.epoch
         where = TopicPartition(message.topic, message.partition)
-        expected = self._ledger.next_offset(where) or self.starts.get(where, message.offset)
+        expected = self.ledger.next_offset(where) or self.starts.get(where, message.offset)
         if message.offset > expected:
             await self._judge_jump(where, expected, message.offset)
-            if epoch != self._ledger.epoch:
+            if epoch != self.ledger.epoch:
                 return
-        if not self._ledger.deliver(message.topic, message.partition, message.offset):
-            self._metrics.add(DELIVERIES_DROPPED, "again")
+        if not self.ledger.deliver(message.topic, message.partition, message.offset):
+            self.metrics.add(DELIVERIES_DROPPED, "again")
             return
         record = _record(message)
         # Kept only while folding: an error that leaves the agent is then known to be this record's doing.
         self._folding = record.position
-        emission = self._poison_letter(record) if record.position in self._poison else self._fold.fold(record)
+        emission = self._poison_letter(record) if record.position in self.poison else self.fold.fold(record)
         self._folding = None
-        self._metrics.add(RECORDS)
-        await self._emissions.emit(emission, record, epoch=epoch)
+        self.metrics.add(RECORDS)
+        await self.emissions.emit(emission, record, epoch=epoch)
 
     async def _judge_jump(self, where: TopicPartition, expected: int, delivered: int) -> None:
-        await asyncio.to_thread(self._jumps.refuse_skipped, where, expected=expected, delivered=delivered)
-        self._metrics.add(OFFSETS_WITHOUT_RECORD, num=delivered - expected)
-        logger.debug("streams %s: no records at %s[%d]@%d..%d", self._stage, *where, expected, delivered - 1)
+        await asyncio.to_thread(self.liveness.refuse_skipped, where, expected=expected, delivered=delivered)
+        self.metrics.add(OFFSETS_WITHOUT_RECORD, num=delivered - expected)
+        logger.debug("streams %s: no records at %s[%d]@%d..%d", self.fold.stage, *where, expected, delivered - 1)
 
     def _poison_letter(self, record: Record) -> Emission:
         error = RecordError("expected folding to end, got the process's end several times", reason="poison")
-        letter = dead_letter(record, error, stage=self._stage)
+        letter = dead_letter(record, error, stage=self.fold.stage)
         return Emission(outputs=(letter,), done=(record.position,))
 
     def on_agent_end(self, error: BaseException | None) -> None:
         """The agent never ends by itself: whatever it was ends the process."""
         if self._folding is not None and error is not None:
-            count = self._poison.add(self._folding)
-            logger.error("streams %s: folding %s failed, time %d", self._stage, self._folding, count)
-        self._fail(error or UnavailableError("expected the Faust agent to run, got its end"))
+            count = self.poison.add(self._folding)
+            logger.error("streams %s: folding %s failed, time %d", self.fold.stage, self._folding, count)
+        self.fail(error or UnavailableError("expected the Faust agent to run, got its end"))
 
     async def on_revoked(self, *_: Any, **__: Any) -> None:
         """All that was not acknowledged comes again, to us or to another, so nothing of it may be kept."""
@@ -134,58 +122,70 @@ class Assignment:
         try:
             await self._take_over(epoch)
         except asyncio.CancelledError:
-            self._fail(UnavailableError("expected the markers of the new partitions to be read, got a cancellation"))
+            self.fail(UnavailableError("expected the markers of the new partitions to be read, got a cancellation"))
             raise
         except Exception as error:
             # Faust would log it and go on without the markers.
-            self._fail(error)
+            self.fail(error)
 
     def _reset(self) -> int:
         self.is_ready = False
         self.starts = {}
         self.lag = {}
-        self._fold.reset()
-        return self._ledger.reset()
+        self.fold.reset()
+        return self.ledger.reset()
 
     async def _take_over(self, epoch: int) -> None:
         """Reads what must be known before the first event. Void when the next rebalance begins meanwhile."""
         began = time.monotonic()
-        assigned = set(self._seam.assignment())
+        assigned = set(self.seam.assignment())
         inputs = sorted({where.topic for where in assigned})
         starts = await asyncio.to_thread(
             retry,
-            lambda: group_starts(self._log, self._seam.group, inputs),
+            lambda: group_starts(self.log, self.seam.group, inputs),
             doing="asking for the group's offsets",
             patience_s=ASK_PATIENCE_S,
         )
-        num_markers = 0
-        if self._marker_topic is not None:
-            num_markers = await read_markers(
-                self._log,
-                self._marker_topic,
-                sorted({where.partition for where in assigned}),
-                lambda markers: self._restore(markers, epoch),
-                patience_s=self._patience_s,
-            )
-        if epoch != self._ledger.epoch:
+        num_markers = await self._read_markers(sorted({where.partition for where in assigned}), epoch)
+        if epoch != self.ledger.epoch:
             return
-        self._poison.load()
+        self.poison.load()
         self.starts = {where: start for where, start in starts.items() if where in assigned}
         self.is_ready = True
         logger.info(
             "streams %s: epoch %d, %d partitions, %d markers read in %.2f s",
-            self._stage,
+            self.fold.stage,
             epoch,
             len(assigned),
             num_markers,
             time.monotonic() - began,
         )
 
-    def _restore(self, markers: Sequence[Record], epoch: int) -> bool:
-        if epoch != self._ledger.epoch:
-            return False
-        self._fold.restore(markers)
-        return True
+    async def _read_markers(self, partitions: Sequence[int], epoch: int) -> int:
+        """Gives the fold every marker that was acknowledged before this call; void when `epoch` ends meanwhile.
+
+        A commit of the former owner came after its markers, so whatever it committed is known then. Returns their
+        number. Raises UnavailableError when the broker gives none for too long.
+        """
+        if self.fold.marker_topic is None or not partitions:
+            return 0
+        topic = self.topics.name(self.fold.marker_topic)
+        num_markers, moved_at = 0, time.monotonic()
+        steps = follow(
+            self.log, [topic], partitions=partitions, poll_s=0.5, max_records=_MARKERS_AT_ONCE, patience_s=STALL_S
+        )
+        async with contextlib.aclosing(in_thread(steps)) as chunks:
+            async for chunk in chunks:
+                if epoch != self.ledger.epoch:
+                    break
+                self.fold.restore(chunk.records)
+                num_markers += len(chunk.records)
+                if chunk.is_caught_up:
+                    break
+                moved_at = time.monotonic() if chunk.records else moved_at
+                if time.monotonic() - moved_at > STALL_S:
+                    raise UnavailableError(f"expected the markers of {topic!r} up to its end, got none in {STALL_S} s")
+        return num_markers
 
 
 def _record(message: Any) -> Record:

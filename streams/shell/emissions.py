@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from tracegrad.schemas.errors import OverloadedError, RecordError
 from tracegrad.schemas.fold import Emission, Output
@@ -28,6 +29,8 @@ __all__ = ["Emissions"]
 
 logger = logging.getLogger(__name__)
 
+MAX_IN_FLIGHT = 1_000
+"""Emissions that wait for acknowledgement; at the bound, reading waits."""
 MAX_BYTES_IN_FLIGHT = 64 * 1024 * 1024
 """Of outputs not yet acknowledged; large episodes reach it before the bound on their number."""
 _OVERLOADED_PAUSE_S = 0.05
@@ -36,19 +39,16 @@ _LOOK_S = 0.002
 _REASON = HEADER_PREFIX + "reason"
 
 
+@dataclass(slots=True)
 class _InFlight:
     """One emission and the appends that it waits for."""
 
-    __slots__ = ("begun_at", "done", "epoch", "futures", "marker", "num_bytes", "record")
-
-    def __init__(self, emission: Emission, record: Record, *, epoch: int, begun_at: float) -> None:
-        self.marker = emission.marker
-        self.done: Sequence[Position] = emission.done
-        self.record = record
-        self.epoch = epoch
-        self.begun_at = begun_at
-        self.num_bytes = 0
-        self.futures: list[tuple[Output, Future[Position]]] = []
+    emission: Emission
+    record: Record
+    epoch: int
+    begun_at: float
+    num_bytes: int = 0
+    futures: list[tuple[Output, Future[Position]]] = field(default_factory=list)
 
 
 class Emissions:
@@ -68,8 +68,7 @@ class Emissions:
         *,
         stage: Stage,
         metrics: Metrics,
-        max_in_flight: int,
-        max_bytes: int = MAX_BYTES_IN_FLIGHT,
+        max_in_flight: int = MAX_IN_FLIGHT,
         before_marker: Callable[[], None] = lambda: None,
     ) -> None:
         self._metrics = metrics
@@ -78,7 +77,6 @@ class Emissions:
         self._ledger = ledger
         self._stage = stage
         self._max_in_flight = max_in_flight
-        self._max_bytes = max_bytes
         self._before_marker = before_marker
         self._outputs: deque[_InFlight] = deque()
         self._markers: deque[_InFlight] = deque()
@@ -105,7 +103,7 @@ class Emissions:
             await self._has_room.wait()
         if epoch != self._ledger.epoch:
             return
-        item = _InFlight(emission, record, epoch=epoch, begun_at=self._loop.time())
+        item = _InFlight(emission, record, epoch, self._loop.time())
         for output in emission.outputs:
             future = await self.append(output)
             item.futures.append((output, future))
@@ -115,7 +113,7 @@ class Emissions:
         self.num_in_flight += 1
         self._outputs.append(item)
         self._has_work.set()
-        if self.num_in_flight >= self._max_in_flight or self._num_bytes >= self._max_bytes:
+        if self.num_in_flight >= self._max_in_flight or self._num_bytes >= MAX_BYTES_IN_FLIGHT:
             self._has_room.clear()
 
     async def append(self, output: Output) -> Future[Position]:
@@ -165,22 +163,22 @@ class Emissions:
                 break
             outputs.popleft()
             self._num_bytes -= item.num_bytes
-            if item.marker is None or item.epoch != self._ledger.epoch:
+            if item.emission.marker is None or item.epoch != self._ledger.epoch:
                 self._finish(item)
                 continue
             self._before_marker()
-            item.futures = [(item.marker, await self.append(item.marker))]
+            item.futures = [(item.emission.marker, await self.append(item.emission.marker))]
             markers.append(item)
         while markers and markers[0].futures[0][1].done():
             item = markers.popleft()
             item.futures[0][1].result()
             self._finish(item)
-        if self.num_in_flight < self._max_in_flight and self._num_bytes < self._max_bytes:
+        if self.num_in_flight < self._max_in_flight and self._num_bytes < MAX_BYTES_IN_FLIGHT:
             self._has_room.set()
 
     def _finish(self, item: _InFlight) -> None:
         self.num_in_flight -= 1
-        self._ledger.done(item.done, epoch=item.epoch)
+        self._ledger.done(item.emission.done, epoch=item.epoch)
 
     async def _check(self, item: _InFlight) -> bool:
         """Raises what an append failed with. False: a dead letter took an output's place and is on its way."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mode.threads import WorkerThread
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
 from ..config import StreamsHandles
 
@@ -156,17 +158,18 @@ class FaustSeam:
     Must be made inside the event loop that will run it.
     """
 
-    def __init__(self, handles: StreamsHandles, *, group: str, inputs: Sequence[str], datadir: Path) -> None:
-        self.group = group
-        self.inputs = tuple(inputs)
-        # Faust makes this folder and those in it, but not its parents.
-        datadir.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, handles: StreamsHandles, *, stage: Stage, topics: Topics) -> None:
+        self.group = topics.group(stage)
+        self.inputs = tuple(topics.name(topic) for topic in INPUTS[stage])
+        folder = Path(handles.data_dir) / "faust"
+        # Faust makes the folder of its own and those in it, but not its parents.
+        folder.mkdir(parents=True, exist_ok=True)
         self._is_static = handles.instance_id is not None
         self.app: faust.App = _App(
-            group,
+            self.group,
             broker=[f"kafka://{server.strip()}" for server in handles.bootstrap_servers.split(",")],
             broker_credentials=_credentials(handles.kafka),
-            datadir=str(datadir),
+            datadir=str(folder / f"{stage.value}-{handles.instance_id or os.getpid()}"),
             store="memory://",
             autodiscover=False,
             web_enabled=False,

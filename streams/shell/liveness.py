@@ -4,7 +4,7 @@ In: committed and delivered offsets, and the log's own. Out: nothing, or an erro
 outside the log is a LogGapError (Faust would skip in silence); a record that lies on the log and was passed over, or
 a delivered position that stands still under lag, ends the process with an UnavailableError, so that it is restarted
 and reads again. Committed progress proves nothing: it stands still behind one open episode. A broker that is away
-proves nothing either: the clocks start anew. All calls block; call them in a thread, one at a time.
+proves nothing either: the clocks start anew. All calls block; call each in a thread, one at a time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from tracegrad.schemas.errors import ConfigurationError, LogGapError, Unavailabl
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 
-__all__ = ["Jumps", "Liveness", "check_partitions", "group_starts"]
+__all__ = ["STALL_S", "Liveness", "check_partitions", "group_starts"]
 
 logger = logging.getLogger(__name__)
 
+STALL_S = 60.0
+"""A delivered position that stands still this long under lag ends the worker, as do markers that do not come."""
 _LOOK_S = 10.0
 """How long to look for a record."""
 _LOOK_RECORDS = 1_000
@@ -62,21 +64,24 @@ def check_partitions(log: Log, topics: Sequence[str], expected: int) -> None:
             )
 
 
-class Jumps:
-    """Judges each jump in delivered offsets: harmless when the log holds no record in between (compacted, or a
-    transaction's control record).
+class Liveness:
+    """What was delivered against what lies on the log.
 
-    What a look at the log showed past the jump is kept, one look a partition, so that a topic with many gaps costs
-    few looks.
+    Args:
+        stall_s: how long a position may stand still under lag, or an assignment may take.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, stall_s: float = STALL_S) -> None:
         self._log = log
+        self._stall_s = stall_s
+        self._since: dict[TopicPartition, tuple[int, float]] = {}
+        self._waiting_since: float | None = None
         self._looks: dict[TopicPartition, tuple[int, Sequence[int]]] = {}
-        """Where the look began, and the offsets that it found."""
+        """Where the last look at a partition began, and the offsets that it found: a topic with many gaps costs few."""
 
     def refuse_skipped(self, where: TopicPartition, *, expected: int, delivered: int) -> None:
-        """Returns when nothing was passed over.
+        """Judges a jump in delivered offsets: harmless when the log holds no record in between (compacted, or a
+        transaction's control record).
 
         Raises:
             UnavailableError: a record in between was not delivered, or the broker did not show what lies there.
@@ -98,39 +103,6 @@ class Jumps:
                 f"expected offset {found} of {where.topic!r} partition {where.partition} to be delivered before "
                 f"{delivered}, got it passed over; restart and read again"
             )
-
-
-def _look(log: Log, where: TopicPartition, start: int) -> Sequence[int]:
-    """The offsets of the next records at or after `start`; empty when none came in time."""
-    deadline = time.monotonic() + _LOOK_S
-    chunks = follow(
-        log,
-        [where.topic],
-        starts={where: start},
-        partitions=[where.partition],
-        poll_s=0.5,
-        max_records=_LOOK_RECORDS,
-        patience_s=_LOOK_S,
-    )
-    with closing(chunks):
-        for chunk in chunks:
-            if chunk.records or time.monotonic() > deadline:
-                return [record.offset for record in chunk.records]
-    return ()
-
-
-class Liveness:
-    """Delivered positions against the log's end.
-
-    Args:
-        stall_s: how long a position may stand still under lag, or an assignment may take.
-    """
-
-    def __init__(self, log: Log, *, stall_s: float) -> None:
-        self._log = log
-        self._stall_s = stall_s
-        self._since: dict[TopicPartition, tuple[int, float]] = {}
-        self._waiting_since: float | None = None
 
     def check(self, positions: Mapping[TopicPartition, int] | None, now_s: float) -> dict[TopicPartition, int]:
         """Returns the lag of each partition; None as positions means that the worker waits for an assignment.
@@ -182,3 +154,22 @@ class Liveness:
                 )
             self._since[where] = (position, now_s)
         return end - position
+
+
+def _look(log: Log, where: TopicPartition, start: int) -> Sequence[int]:
+    """The offsets of the next records at or after `start`; empty when none came in time."""
+    deadline = time.monotonic() + _LOOK_S
+    chunks = follow(
+        log,
+        [where.topic],
+        starts={where: start},
+        partitions=[where.partition],
+        poll_s=0.5,
+        max_records=_LOOK_RECORDS,
+        patience_s=_LOOK_S,
+    )
+    with closing(chunks):
+        for chunk in chunks:
+            if chunk.records or time.monotonic() > deadline:
+                return [record.offset for record in chunk.records]
+    return ()

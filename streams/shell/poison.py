@@ -1,29 +1,22 @@
 """Inputs that end the process again and again: known as poison by the next one, whichever worker it is.
 
-In: a folder that the workers of a run on one machine share, positions whose folding ended a process. Out: small files
-in it, and whether a position is poison. Failure: files that cannot be read count as absent.
+In: a folder that the workers of a run on one machine share, positions whose folding ended a process. Out: one file of
+a stage in it, a line for each such end, and whether a position is poison. Failure: lines that cannot be read count as
+absent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 
-from tracegrad.schemas.files import write_atomically
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.topics import Stage
 
-__all__ = ["PoisonList", "file_name"]
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def file_name(text: str) -> str:
-    """The text with whatever a file name should not hold replaced."""
-    return _UNSAFE.sub("_", text)
+__all__ = ["PoisonList"]
 
 
 class PoisonList:
@@ -35,35 +28,24 @@ class PoisonList:
     """
 
     def __init__(self, data_dir: Path, stage: Stage, *, limit: int = 3) -> None:
-        self._folder = data_dir / "poison" / stage.value
+        self._path = data_dir / f"poison-{stage.value}.jsonl"
         self._limit = limit
-        self._poison: set[Position] = set()
+        self._ends: Counter[Position] = Counter()
 
     def load(self) -> None:
         """Reads what this and other processes have left."""
-        self._poison.clear()
-        for path in self._folder.glob("*.json"):
-            with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-                crash = msgspec.json.decode(path.read_bytes(), type=_Crash)
-                if crash.count >= self._limit:
-                    self._poison.add(crash.position)
+        self._ends.clear()
+        for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
+            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+                self._ends[msgspec.json.decode(line, type=Position)] += 1
 
     def __contains__(self, position: Position) -> bool:
-        return position in self._poison
+        return self._ends.get(position, 0) >= self._limit
 
     def add(self, position: Position) -> int:
         """Counts one more end at this position; returns how many there were."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{file_name(position.topic)}-{position.partition}-{position.offset}.json"
-        count = 1
-        with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            count += msgspec.json.decode(path.read_bytes(), type=_Crash).count
-        write_atomically(path, msgspec.json.encode(_Crash(position=position, count=count)))
-        return count
-
-
-class _Crash(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a position ended a process."""
-
-    position: Position
-    count: int
+        # One write to a file opened for appending: what other processes write meanwhile is not torn.
+        with self._path.open("ab", buffering=0) as file:
+            file.write(msgspec.json.encode(position) + b"\n")
+        self.load()
+        return self._ends[position]

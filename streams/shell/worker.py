@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 from tracegrad.schemas.errors import UnavailableError
@@ -27,14 +27,14 @@ from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import ASSIGNED, COMMITS, IN_FLIGHT, LAG, OPEN, OPEN_INPUTS, OPEN_RANGES, READY, Metrics
 from tracegrad.schemas.retry import retry
-from tracegrad.schemas.topics import INPUTS, Stage, Topics
+from tracegrad.schemas.topics import INPUTS, Topics
 
 from ..config import StreamsHandles
 from .assignment import ASK_PATIENCE_S, Assignment
 from .emissions import Emissions
 from .faust_app import FaustSeam
 from .liveness import Liveness, check_partitions, group_starts
-from .poison import PoisonList, file_name
+from .poison import PoisonList
 
 __all__ = ["run_fold"]
 
@@ -46,10 +46,6 @@ _PROPOSE_INTERVAL_S = 0.5
 """Between looks for due close proposals."""
 _ACK_TIMEOUT_S = 30.0
 """An output not acknowledged by then ends the worker, which is then restarted."""
-_MAX_IN_FLIGHT = 1_000
-"""Emissions that wait for acknowledgement; at the bound, reading waits."""
-_STALL_S = 60.0
-"""A delivered position that stands still this long under lag ends the worker."""
 _GAUGES_INTERVAL_S = 1.0
 _LIVENESS_INTERVAL_S = 5.0
 _STOP_POLL_S = 0.05
@@ -63,7 +59,6 @@ def run_fold(
     fold: Fold,
     handles: StreamsHandles,
     *,
-    stage: Stage,
     topics: Topics,
     log: Log,
     stop: threading.Event,
@@ -72,33 +67,28 @@ def run_fold(
 ) -> None:
     """Runs a fold until `stop` is set; then drains, commits and leaves the group.
 
-    The stage gives the inputs and the consumer group. `before_marker` is called when an emission's outputs are
+    The fold's stage gives the inputs and the consumer group. `before_marker` is called when an emission's outputs are
     acknowledged and its marker is not sent yet: the worst moment to die in.
 
     Raises:
         FatalError: a gap in the log, wrong partitions: do not restart.
         TracegradError, Exception: anything else: restart, and the open inputs come again.
     """
-    data_dir = Path(handles.data_dir)
-    data_dir.mkdir(parents=True, exist_ok=True)
-    inputs = tuple(topics.name(topic) for topic in INPUTS[stage])
+    Path(handles.data_dir).mkdir(parents=True, exist_ok=True)
+    inputs = [topics.name(topic) for topic in INPUTS[fold.stage]]
 
     def check() -> None:
         if fold.marker_topic is not None:
             check_partitions(log, (*inputs, topics.name(fold.marker_topic)), handles.partitions)
-        group_starts(log, topics.group(stage), inputs)
+        group_starts(log, topics.group(fold.stage), inputs)
+
+    async def serve() -> None:
+        # Faust wants what it works in to be made inside its event loop.
+        await _Worker(fold, handles, topics, log, writer, metrics, before_marker).serve(stop)
 
     retry(check, doing="checking topics and offsets", patience_s=ASK_PATIENCE_S)
-    writer = log.writer()
-    try:
-        asyncio.run(_serve(lambda: _Worker(fold, handles, stage, topics, log, writer, metrics, before_marker), stop))
-    finally:
-        writer.close()
-
-
-async def _serve(worker: Callable[[], _Worker], stop: threading.Event) -> None:
-    """Makes the worker inside its event loop, as Faust wants it."""
-    await worker().serve(stop)
+    with closing(log.writer()) as writer:
+        asyncio.run(serve())
 
 
 class _Worker:
@@ -119,7 +109,6 @@ class _Worker:
         self,
         fold: Fold,
         handles: StreamsHandles,
-        stage: Stage,
         topics: Topics,
         log: Log,
         writer: LogWriter,
@@ -127,39 +116,25 @@ class _Worker:
         before_marker: Callable[[], None],
     ) -> None:
         self._fold = fold
-        self._stage = stage
         self._metrics = metrics
-        data_dir = Path(handles.data_dir)
-        self._seam = FaustSeam(
-            handles,
-            group=topics.group(stage),
-            inputs=[topics.name(topic) for topic in INPUTS[stage]],
-            datadir=data_dir / "faust" / file_name(f"{stage.value}-{handles.instance_id or os.getpid()}"),
-        )
+        self._seam = FaustSeam(handles, stage=fold.stage, topics=topics)
         self._ledger = Ledger()
         self._emissions = Emissions(
-            writer,
-            topics,
-            self._ledger,
-            stage=stage,
-            metrics=metrics,
-            max_in_flight=_MAX_IN_FLIGHT,
-            before_marker=before_marker,
+            writer, topics, self._ledger, stage=fold.stage, metrics=metrics, before_marker=before_marker
         )
+        self._liveness = Liveness(log)
         self._assignment = Assignment(
-            fold,
-            stage=stage,
+            fold=fold,
+            topics=topics,
             log=log,
             seam=self._seam,
             ledger=self._ledger,
             emissions=self._emissions,
             metrics=metrics,
-            poison=PoisonList(data_dir, stage),
-            marker_topic=topics.name(fold.marker_topic) if fold.marker_topic is not None else None,
-            patience_s=_STALL_S,
+            poison=PoisonList(Path(handles.data_dir), fold.stage),
+            liveness=self._liveness,
             fail=self._fail,
         )
-        self._liveness = Liveness(log, stall_s=_STALL_S)
         self._started = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -205,13 +180,14 @@ class _Worker:
         self._assignment.is_closing = True
         if is_clean:
             if not await self._emissions.drain(_DRAIN_S):
-                logger.warning("streams %s: %d emissions still in flight", self._stage, self._emissions.num_in_flight)
+                num_left = self._emissions.num_in_flight
+                logger.warning("streams %s: %d emissions still in flight", self._fold.stage, num_left)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._commit(), _COMMIT_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._started.wait(), _STOP_S)
         if not await self._seam.stop(leave=is_clean, timeout_s=_STOP_S):
-            logger.warning("streams %s: the Faust app did not stop within %s s", self._stage, _STOP_S)
+            logger.warning("streams %s: the Faust app did not stop within %s s", self._fold.stage, _STOP_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,14 +8,14 @@ the strongest sign to the weakest; unknown is not failure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from tracegrad.schemas.records.facts import SpanKind, ToolStatus
 
-__all__ = ["AttributeValue", "Dialect", "Reading", "SpanView", "ToolErrorText", "judge_tool"]
+__all__ = ["AttributeValue", "Dialect", "Reading", "SpanView", "ToolErrorText", "read_tool"]
 
 AttributeValue = str | bool | int | float
 MAX_TEXT = 200
@@ -69,34 +69,49 @@ class ToolErrorText:
         return bool((self._words and self._words.match(result)) or _EXCEPTION_LINE.match(result))
 
 
-class Dialect(Protocol):
-    """One row of the table in `table.py`."""
+class Dialect(NamedTuple):
+    """One row of the table in `read_spans.py`."""
 
     name: str
     keys: frozenset[str]
     """The attributes that it reads; others are not even decoded."""
+    read: Callable[[SpanView, ToolErrorText], Reading | None]
+    """The span's meaning, or None when it does not speak this dialect."""
 
-    def read(self, span: SpanView, is_error: ToolErrorText) -> Reading | None:
-        """The span's meaning, or None when it does not speak this dialect."""
 
-
-def judge_tool(
-    span: SpanView, *, error_type: str | None, declared: ToolStatus, result: str | None, is_error: ToolErrorText
-) -> tuple[ToolStatus, str]:
-    """(status, what it was read from) of a tool execution.
+def read_tool(
+    span: SpanView,
+    is_error: ToolErrorText,
+    *,
+    name: str,
+    call_id: str | None,
+    error_type: str | None,
+    declared: ToolStatus = ToolStatus.UNKNOWN,
+    result: object,
+) -> Reading:
+    """The reading of a tool execution, its status judged.
 
     Failure: the span's status is an error; an attribute says so (`error.type`, the framework's own status field);
-    the result begins like an error. Success: the span ended without any of these, as the conventions ask of
-    instrumentations (an unset status is not an error). A span that was cut may have lost the sign: unknown.
+    the result, where it is a text, begins like an error. Success: the span ended without any of these, as the
+    conventions ask of instrumentations (an unset status is not an error). A span that was cut may have lost the sign:
+    unknown.
     """
+    status, status_from = ToolStatus.UNKNOWN, ""
     if span.status == STATUS_ERROR:
-        return ToolStatus.FAILED, "exception" if span.has_exception else "span_status"
-    if error_type is not None or declared is ToolStatus.FAILED:
-        return ToolStatus.FAILED, "attribute"
-    if result is not None and is_error(result):
-        return ToolStatus.FAILED, "text"
-    if declared is ToolStatus.SUCCEEDED:
-        return ToolStatus.SUCCEEDED, "attribute"
-    if span.status == STATUS_OK or not span.is_cut:
-        return ToolStatus.SUCCEEDED, "span_status"
-    return ToolStatus.UNKNOWN, ""
+        status, status_from = ToolStatus.FAILED, "exception" if span.has_exception else "span_status"
+    elif error_type is not None or declared is ToolStatus.FAILED:
+        status, status_from = ToolStatus.FAILED, "attribute"
+    elif isinstance(result, str) and is_error(result):
+        status, status_from = ToolStatus.FAILED, "text"
+    elif declared is ToolStatus.SUCCEEDED:
+        status, status_from = ToolStatus.SUCCEEDED, "attribute"
+    elif span.status == STATUS_OK or not span.is_cut:
+        status, status_from = ToolStatus.SUCCEEDED, "span_status"
+    return Reading(
+        kind=SpanKind.TOOL,
+        tool_name=name,
+        tool_call_id=call_id,
+        tool_status=status,
+        tool_status_from=status_from,
+        error_type=error_type,
+    )

@@ -15,9 +15,9 @@ import msgspec
 from tracegrad.schemas.attributes import ERROR_TYPE
 from tracegrad.schemas.records.facts import SpanKind, ToolStatus
 
-from .dialect import MAX_TEXT, Reading, SpanView, ToolErrorText, judge_tool
+from .dialect import MAX_TEXT, Dialect, Reading, SpanView, ToolErrorText, read_tool
 
-__all__ = ["OpenInference"]
+__all__ = ["OPENINFERENCE"]
 
 KIND = "openinference.span.kind"
 AGENT_NAME = "agent.name"
@@ -33,50 +33,37 @@ _MAX_JSON = 1_000_000
 """Characters of a tool's output that are parsed; a longer one is judged by its beginning as text."""
 
 
-class OpenInference:
-    """The dialect `openinference`."""
+def _read(span: SpanView, is_error: ToolErrorText) -> Reading | None:
+    kind = span.text(KIND)
+    if kind is None:
+        return None
+    output = span.attributes.get(OUTPUT)
+    text = output if isinstance(output, str) else None
+    if kind == "TOOL":
+        return _read_tool(span, text, is_error)
+    if kind == "AGENT":
+        return Reading(kind=SpanKind.AGENT, agent_name=span.text(AGENT_NAME) or span.name)
+    if kind == "LLM":
+        match = _RESPONSE_ID.search(text) if text else None
+        return Reading(kind=SpanKind.LLM, response_id=match[1] if match else None)
+    return Reading(kind=SpanKind.OTHER)
 
-    name = "openinference"
-    keys = frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT, ERROR_TYPE})
 
-    def read(self, span: SpanView, is_error: ToolErrorText) -> Reading | None:
-        """As Dialect.read."""
-        kind = span.text(KIND)
-        if kind is None:
-            return None
-        output = span.attributes.get(OUTPUT)
-        text = output if isinstance(output, str) else None
-        if kind == "TOOL":
-            return self._tool(span, text, is_error)
-        if kind == "AGENT":
-            return Reading(kind=SpanKind.AGENT, agent_name=span.text(AGENT_NAME) or span.name)
-        if kind == "LLM":
-            match = _RESPONSE_ID.search(text) if text else None
-            return Reading(kind=SpanKind.LLM, response_id=match[1] if match else None)
-        return Reading(kind=SpanKind.OTHER)
-
-    def _tool(self, span: SpanView, output: str | None, is_error: ToolErrorText) -> Reading:
-        message = _tool_message(output)
-        content = message.get("content")
-        error_type = span.text(ERROR_TYPE)
-        status, status_from = judge_tool(
-            span,
-            error_type=error_type,
-            declared=_DECLARED.get(str(message.get("status")), ToolStatus.UNKNOWN),
-            result=content if isinstance(content, str) else output,
-            is_error=is_error,
-        )
-        call_id = message.get("tool_call_id")
-        return Reading(
-            kind=SpanKind.TOOL,
-            tool_name=span.text(TOOL_NAME) or span.name,
-            tool_call_id=(call_id[:MAX_TEXT] if isinstance(call_id, str) and call_id else None)
-            or span.text(TOOL_CALL_ID)
-            or span.text(TOOL_ID),
-            tool_status=status,
-            tool_status_from=status_from,
-            error_type=error_type,
-        )
+def _read_tool(span: SpanView, output: str | None, is_error: ToolErrorText) -> Reading:
+    message = _tool_message(output)
+    content = message.get("content")
+    call_id = message.get("tool_call_id")
+    return read_tool(
+        span,
+        is_error,
+        name=span.text(TOOL_NAME) or span.name,
+        call_id=(call_id[:MAX_TEXT] if isinstance(call_id, str) and call_id else None)
+        or span.text(TOOL_CALL_ID)
+        or span.text(TOOL_ID),
+        error_type=span.text(ERROR_TYPE),
+        declared=_DECLARED.get(str(message.get("status")), ToolStatus.UNKNOWN),
+        result=content if isinstance(content, str) else output,
+    )
 
 
 def _tool_message(output: str | None) -> dict[str, Any]:
@@ -93,3 +80,8 @@ def _tool_message(output: str | None) -> dict[str, Any]:
         if isinstance(inner, dict) and "tool_call_id" in inner:
             return inner
     return {}
+
+
+OPENINFERENCE = Dialect(
+    "openinference", frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT, ERROR_TYPE}), _read
+)

@@ -16,7 +16,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.streams.dead_letter import dead_letter
+from tracegrad.streams.stage_fold import dead_letter
 
 __all__ = ["CountingFold", "Part", "Sum"]
 
@@ -43,6 +43,7 @@ _PARTS = msgspec.json.Decoder(Part)
 class CountingFold:
     """The fold; `crash_on` raises at that value, as a fault of a fold would; `work_s` makes each step slow."""
 
+    stage = Stage.ASSEMBLE
     marker_topic: Topic | None = Topic.CLOSED_EPISODES
 
     def __init__(self, *, crash_on: int | None = None, work_s: float = 0.0, output_bytes: int = 0) -> None:

@@ -16,8 +16,8 @@ from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.dead_letter import dead_letter
 from tracegrad.streams.shell.emissions import Emissions
+from tracegrad.streams.stage_fold import dead_letter
 
 TOPICS = Topics(run=RunName("run"))
 EVENTS = TOPICS.name(Topic.EPISODE_EVENTS)

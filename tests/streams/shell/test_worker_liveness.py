@@ -19,7 +19,7 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
 from tracegrad.streams.config import StreamsHandles
 from tracegrad.streams.shell import liveness, worker
-from tracegrad.streams.shell.liveness import Jumps, Liveness, check_partitions, group_starts
+from tracegrad.streams.shell.liveness import Liveness, check_partitions, group_starts
 from tracegrad.streams.shell.poison import PoisonList
 
 WHERE = TopicPartition("events", 0)
@@ -60,14 +60,14 @@ def test_unequal_partition_counts_are_refused(log: MemoryLog) -> None:
 def test_a_record_that_was_passed_over_ends_the_process(log: MemoryLog) -> None:
     """3 was expected, 5 came, and 3 lies on the log."""
     with pytest.raises(UnavailableError, match="passed over"):
-        Jumps(log).refuse_skipped(WHERE, expected=3, delivered=5)
+        Liveness(log).refuse_skipped(WHERE, expected=3, delivered=5)
 
 
 def test_a_jump_over_deleted_records_is_a_gap(log: MemoryLog) -> None:
     """Retention overtook the worker while it ran."""
     log.truncate("events", 0, begin=5)
     with pytest.raises(LogGapError):
-        Jumps(log).refuse_skipped(WHERE, expected=3, delivered=5)
+        Liveness(log).refuse_skipped(WHERE, expected=3, delivered=5)
 
 
 class _HoledLog(MemoryLog):
@@ -98,18 +98,18 @@ def test_a_jump_that_the_broker_does_not_explain_ends_the_process(monkeypatch: p
     """No answer in time is no proof that nothing lies there; what was passed over must not be committed past."""
     monkeypatch.setattr(liveness, "_LOOK_S", 0.01)
     with pytest.raises(UnavailableError, match="got none from 3 on"):
-        Jumps(_HoledLog(range(10))).refuse_skipped(WHERE, expected=3, delivered=5)
+        Liveness(_HoledLog(range(10))).refuse_skipped(WHERE, expected=3, delivered=5)
 
 
 def test_a_jump_over_a_hole_is_harmless_and_one_look_serves_many() -> None:
     """A topic written in transactions has a hole for each; none of them hides a record that was passed over."""
     log = _HoledLog({3, 5, 7})
-    jumps = Jumps(log)
+    liveness = Liveness(log)
     for expected in (3, 5, 7):
-        jumps.refuse_skipped(WHERE, expected=expected, delivered=expected + 1)
+        liveness.refuse_skipped(WHERE, expected=expected, delivered=expected + 1)
     assert log.num_tails == 1
     with pytest.raises(UnavailableError, match=r"expected offset 8 .* passed over"):
-        jumps.refuse_skipped(WHERE, expected=7, delivered=9)
+        liveness.refuse_skipped(WHERE, expected=7, delivered=9)
 
 
 class _Seam:
@@ -135,6 +135,7 @@ class _Message:
 class _Nothing:
     """A fold that is done with each record at once."""
 
+    stage = Stage.ASSEMBLE
     marker_topic: Topic | None = None
     num_open = 0
 
@@ -158,7 +159,7 @@ async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Work
     log = _HoledLog({1})
     handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path))
     topics, metrics = Topics(run=RunName("run")), Metrics()
-    return worker._Worker(_Nothing(), handles, Stage.ASSEMBLE, topics, log, log.writer(), metrics, lambda: None)
+    return worker._Worker(_Nothing(), handles, topics, log, log.writer(), metrics, lambda: None)
 
 
 @pytest.mark.parametrize("error", [LogGapError("gone"), asyncio.CancelledError()], ids=["error", "cancelled"])

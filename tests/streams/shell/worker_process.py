@@ -99,7 +99,6 @@ def main() -> int:
         worker.run_fold(
             fold,
             plan.handles,
-            stage=plan.stage,
             topics=plan.topics,
             log=log,
             stop=stop,

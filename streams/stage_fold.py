@@ -1,28 +1,28 @@
-"""What folds have in common that close ids: what is open, and what is closed, so that a restart emits nothing twice.
+"""What the folds of all stages have in common: what is open, what is closed, and what becomes of bad input.
 
-In: the markers at assignment, then the input. Out: an Emission for each id that closes. Invariant: an id closes once;
-its marker follows its outputs, and only then are its inputs done. Closed ids are bounded: beyond `max_ids` the oldest
-are forgotten; facts of a forgotten id would open it anew, as a stray. Failure: an input that cannot be used is a dead
-letter.
+In: the markers at assignment, then the input. Out: an Emission for each record. Invariant: an id closes once, so that a
+restart emits nothing twice; its marker follows its outputs, and only then are its inputs done. Closed ids are bounded:
+beyond `max_ids` the oldest are forgotten; facts of a forgotten id would open it anew, as a stray. Failure: an input
+that cannot be used is a dead letter, so that its neighbours go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.keys import closed_key
+from tracegrad.schemas.keys import closed_key, original_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CLOSED_IDS_FORGOTTEN, MARKERS_REFUSED, Metrics
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import StreamRules
-from .dead_letter import dead_letter
 
-__all__ = ["ClosedIds", "ClosingFold"]
+__all__ = ["ClosedIds", "StageFold", "dead_letter"]
 
 Opened = TypeVar("Opened")
 
@@ -50,11 +50,11 @@ class ClosedIds:
         self._ids.clear()
 
 
-class ClosingFold(Generic[Opened]):
-    """The parts of `Fold` that are alike for a stage that closes ids; `Opened` is what it keeps of an open one."""
+class StageFold(Generic[Opened]):
+    """The parts of `Fold` that are alike for all stages; `Opened` is what one keeps of an open id."""
 
-    marker_topic: Topic
     stage: Stage
+    marker_topic: Topic | None = None
 
     def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
         self.metrics = metrics or Metrics()
@@ -86,8 +86,11 @@ class ClosingFold(Generic[Opened]):
         try:
             return self._take(record)
         except RecordError as error:
-            letter = dead_letter(record, error, stage=self.stage)
-            return Emission(outputs=(letter,), done=(record.position,))
+            return Emission(outputs=(dead_letter(record, error, stage=self.stage),), done=(record.position,))
+
+    def propose(self, now_s: float) -> Sequence[Output]:
+        """As Fold.propose; nothing is ever due."""
+        return ()
 
     def _take(self, record: Record) -> Emission:
         """Folds a record. Raises RecordError for one that cannot be used."""
@@ -97,6 +100,7 @@ class ClosingFold(Generic[Opened]):
         self, marker: ClosedMarker, record: Record, positions: Iterable[Position], outputs: tuple[Output, ...]
     ) -> Emission:
         """Closes an id by its last input record; `positions` are all of its inputs."""
+        assert self.marker_topic is not None
         del self._open[marker.id]
         self._closed.add(marker.id)
         return Emission(
@@ -117,3 +121,15 @@ def _packed(id_: str) -> bytes:
         return bytes.fromhex(id_) if " " not in id_ else id_.encode()
     except ValueError:
         return id_.encode("utf-8", "surrogatepass")
+
+
+def dead_letter(
+    record: Record, error: RecordError, *, stage: Stage, value: bytes | None = None, item: int | None = None
+) -> Output:
+    """The dead letter of a record, or of the part of it that `value` holds."""
+    return Output(
+        topic=Topic.DEAD_LETTERS,
+        key=original_key(record),
+        value=(record.value or b"") if value is None else value,
+        headers=dead_letter_headers(record, stage=stage.value, reason=error.reason, detail=str(error), item=item),
+    )
