@@ -164,13 +164,7 @@ def env(
 def variables(wiring: Wiring) -> dict[str, str]:
     """What an agent that we do not start is given."""
     agent = wiring.settings.agent
-    return agent_environment(
-        llm_url=wiring.endpoints.llm_url,
-        llm_token=wiring.settings.llm.token,
-        otlp_endpoint=wiring.endpoints.otlp_endpoint,
-        otlp_token=wiring.settings.otlp.token,
-        service=agent.service if agent else "agent",
-    )
+    return agent_environment(wiring.runner(), agent.service if agent else "agent")
 
 
 def print_variables(wiring: Wiring, show: Show) -> None:

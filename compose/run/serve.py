@@ -138,14 +138,18 @@ def _tasks(start: _Start) -> None:
     from tracegrad.producers.tasks import admission
 
     wiring, starts = start.wiring, start.wiring.run_dir.starts
-    admission.run(wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
+    tasks, pace = wiring.settings.tasks, wiring.settings.pace
+    assert tasks is not None
+    admission.run(tasks, pace, wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
 
 
 def _runner(start: _Start) -> None:
     from tracegrad.producers.runner import runner
 
     wiring, starts = start.wiring, start.wiring.run_dir.starts
-    runner.run(wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
+    agent, reward = wiring.settings.agent, wiring.settings.reward
+    assert agent is not None and reward is not None
+    runner.run(agent, reward, wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
 
 
 def _trainer(start: _Start) -> None:

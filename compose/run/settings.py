@@ -11,16 +11,17 @@ import inspect
 import sys
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, field
 
 from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
 from tracegrad.producers.otlp_gateway.config import OtlpConfig
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig
+from tracegrad.producers.tasks.config import PaceConfig, TasksConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName, parse_run_name
-from tracegrad.schemas.section import Count, File, Folder, Function, Program, Seconds, Section, Whole, section_of
+from tracegrad.schemas.section import Section, Whole, section_of
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
@@ -29,14 +30,7 @@ from tracegrad.trainer.config import TrainerConfig
 from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
 
-__all__ = [
-    "AgentSettings",
-    "PaceSettings",
-    "RewardSettings",
-    "RunSettings",
-    "TasksSettings",
-    "settings_markdown",
-]
+__all__ = ["RunSettings", "settings_markdown"]
 
 _NAMES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 _HEAD = """# Settings
@@ -49,73 +43,6 @@ The one TOML file of a run. Above it count variables `TRACEGRAD_<SECTION>_<KEY>`
 """
 
 
-class AgentSettings(Section, frozen=True, kw_only=True):
-    """`[agent]`: who is trained. Exactly one of `callable` and `command`."""
-
-    callable: Function | None = None
-    """`file.py:function`, called with `{id, input}`, sync or async; imported once, many rollouts at once."""
-    command: str | tuple[str, ...] | None = None
-    """A program: the task as JSON on stdin, the answer is the last line on stdout; a process per rollout."""
-    python: Program | None = None
-    """The interpreter with the agent's own packages; None: the one that runs tracegrad."""
-    cwd: Folder | None = None
-    """Working folder; None: the TOML file's folder."""
-    concurrency: Count = 32
-    """Rollouts that run at once."""
-    hosts: Count = 2
-    """Long-lived processes that share them (callables only)."""
-    flush_timeout_s: Annotated[float, Meta(ge=1, lt=20)] = 10.0
-    """At an attempt's end: how long its spans may take to be accepted; later ones are counted as lost (callables only:
-    a command has its SDK's own time-out). Less than 20, after which an agent host gives up its flush."""
-    time_limit_s: Seconds = 300.0
-    """Wall-clock seconds of one attempt; beyond it the attempt is `truncated` and graded."""
-    service: str = "agent"
-    """`service.name` of its spans."""
-    env: dict[str, str] = field(default_factory=dict)
-    """More variables for the agent."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.callable is None) == (self.command is None):
-            raise ConfigurationError('needs either callable = "file.py:function" or command = "...", one of them')
-
-
-class TasksSettings(Section, frozen=True, kw_only=True):
-    """`[tasks]`: what it is trained on. A task is a JSON line `{id, input, expected?}`."""
-
-    file: File
-    """Training tasks."""
-    eval_file: File | None = None
-    """Held-out tasks, run greedily before and after; None: no score."""
-    group_size: Annotated[int, Meta(ge=2)] = 8
-    """k, the rollouts of one task that are compared with each other."""
-    max_running: Count | None = None
-    """Groups that may run at once; None: one more than the agent's concurrency fills."""
-    max_attempts: Count = 3
-    """Tries of a rollout whose attempts were aborted by faults that are not the model's."""
-
-
-class RewardSettings(Section, frozen=True, kw_only=True):
-    """`[reward]`: what an attempt is worth."""
-
-    grader: Function
-    """`file.py:function`, called as grade(task, output, attempt) in a process of its own."""
-    time_limit_s: Seconds = 30.0
-    """Seconds for one grade; beyond it the attempt is unscored."""
-    names: tuple[str, ...] = ("reward",)
-    """Rewards that the grader gives (the keys, when it returns a dict); an episode waits for each."""
-    sources: tuple[str, ...] = ()
-    """Sources that count besides the grader; rewards from any other are shown and ignored."""
-
-
-class PaceSettings(Section, frozen=True, kw_only=True):
-    """`[pace]`: how far rollouts may run ahead of the trainer."""
-
-    staleness: Whole = 2
-    """eta: batches that rollouts may be admitted ahead of the trainer; tokens can be a few versions older, as rollouts
-    take time. 0 is synchronous (`--sync`): a batch is admitted when the one before it is trained."""
-
-
 class RunSettings(Section, frozen=True, kw_only=True):
     """The whole file. Refuses sections that do not go together."""
 
@@ -123,9 +50,9 @@ class RunSettings(Section, frozen=True, kw_only=True):
     """Names the run: [a-z0-9-]{1,40}; the same name resumes it."""
     seed: Whole = 0
     """Of the order of tasks and of the trainer."""
-    agent: AgentSettings | None = None
-    tasks: TasksSettings | None = None
-    reward: RewardSettings | None = None
+    agent: AgentConfig | None = None
+    tasks: TasksConfig | None = None
+    reward: RewardConfig | None = None
     policy: PolicyConfig
     engine: EngineConfig = EngineConfig()
     kafka: KafkaConfig = KafkaConfig()
@@ -134,7 +61,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     air: AirConfig = AirConfig()
     trainer: TrainerConfig = TrainerConfig()
     streams: StreamsConfig = StreamsConfig()
-    pace: PaceSettings = PaceSettings()
+    pace: PaceConfig = PaceConfig()
     select: SelectConfig = SelectConfig()
 
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ imported inside the methods: a process pays for its own room only, and torch is 
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
     from tracegrad.producers.llm_gateway.config import LlmHandles
     from tracegrad.producers.otlp_gateway.config import OtlpHandles
-    from tracegrad.producers.runner.config import RunnerConfig
-    from tracegrad.producers.tasks.admission import TasksConfig
+    from tracegrad.producers.runner.config import RunnerHandles
+    from tracegrad.producers.tasks.config import TasksHandles
     from tracegrad.streams.config import StreamRules, StreamsHandles
     from tracegrad.trainer.config import TrainerHandles
 
@@ -92,11 +91,11 @@ class Wiring:
         """`serve streams`: what its folds decide by."""
         from tracegrad.streams.config import StreamRules
 
-        settings = self.settings
+        settings, reward = self.settings, self.settings.reward
         return StreamRules(
             run_hash=self.record.hash,
             policies=(settings.policy.name,),
-            reward_sources=self.reward_sources(),
+            reward_sources=(reward.source, *reward.sources) if reward else ("grader:*",),
             streams=settings.streams,
             air=settings.air,
             select=settings.select,
@@ -114,62 +113,33 @@ class Wiring:
             partitions=self.settings.kafka.partitions,
         )
 
-    def reward_sources(self) -> tuple[str, ...]:
-        """Whose rewards count: the run's grader, and those that the settings list."""
-        reward = self.settings.reward
-        if reward is None:
-            return ("grader:*",)
-        return (f"grader:{reward.grader.rpartition(':')[2]}", *reward.sources)
-
-    def tasks(self) -> TasksConfig:
+    def tasks(self) -> TasksHandles:
         """`serve tasks`."""
-        from tracegrad.producers.tasks.admission import TasksConfig
-        from tracegrad.schemas.records.rollouts import Limits
+        from tracegrad.producers.tasks.config import TasksHandles
 
         settings = self.settings
-        assert settings.tasks is not None and settings.agent is not None and settings.reward is not None
-        tasks, agent = settings.tasks, settings.agent
-        fills = -(-agent.concurrency // tasks.group_size)
-        return TasksConfig(
+        assert settings.agent is not None and settings.reward is not None
+        return TasksHandles(
             run_hash=self.record.hash,
             policy=settings.policy.name,
-            file=tasks.file,
-            eval_file=tasks.eval_file,
-            group_size=tasks.group_size,
-            groups_per_step=settings.trainer.groups_per_step,
-            steps=settings.trainer.steps,
-            staleness=settings.pace.staleness,
-            max_running=tasks.max_running if tasks.max_running is not None else fills + 1,
             seed=self.record.seed,
-            limits=Limits(time_s=agent.time_limit_s, max_attempts=tasks.max_attempts),
+            steps=settings.trainer.steps,
+            groups_per_step=settings.trainer.groups_per_step,
+            concurrency=settings.agent.concurrency,
+            time_limit_s=settings.agent.time_limit_s,
             rewards_awaited=settings.reward.names,
         )
 
-    def runner(self) -> RunnerConfig:
+    def runner(self) -> RunnerHandles:
         """`serve runner`."""
-        from tracegrad.producers.runner.config import RunnerConfig
+        from tracegrad.producers.runner.config import RunnerHandles
 
-        agent = self.settings.agent
-        assert agent is not None
-        command = shlex.split(agent.command) if isinstance(agent.command, str) else agent.command
-        reward = self.settings.reward
-        return RunnerConfig(
+        return RunnerHandles(
             run_hash=self.record.hash,
-            callable=agent.callable,
-            command=tuple(command) if command is not None else None,
-            python=agent.python,
-            cwd=agent.cwd,
-            env=agent.env,
-            hosts=agent.hosts,
-            concurrency=agent.concurrency,
-            grader=reward.grader if reward else None,
-            grade_timeout_s=reward.time_limit_s if reward else 30.0,
             llm_url=self.endpoints.llm_url,
             otlp_endpoint=self.endpoints.otlp_endpoint,
             llm_token=self.settings.llm.token,
             otlp_token=self.settings.otlp.token,
-            flush_timeout_s=agent.flush_timeout_s,
-            service_name=agent.service,
             log_dir=str(self.run_dir.logs),
         )
 

@@ -11,23 +11,21 @@ from urllib.parse import quote
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
 
-from .config import RunnerConfig
+from .config import AgentConfig, RunnerHandles
 
 __all__ = ["agent_environment", "command_environment", "host_environment"]
 
 
-def agent_environment(
-    *, llm_url: str, llm_token: str | None, otlp_endpoint: str, otlp_token: str | None, service: str
-) -> dict[str, str]:
+def agent_environment(handles: RunnerHandles, service: str) -> dict[str, str]:
     """What any agent is given.
 
     The export time-out is not among it: OTEL_EXPORTER_OTLP_TIMEOUT is seconds to Python's SDK and milliseconds to the
     others', and every SDK's own default is 10 s.
     """
     variables = {
-        "OPENAI_BASE_URL": f"{llm_url.rstrip('/')}/v1",
-        "OPENAI_API_KEY": llm_token or "tracegrad",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": otlp_endpoint.rstrip("/"),
+        "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/v1",
+        "OPENAI_API_KEY": handles.llm_token or "tracegrad",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": handles.otlp_endpoint.rstrip("/"),
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_METRICS_EXPORTER": "none",
@@ -38,40 +36,30 @@ def agent_environment(
         "OTEL_BSP_MAX_QUEUE_SIZE": "32768",
         "OTEL_BSP_SCHEDULE_DELAY": "500",
     }
-    if otlp_token:
+    if handles.otlp_token:
         # The variable's value is percent-encoded.
-        variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{quote(otlp_token, safe='')}"
+        variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{quote(handles.otlp_token, safe='')}"
     return variables
 
 
-def _given(config: RunnerConfig) -> dict[str, str]:
-    return agent_environment(
-        llm_url=config.llm_url,
-        llm_token=config.llm_token,
-        otlp_endpoint=config.otlp_endpoint,
-        otlp_token=config.otlp_token,
-        service=config.service_name,
-    )
-
-
-def host_environment(config: RunnerConfig, environ: Mapping[str, str]) -> dict[str, str]:
+def host_environment(agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent host, which is Python; identity travels by `traceparent`, so none is named in it."""
-    timeout = {"OTEL_EXPORTER_OTLP_TIMEOUT": f"{config.flush_timeout_s:g}"}
-    return {**environ, **_given(config), **timeout, **config.env}
+    timeout = {"OTEL_EXPORTER_OTLP_TIMEOUT": f"{agent.flush_timeout_s:g}"}
+    return {**environ, **agent_environment(handles, agent.service), **timeout, **agent.env}
 
 
 def command_environment(
-    config: RunnerConfig, environ: Mapping[str, str], *, rollout: str, attempt: str, span: str
+    agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str], *, rollout: str, attempt: str, span: str
 ) -> dict[str, str]:
     """The environment of a command: every variable by which some client learns its rollout."""
     identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
-    given = config.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
+    given = agent.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
     return {
         **environ,
-        **_given(config),
-        **config.env,
-        "OPENAI_BASE_URL": f"{config.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
-        "OPENAI_API_KEY": config.llm_token or f"rt-{rollout}.{attempt}",
+        **agent_environment(handles, agent.service),
+        **agent.env,
+        "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
+        "OPENAI_API_KEY": handles.llm_token or f"rt-{rollout}.{attempt}",
         "OTEL_RESOURCE_ATTRIBUTES": f"{given},{identity}" if given else identity,
         "TRACEPARENT": f"00-{rollout}{attempt}-{span}-01",
         "BAGGAGE": identity,

@@ -7,7 +7,6 @@ are closed. Failure: none; every fault becomes part of the outcome.
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
 import msgspec
@@ -26,7 +25,7 @@ from tracegrad.schemas.text import clean
 from ..rollout_records import event_of
 from .agent_result import AgentResult
 from .gateway_client import GatewayClient
-from .grading import Graders, rewards_of
+from .grading import Grader
 
 __all__ = ["AttemptPerformer", "Outcome", "Slot", "records_of"]
 
@@ -82,9 +81,9 @@ def records_of(
 class AttemptPerformer:
     """Performs attempts; one per runner, many at once."""
 
-    def __init__(self, gateway: GatewayClient, graders: Graders | None) -> None:
+    def __init__(self, gateway: GatewayClient, grader: Grader) -> None:
         self._gateway = gateway
-        self._graders = graders
+        self._grader = grader
 
     async def perform(self, slot: Slot, request: RolloutRequest, attempt: str, *, is_alone: bool) -> Outcome:
         """Ends within the attempt's limits and the gateway's and the grader's time-outs.
@@ -106,7 +105,7 @@ class AttemptPerformer:
             return Outcome(result=_aborted(result, str(error)), calls_closed=False)
         if closed.fault is not None and result.state is not RolloutState.SUCCEEDED:
             result = _aborted(result, f"its last call was answered {closed.fault} ({result.error})")
-        if result.state is RolloutState.ABORTED or self._graders is None:
+        if result.state is RolloutState.ABORTED:
             return Outcome(result=result, calls_closed=True)
         seen_by_grader = {
             "state": result.state.value,
@@ -114,9 +113,7 @@ class AttemptPerformer:
             "duration_s": result.duration_s,
             "calls": closed.calls,
         }
-        grade = await self._graders.grade(request, result.output, seen_by_grader)
-        at_ms = int(time.time() * 1000)
-        rewards = rewards_of(grade, request, attempt, source=self._graders.source, at_ms=at_ms)
+        rewards = await self._grader.grade(request, attempt, result.output, seen_by_grader)
         return Outcome(result=result, calls_closed=True, rewards=rewards)
 
     async def close_calls(self, rollout: str, attempt: str) -> bool:

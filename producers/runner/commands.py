@@ -13,29 +13,41 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 
 from .agent_environment import command_environment
 from .agent_result import AgentResult
-from .children import Child, Reaper
-from .config import RunnerConfig
+from .children import Launcher
+from .config import AgentConfig, RunnerHandles
 
-__all__ = ["CommandPool"]
+__all__ = ["CommandPool", "check_command"]
 
 _MAX_OUTPUT_BYTES = 1_000_000
 _TEMPORARY_FAILURE = 75
 
 
+def check_command(agent: AgentConfig) -> None:
+    """Raises ConfigurationError when the agent is a command that cannot be executed at all."""
+    program = agent.argv[0] if agent.argv else ""
+    path = str(Path(agent.cwd or ".", program)) if "/" in program else program
+    if agent.command is not None and shutil.which(path, path=agent.env.get("PATH", os.environ.get("PATH"))) is None:
+        raise ConfigurationError(f"[agent] command: cannot be executed: {program!r}")
+
+
 class CommandPool:
     """Runs at most `concurrency` commands at once."""
 
-    def __init__(self, config: RunnerConfig, reaper: Reaper) -> None:
-        self._config = config
-        self._reaper = reaper
-        self._places = asyncio.Semaphore(config.concurrency)
+    def __init__(self, agent: AgentConfig, handles: RunnerHandles, launcher: Launcher) -> None:
+        self._agent = agent
+        self._handles = handles
+        self._launcher = launcher
+        self._places = asyncio.Semaphore(agent.concurrency)
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[CommandPool]:
@@ -45,19 +57,23 @@ class CommandPool:
 
     async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
         """One rollout in a process of its own."""
-        config, started = self._config, time.monotonic()
-        assert config.command is not None
+        started = time.monotonic()
         env = command_environment(
-            config, os.environ, rollout=request.rollout_id, attempt=attempt, span=secrets.token_hex(8)
+            self._agent,
+            self._handles,
+            os.environ,
+            rollout=request.rollout_id,
+            attempt=attempt,
+            span=secrets.token_hex(8),
         )
         try:
-            child = await Child.start(config.command, config, self._reaper, env=env, name="agent-command")
+            child = await self._launcher.start(self._agent.argv, env=env, name="agent-command")
         except OSError as error:
             reason = f"cannot start: {error.strerror}"
             return AgentResult(state=RolloutState.ABORTED, error=reason, duration_s=0.0)
         task = json.dumps({"id": request.task_id, "input": request.input}).encode() + b"\n"
         try:
-            output, status = await asyncio.wait_for(_converse(child, task), request.limits.time_s)
+            output, status = await asyncio.wait_for(child.converse(task, _MAX_OUTPUT_BYTES), request.limits.time_s)
         except TimeoutError:
             return AgentResult(state=RolloutState.TRUNCATED, error="time limit", duration_s=time.monotonic() - started)
         finally:
@@ -72,8 +88,3 @@ class CommandPool:
 
     async def close(self) -> None:
         """Nothing to do: each command is killed where it was awaited."""
-
-
-async def _converse(child: Child, task: bytes) -> tuple[str, int]:
-    _, output = await asyncio.gather(child.write_input(task), child.read_last_line(_MAX_OUTPUT_BYTES))
-    return output, await child.wait()

@@ -16,12 +16,16 @@ from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.records.rollouts import RolloutRequest
 from tracegrad.schemas.retry import retry_async
 
-from .config import RunnerConfig
+from .config import RunnerHandles
 
 __all__ = ["ClosedCalls", "GatewayClient"]
 
 _FORGOTTEN = 409
 _CONNECT_TIMEOUT_S = 5.0
+_BEGIN_TIMEOUT_S = 120.0
+"""How long an attempt waits for a gateway that is away before it is aborted."""
+_END_TIMEOUT_S = 150.0
+"""How long the end of an attempt waits for the gateway, calls in flight included."""
 _PASSING = (aiohttp.ClientError, TimeoutError, OverloadedError)
 
 
@@ -36,21 +40,22 @@ class ClosedCalls(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayClient:
     """One per runner; many requests at once. Make it on the event loop that uses it."""
 
-    def __init__(self, config: RunnerConfig) -> None:
-        self._config = config
+    def __init__(self, handles: RunnerHandles) -> None:
+        self._handles = handles
         # Shorter than the gateway's keep-alive, so that it does not close a connection under a request.
         connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=4.0)
-        headers = {"authorization": f"Bearer {config.llm_token}"} if config.llm_token else {}
-        self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+        headers = {"authorization": f"Bearer {handles.llm_token}"} if handles.llm_token else {}
+        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
 
     async def begin(self, request: RolloutRequest, attempt: str) -> None:
         """Tells the gateway what the attempt is for. Raises UnavailableError."""
         body = {"policy": request.policy, "purpose": request.purpose.value}
-        await self._post("begin", request.rollout_id, attempt, body, self._config.begin_timeout_s)
+        await self._post("begin", request.rollout_id, attempt, body, _BEGIN_TIMEOUT_S)
 
     async def end(self, rollout: str, attempt: str) -> ClosedCalls:
         """Closes the attempt's calls and tells of them. Raises UnavailableError, also when the gateway forgot it."""
-        answer = await self._post("end", rollout, attempt, {}, self._config.end_timeout_s)
+        answer = await self._post("end", rollout, attempt, {}, _END_TIMEOUT_S)
         try:
             return msgspec.json.decode(answer, type=ClosedCalls)
         except msgspec.MsgspecError as error:
@@ -58,33 +63,32 @@ class GatewayClient:
 
     async def _post(self, action: str, rollout: str, attempt: str, body: dict[str, str], timeout_s: float) -> bytes:
         """The answer. Connection errors, 429 and 5xx are tried again."""
-        url = f"{self._config.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/{action}"
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        url = f"{self._handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/{action}"
+
+        async def once() -> bytes:
+            async with self._session.post(url, json=body) as response:
+                data = await response.read()
+            if response.status < 300:
+                return data
+            if response.status == _FORGOTTEN:
+                raise UnavailableError("the LLM gateway does not know this attempt; it was restarted")
+            if response.status < 500 and response.status != 429:
+                raise UnavailableError(f"the LLM gateway refused {action}: status {response.status}")
+            raise OverloadedError(f"status {response.status}")
+
         try:
-            return await retry_async(
-                lambda: self._post_once(url, body, deadline),
-                doing=f"{action} at the LLM gateway",
-                on=_PASSING,
-                patience_s=timeout_s,
-                first_s=0.1,
-                max_s=1.0,
-            )
+            async with asyncio.timeout(timeout_s):
+                return await retry_async(
+                    once,
+                    doing=f"{action} at the LLM gateway",
+                    on=_PASSING,
+                    patience_s=timeout_s,
+                    first_s=0.1,
+                    max_s=1.0,
+                )
         except _PASSING as error:
             failure = str(error) if isinstance(error, OverloadedError) else type(error).__name__
             raise UnavailableError(f"the LLM gateway was away for {timeout_s:g} s ({failure})") from error
-
-    async def _post_once(self, url: str, body: dict[str, str], deadline: float) -> bytes:
-        left_s = max(deadline - asyncio.get_running_loop().time(), 0.001)
-        timeout = aiohttp.ClientTimeout(total=left_s, sock_connect=_CONNECT_TIMEOUT_S)
-        async with self._session.post(url, json=body, timeout=timeout) as response:
-            data = await response.read()
-        if response.status < 300:
-            return data
-        if response.status == _FORGOTTEN:
-            raise UnavailableError("the LLM gateway does not know this attempt; it was restarted")
-        if response.status < 500 and response.status != 429:
-            raise UnavailableError(f"the LLM gateway refused {url.rpartition('/')[2]}: status {response.status}")
-        raise OverloadedError(f"status {response.status}")
 
     async def close(self) -> None:
         """Releases the connections."""

@@ -19,12 +19,14 @@ from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 
 from .agent_environment import host_environment
 from .agent_result import AgentResult, from_host
-from .children import Child, Reaper, start_host
-from .config import RunnerConfig
+from .children import Child, Launcher
+from .config import AgentConfig, RunnerHandles
 
 __all__ = ["HostPool", "HostSlot"]
 
 _MAX_START_FAILURES = 3
+_HANG_GRACE_S = 30.0
+"""After a time limit, until a host that said nothing is held to be hung."""
 _KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """The out-of-memory killer or a person: no agent of this host is suspected of it."""
 
@@ -34,9 +36,9 @@ logger = logging.getLogger(__name__)
 class _Host:
     """One host process and the rollouts in it."""
 
-    def __init__(self, child: Child, config: RunnerConfig, name: str) -> None:
+    def __init__(self, child: Child, llm_url: str, name: str) -> None:
         self._child = child
-        self._config = config
+        self._llm_url = llm_url
         self._name = name
         self._pending: dict[str, asyncio.Future[AgentResult]] = {}
         self._listening = asyncio.create_task(self._listen())
@@ -45,7 +47,7 @@ class _Host:
         """Takes no more rollouts."""
 
     async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
-        """One rollout. Ends at the latest `hang_grace_s` after its time limit."""
+        """One rollout. Ends at the latest `_HANG_GRACE_S` after its time limit."""
         time_s = request.limits.time_s
         future: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
         self._pending[request.rollout_id + attempt] = future
@@ -58,7 +60,7 @@ class _Host:
                     "time_s": time_s,
                 }
             )
-            return await asyncio.wait_for(future, time_s + self._config.hang_grace_s)
+            return await asyncio.wait_for(future, time_s + _HANG_GRACE_S)
         except ConnectionError:
             return _aborted("its host was gone")
         except TimeoutError:
@@ -77,7 +79,7 @@ class _Host:
         while (message := await self._child.receive()) is not None:
             future = self._pending.get(message["episode"])
             if future is not None and not future.done():
-                future.set_result(from_host(message, self._config.llm_url))
+                future.set_result(from_host(message, self._llm_url))
             if message.get("hung"):
                 logger.warning("%s: a rollout does not end; it takes no more and will be replaced", self._name)
                 self.retired.set()
@@ -126,9 +128,12 @@ class HostSlot:
 class HostPool:
     """`count` hosts of `per_host` rollouts each. Use from one event loop."""
 
-    def __init__(self, config: RunnerConfig, reaper: Reaper, *, count: int, per_host: int, name: str) -> None:
-        self._config = config
-        self._reaper = reaper
+    def __init__(
+        self, agent: AgentConfig, handles: RunnerHandles, launcher: Launcher, *, count: int, per_host: int, name: str
+    ) -> None:
+        self._agent = agent
+        self._handles = handles
+        self._launcher = launcher
         self._per_host = per_host
         self._names = [f"{name}-{index}" for index in range(count)]
         self._hosts: list[_Host] = []
@@ -176,7 +181,7 @@ class HostPool:
                 if num_failures < _MAX_START_FAILURES:
                     await asyncio.sleep(2.0**num_failures)
                 else:
-                    await self._tell_all(ConfigurationError(f"[agent] callable {self._config.callable}: {error}"))
+                    await self._tell_all(ConfigurationError(f"[agent] callable {self._agent.callable}: {error}"))
             except ConfigurationError as error:
                 await self._tell_all(ConfigurationError(f"[agent] callable {error}"))
             else:
@@ -191,12 +196,12 @@ class HostPool:
                 self._hosts.remove(host)
 
     async def _start(self, name: str) -> _Host:
-        config = self._config
-        env = host_environment(config, os.environ)
-        child, ready = await start_host("agent_host.py", str(config.callable), config, self._reaper, env=env, name=name)
+        env = host_environment(self._agent, self._handles, os.environ)
+        reference = str(self._agent.callable)
+        child, ready = await self._launcher.start_host("agent_host.py", reference, env=env, name=name)
         if ready["untraced"]:
             logger.warning("%s: its spans will be missing: %s", name, ready["untraced"])
-        return _Host(child, config, name)
+        return _Host(child, self._handles.llm_url, name)
 
     async def _tell_all(self, failure: ConfigurationError | None = None) -> None:
         async with self._changed:

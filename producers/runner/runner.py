@@ -33,20 +33,23 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..rollout_records import event_of
 from .attempt import AttemptPerformer, Outcome, records_of
-from .children import Reaper
-from .commands import CommandPool
-from .config import RunnerConfig, check
+from .children import Launcher
+from .commands import CommandPool, check_command
+from .config import AgentConfig, RewardConfig, RunnerHandles
 from .gateway_client import GatewayClient
-from .grading import Graders
+from .grading import Grader
 from .hosts import HostPool
 from .journal import Journal
 
-__all__ = ["Runner", "RunnerConfig", "run"]
+__all__ = ["Runner", "run"]
 
 _POLL_S = 0.05
 _KEEP_MEMBERSHIP_S = 20.0
 """A full runner still reads this often, well below Kafka's max.poll.interval."""
-_MAX_BACKOFF_S = 30.0
+_RETRY_BACKOFF_S, _MAX_BACKOFF_S = 1.0, 30.0
+"""Before the second attempt; doubled for each further one, up to the second figure."""
+_MAX_OPEN = 4096
+"""Requests read and not yet finished; beyond it the runner stops reading."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +70,21 @@ class Runner:
 
     def __init__(
         self,
-        config: RunnerConfig,
+        agent: AgentConfig,
+        reward: RewardConfig,
+        handles: RunnerHandles,
         *,
         topics: Topics,
         log: Log,
         stop: threading.Event,
         starts: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        self._config = config
+        self._agent = agent
+        self._reward = reward
+        self._handles = handles
         self._stop = stop
         self._reader: LogReader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
-        self._journal = Journal(log, topics, config.run_hash, starts=starts, stop=stop)
+        self._journal = Journal(log, topics, handles.run_hash, starts=starts, stop=stop)
         self._histories = self._journal.histories
         self._ledger = Ledger()
         self._active: dict[str, _Active] = {}
@@ -87,16 +94,14 @@ class Runner:
 
     async def serve(self) -> None:
         """Until `stop` is set, or a fatal error."""
-        config = self._config
-        reaper = Reaper()
-        gateway = GatewayClient(config)
-        graders = Graders(config, reaper) if config.grader else None
-        self._pool, self._isolation = _pools(config, reaper)
-        self._performer = AttemptPerformer(gateway, graders)
+        launcher = Launcher(self._agent, self._handles.log_dir)
+        self._pool, self._isolation = _pools(self._agent, self._handles, launcher)
+        gateway = GatewayClient(self._handles)
+        grader = Grader(self._reward, self._agent.env, launcher)
+        self._performer = AttemptPerformer(gateway, grader)
         loops: list[asyncio.Task[None]] = []
         try:
-            if graders:
-                await graders.start()
+            await grader.start()
             async with self._pool.slot():
                 pass  # the agent can be started at all
             loops = [
@@ -110,10 +115,8 @@ class Runner:
             self._is_closing = True
             rollouts = [active.task for active in self._active.values() if active.task is not None]
             await _cancel([*loops, *rollouts])
-            await asyncio.gather(self._pool.close(), self._isolation.close(), gateway.close())
-            if graders:
-                await graders.close()
-            await asyncio.to_thread(reaper.close)
+            await asyncio.gather(self._pool.close(), self._isolation.close(), gateway.close(), grader.close())
+            await asyncio.to_thread(launcher.close)
             await asyncio.to_thread(self._reader.close)
             await asyncio.to_thread(self._journal.close)
 
@@ -133,7 +136,7 @@ class Runner:
         clock = asyncio.get_running_loop().time
         last_read_s = 0.0
         while True:
-            room = self._config.max_open - self._ledger.num_open
+            room = _MAX_OPEN - self._ledger.num_open
             if room <= 0 and clock() - last_read_s < _KEEP_MEMBERSHIP_S:
                 await asyncio.sleep(_POLL_S)
             else:
@@ -171,8 +174,8 @@ class Runner:
         try:
             request = ROLLOUTS.decode(record.value)
             parse_rollout_id(request.rollout_id)
-            if run_hash_of(request.rollout_id) != self._config.run_hash:
-                raise RecordError(f"expected a rollout of run {self._config.run_hash}", reason="foreign_run")
+            if run_hash_of(request.rollout_id) != self._handles.run_hash:
+                raise RecordError(f"expected a rollout of run {self._handles.run_hash}", reason="foreign_run")
         except ValueError as error:
             await self._journal.dead_letter(record, error)
             self._ledger.done([record.position], epoch=self._ledger.epoch)
@@ -225,7 +228,7 @@ class Runner:
             )
             return is_suspect
         if number > 0:
-            await asyncio.sleep(min(self._config.retry_backoff_s * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
+            await asyncio.sleep(min(_RETRY_BACKOFF_S * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
         async with (self._isolation if is_suspect else self._pool).slot() as slot:
             attempt = _draw_attempt()
             await self._journal.tell(event_of(request, attempt, number, RolloutState.STARTED))
@@ -258,14 +261,16 @@ class Runner:
         logger.log(level, "rollout %s attempt %s: %s: %s", request.rollout_id, attempt, event.state.value, event.error)
 
 
-def _pools(config: RunnerConfig, reaper: Reaper) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:
+def _pools(
+    agent: AgentConfig, handles: RunnerHandles, launcher: Launcher
+) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:
     """Where agents run, and where one runs alone that may have crashed its host."""
-    if config.command is not None:
-        pool = CommandPool(config, reaper)
+    if agent.command is not None:
+        pool = CommandPool(agent, handles, launcher)
         return pool, pool
-    per_host = -(-config.concurrency // config.hosts)
-    main = HostPool(config, reaper, count=config.hosts, per_host=per_host, name="agent-host")
-    return main, HostPool(config, reaper, count=1, per_host=1, name="agent-host-alone")
+    per_host = -(-agent.concurrency // agent.hosts)
+    main = HostPool(agent, handles, launcher, count=agent.hosts, per_host=per_host, name="agent-host")
+    return main, HostPool(agent, handles, launcher, count=1, per_host=1, name="agent-host-alone")
 
 
 def _draw_attempt() -> str:
@@ -282,7 +287,9 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def run(
-    config: RunnerConfig,
+    agent: AgentConfig,
+    reward: RewardConfig,
+    handles: RunnerHandles,
     *,
     topics: Topics,
     log: Log,
@@ -297,9 +304,9 @@ def run(
         ConfigurationError: the agent or the grader cannot be started.
         LogGapError: requests were lost before they were read.
     """
-    check(config)
+    check_command(agent)
 
     async def main() -> None:
-        await Runner(config, topics=topics, log=log, stop=stop, starts=starts).serve()
+        await Runner(agent, reward, handles, topics=topics, log=log, stop=stop, starts=starts).serve()
 
     asyncio.run(main())

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from tracegrad.schemas.errors import ConfigurationError, OverloadedError, UnavailableError
+from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash, group_id, rollout_id
 from tracegrad.schemas.keys import rollout_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
@@ -36,53 +35,23 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..rollout_records import event_of
+from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
-from .pace import Pace, capacity
+from .pace import capacity
 from .run_state import OpenRollout, RunState
 
-__all__ = ["TaskAdmission", "TasksConfig", "run"]
+__all__ = ["TaskAdmission", "run"]
 
 _POLL_S = 0.1
 _SAY_EVERY_S = 30.0
 _ACK_TIMEOUT_S = 90.0
+_GIVE_UP_S = 1800.0
+"""A rollout of which nothing was heard for so long, queueing included, is given up; never less than twice the
+attempt's time limit and ten minutes."""
 _USED_UP_GRACE_S = 60.0
 """After its last attempt was aborted, until a rollout is given up in its runner's stead."""
 
 logger = logging.getLogger(__name__)
-
-
-class TasksConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One run's tasks and pace."""
-
-    run_hash: str
-    policy: str
-    file: str
-    """Training tasks, JSON lines."""
-    eval_file: str | None = None
-    """Held-out tasks, run before and after training; None: no validation."""
-    group_size: int = 8
-    """k, rollouts of one task that are compared."""
-    groups_per_step: int = 8
-    """G, groups of one batch."""
-    steps: int
-    staleness: int = 2
-    """eta; 0 is synchronous."""
-    max_running: int = 8
-    """Training groups in the works at once; validation may use as many rollouts."""
-    seed: int = 0
-    limits: Limits = Limits()
-    rewards_awaited: tuple[str, ...] = ("reward",)
-    give_up_s: float = 1800.0
-    """A rollout of which nothing was heard for so long, queueing included, is given up; never less than twice
-    the attempt's time limit and ten minutes."""
-
-
-def _check(config: TasksConfig) -> None:
-    for name in ("group_size", "groups_per_step", "steps", "max_running"):
-        if getattr(config, name) < 1:
-            raise ConfigurationError(f"[tasks] {name}: expected at least 1, got {getattr(config, name)}")
-    if config.staleness < 0:
-        raise ConfigurationError(f"[pace] staleness: expected 0 or more, got {config.staleness}")
 
 
 class TaskAdmission:
@@ -91,21 +60,20 @@ class TaskAdmission:
     def __init__(
         self,
         config: TasksConfig,
+        pace: PaceConfig,
+        handles: TasksHandles,
         *,
         topics: Topics,
         writer: LogWriter,
     ) -> None:
-        _check(config)
-        self._config = config
-        self._run = RunHash(config.run_hash)
+        self._handles = handles
+        self._staleness = pace.staleness
+        self._group_size = config.group_size
+        fills = -(-handles.concurrency // config.group_size)
+        self._max_running = config.max_running or fills + 1
+        self._limits = Limits(time_s=handles.time_limit_s, max_attempts=config.max_attempts)
         self._tasks = read_tasks(config.file)
         self._held_out = read_tasks(config.eval_file) if config.eval_file else ()
-        self._pace = Pace(
-            groups_per_step=config.groups_per_step,
-            steps=config.steps,
-            staleness=config.staleness,
-            max_running=config.max_running,
-        )
         self.codecs: dict[str, Codec[Any]] = {
             topics.name(Topic.ROLLOUTS): ROLLOUTS,
             topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS,
@@ -118,7 +86,7 @@ class TaskAdmission:
         self._writer = writer
         self._said: tuple[str, float] = ("", 0.0)
         self._reported: set[str] = set()
-        self.state = RunState(config.run_hash, config.policy)
+        self.state = RunState(handles.run_hash, handles.policy)
 
     def fold(self, chunk: Chunk) -> bool:
         """Takes what is new on the topics. True: the run is complete."""
@@ -134,7 +102,7 @@ class TaskAdmission:
             return self._wait("an engine to acknowledge version 0")
         if progress.admitted == 0 and not self._validate("before", 0):
             return False
-        if progress.step < self._config.steps:
+        if progress.step < self._handles.steps:
             self._admit_training()
             return False
         if progress.acked < progress.version:
@@ -149,20 +117,26 @@ class TaskAdmission:
         return False
 
     def _admit_training(self) -> None:
-        config = self._config
         for index in self.state.admitted[Purpose.TRAIN].incomplete():
-            self._admit(Purpose.TRAIN, index, self._train_task(index), config.group_size)
-        for _ in range(capacity(self._pace, self.state.progress())):
+            self._admit(Purpose.TRAIN, index, self._train_task(index), self._group_size)
+        room = capacity(
+            self.state.progress(),
+            groups_per_step=self._handles.groups_per_step,
+            steps=self._handles.steps,
+            staleness=self._staleness,
+            max_running=self._max_running,
+        )
+        for _ in range(room):
             index = self.state.progress().admitted
-            if not self._admit(Purpose.TRAIN, index, self._train_task(index), config.group_size):
+            if not self._admit(Purpose.TRAIN, index, self._train_task(index), self._group_size):
                 return
 
     def _train_task(self, index: int) -> Task:
-        return task_of_group(self._tasks, index, seed=self._config.seed)
+        return task_of_group(self._tasks, index, seed=self._handles.seed)
 
     def _validate(self, when: str, first: int) -> bool:
         """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode."""
-        room = self._config.max_running * self._config.group_size - self.state.num_open(Purpose.VALIDATION)
+        room = self._max_running * self._group_size - self.state.num_open(Purpose.VALIDATION)
         for place, task in enumerate(self._held_out):
             if room <= 0:
                 break
@@ -189,7 +163,7 @@ class TaskAdmission:
 
     def _admit(self, purpose: Purpose, index: int, task: Task, size: int) -> bool:
         """Asks for the members of a group that were not asked for. False: the log did not take all."""
-        group = group_id(self._run, purpose.value, index)
+        group = group_id(RunHash(self._handles.run_hash), purpose.value, index)
         requests = [
             RolloutRequest(
                 rollout_id=rollout_id(group, member),
@@ -197,10 +171,10 @@ class TaskAdmission:
                 task_id=task.id,
                 input=task.input,
                 expected=task.expected,
-                policy=self._config.policy,
+                policy=self._handles.policy,
                 purpose=purpose,
-                limits=self._config.limits,
-                rewards_awaited=self._config.rewards_awaited,
+                limits=self._limits,
+                rewards_awaited=self._handles.rewards_awaited,
                 created_at_ms=int(time.time() * 1000),
             )
             for member in self.state.admitted[purpose].missing(index, size)
@@ -247,7 +221,7 @@ class TaskAdmission:
 
     def _lost(self, rollout: OpenRollout, now: float) -> str:
         silent_s = now - rollout.active_s
-        limit_s = max(self._config.give_up_s, 2 * rollout.request.limits.time_s + 600.0)
+        limit_s = max(_GIVE_UP_S, 2 * rollout.request.limits.time_s + 600.0)
         if silent_s > limit_s:
             return f"nothing was heard of it for {silent_s:.0f} s"
         history = self.state.histories.of(rollout.request)
@@ -259,6 +233,8 @@ class TaskAdmission:
 
 def run(
     config: TasksConfig,
+    pace: PaceConfig,
+    handles: TasksHandles,
     *,
     topics: Topics,
     log: Log,
@@ -273,8 +249,8 @@ def run(
         ConfigurationError: the settings or the dataset cannot work; the message names line and remedy.
     """
     with closing(log.writer()) as writer:
-        admission = TaskAdmission(config, topics=topics, writer=writer)
+        admission = TaskAdmission(config, pace, handles, topics=topics, writer=writer)
         with closing(follow(log, list(admission.codecs), starts=starts, poll_s=_POLL_S, stop=stop)) as chunks:
             if any(admission.fold(chunk) for chunk in chunks):
                 excluded = dict(admission.state.exclusions) or "none"
-                logger.info("tasks: %d steps done; training rollouts excluded: %s", config.steps, excluded)
+                logger.info("tasks: %d steps done; training rollouts excluded: %s", handles.steps, excluded)

@@ -11,19 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Pace", "RunProgress", "capacity"]
-
-
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of one run."""
-
-    groups_per_step: int
-    """G."""
-    steps: int
-    staleness: int
-    """eta: how many versions behind the newest a sampled token may be by design; 0 is synchronous."""
-    max_running: int
-    """Groups in the works at once."""
+__all__ = ["RunProgress", "capacity"]
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +31,17 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The version that engines serve; None: none yet."""
 
 
-def capacity(pace: Pace, progress: RunProgress) -> int:
-    """Training groups to admit now, 0 or more."""
-    if progress.acked is None or progress.acked < progress.version - pace.staleness:
+def capacity(progress: RunProgress, *, groups_per_step: int, steps: int, staleness: int, max_running: int) -> int:
+    """Training groups to admit now, 0 or more.
+
+    Args:
+        groups_per_step: G.
+        steps: batches of the run.
+        staleness: eta: how many versions behind the newest a sampled token may be by design; 0 is synchronous.
+        max_running: groups in the works at once.
+    """
+    if progress.acked is None or progress.acked < progress.version - staleness:
         return 0
-    ahead = (pace.staleness + 1) * pace.groups_per_step - (progress.admitted - progress.consumed)
-    left = pace.steps * pace.groups_per_step - progress.admitted
-    return max(0, min(pace.max_running - progress.running, ahead, left))
+    ahead = (staleness + 1) * groups_per_step - (progress.admitted - progress.consumed)
+    left = steps * groups_per_step - progress.admitted
+    return max(0, min(max_running - progress.running, ahead, left))

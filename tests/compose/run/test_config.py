@@ -8,9 +8,9 @@ import pytest
 
 from tracegrad.compose.cli.run import variables
 from tracegrad.compose.run.load import load, read_resolved, write_resolved
-from tracegrad.compose.run.settings import AgentSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.runner.agent_environment import host_environment
+from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.producers.runner.hosted.agent_host import FLUSH_LIMIT_S
 from tracegrad.schemas.errors import ConfigurationError
 
@@ -140,7 +140,7 @@ def test_a_broken_file_is_refused(folder: Path, old: str, new: str, message: str
 def test_an_agent_host_flushes_for_longer_than_the_settings_allow() -> None:
     """The host runs under the user's Python and spells the bound itself."""
     with pytest.raises(ConfigurationError, match=f"less than {FLUSH_LIMIT_S:g}"):
-        AgentSettings(callable="agent.py:solve", flush_timeout_s=FLUSH_LIMIT_S)
+        AgentConfig(callable="agent.py:solve", flush_timeout_s=FLUSH_LIMIT_S)
 
 
 def test_a_misspelt_variable_of_a_section_is_refused(folder: Path) -> None:
@@ -190,14 +190,15 @@ def test_the_otlp_gateway_answers_before_an_agent_gives_up(
     text = GOOD.replace("[tasks]", f"flush_timeout_s = {flush_timeout_s}\n[tasks]")
     wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
     assert wiring.otlp().ack_timeout_s == ack_timeout_s
-    assert wiring.runner().flush_timeout_s == flush_timeout_s
 
 
 def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
     """But for the export time-out, which is for hosts."""
     text = GOOD + '[llm]\ntoken = "a"\n[otlp]\ntoken = "b c"\n'
     wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
-    assert host_environment(wiring.runner(), {}) == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"}
+    agent = wiring.settings.agent
+    assert agent is not None
+    assert host_environment(agent, wiring.runner(), {}) == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"}
 
 
 def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:

@@ -12,9 +12,11 @@ from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import prepare_run, specs
 from tracegrad.compose.run.process import Role
 from tracegrad.compose.run.run_dir import RunDir
-from tracegrad.compose.run.settings import AgentSettings, RewardSettings, RunSettings, TasksSettings
+from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.llm_gateway.config import PolicyConfig
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig
+from tracegrad.producers.tasks.config import TasksConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import Stage
@@ -25,9 +27,9 @@ from tracegrad.trainer.config import TrainerConfig
 SETTINGS = RunSettings(
     run="mine",
     seed=3,
-    agent=AgentSettings(command="python agent.py --fast", cwd="/somewhere"),
-    tasks=TasksSettings(file="/somewhere/tasks.jsonl"),
-    reward=RewardSettings(grader="/somewhere/grade.py:score", sources=("human:*",)),
+    agent=AgentConfig(command="python agent.py --fast", cwd="/somewhere"),
+    tasks=TasksConfig(file="/somewhere/tasks.jsonl"),
+    reward=RewardConfig(grader="/somewhere/grade.py:score", sources=("human:*",)),
     policy=PolicyConfig(model="/somewhere/model"),
     air=AirConfig(rules=(AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),)),
     streams=StreamsConfig(workers=2),
@@ -50,7 +52,7 @@ def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
         ({"policy": PolicyConfig(model="/somewhere/else")}, "[policy] model"),
         ({"trainer": TrainerConfig(lora_rank=8)}, "[trainer] lora_rank"),
         ({"trainer": TrainerConfig(lora_alpha=64)}, "[trainer] lora_alpha"),
-        ({"tasks": TasksSettings(file="/x", group_size=4)}, "[tasks] group_size"),
+        ({"tasks": TasksConfig(file="/x", group_size=4)}, "[tasks] group_size"),
     ],
 )
 def test_settings_that_contradict_the_log_are_refused(tmp_path: Path, changes: dict[str, object], key: str) -> None:
@@ -123,10 +125,9 @@ def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
     rules = wiring.stream_rules()
     assert streams.instance_id == "assemble-1" and rules.run_hash == run_hash
     assert rules.reward_sources == ("grader:score", "human:*") and rules.air == SETTINGS.air
-    assert wiring.runner().command == ("python", "agent.py", "--fast")
+    assert SETTINGS.agent is not None and SETTINGS.agent.argv == ("python", "agent.py", "--fast")
     tasks = wiring.tasks()
-    assert (tasks.seed, tasks.group_size, tasks.rewards_awaited, tasks.run_hash) == (3, 8, ("reward",), run_hash)
-    assert tasks.max_running == 5
+    assert (tasks.seed, tasks.concurrency, tasks.rewards_awaited, tasks.run_hash) == (3, 32, ("reward",), run_hash)
     llm, sync = wiring.llm(), wiring.weight_sync()
     assert llm.engines[0].id == sync.engine_id and llm.engines[0].url == sync.engine_url
     assert sync.weight_root == str(wiring.run_dir.weights)

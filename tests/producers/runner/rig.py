@@ -2,7 +2,7 @@
 
 with Rig() as rig:
     rig.start_gateways()
-    rig.start_runner(callable="agent.py:solve", cwd=..., grader="grade.py:grade")
+    rig.start_runner(AgentConfig(callable="agent.py:solve", cwd=...), RewardConfig(grader="grade.py:grade"), folder)
     rollout = rig.request(input="what is 12 plus 30?")
     event = rig.final(rollout)
 """
@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -30,7 +31,7 @@ from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHand
 from tracegrad.producers.otlp_gateway import app as otlp_gateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.runner import runner
-from tracegrad.producers.runner.config import RunnerConfig
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.metrics import Metrics
@@ -148,15 +149,16 @@ class Rig:
         common: dict[str, Any] = {"topics": self.topics, "log": self.log, "metrics": Metrics()}
         return self.spawn(otlp_gateway.run, config=self.otlp, handles=handles, **common)
 
-    def start_runner(self, **settings: Any) -> threading.Event:
-        """A runner with waits that a test can afford."""
-        config = RunnerConfig(
-            run_hash=RUN_HASH,
-            llm_url=self.llm_url,
-            otlp_endpoint=self.otlp_url,
-            **{"hosts": 1, "retry_backoff_s": 0.01, "begin_timeout_s": 5.0, "end_timeout_s": 5.0, **settings},
+    def start_runner(self, agent: AgentConfig, reward: RewardConfig, folder: Path, **tokens: str) -> threading.Event:
+        """A runner; what its children write to stderr goes into the folder."""
+        handles = self.runner_handles(folder, **tokens)
+        return self.spawn(runner.run, agent=agent, reward=reward, handles=handles, topics=self.topics, log=self.log)
+
+    def runner_handles(self, folder: Path, **tokens: str) -> RunnerHandles:
+        """Where a runner of the test run works."""
+        return RunnerHandles(
+            run_hash=RUN_HASH, llm_url=self.llm_url, otlp_endpoint=self.otlp_url, log_dir=str(folder), **tokens
         )
-        return self.spawn(runner.run, config=config, topics=self.topics, log=self.log)
 
     def append(self, topic: Topic, key: str, value: bytes) -> None:
         """One acknowledged record."""

@@ -12,7 +12,8 @@ import pytest
 from tests.producers.runner.rig import Rig, until
 from tests.versions import label
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
-from tracegrad.producers.runner.config import RunnerConfig, check
+from tracegrad.producers.runner.commands import check_command
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.producers.runner.reaper import leftovers
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
@@ -32,6 +33,8 @@ case "$task" in
 esac
 """
 
+HANDLES = RunnerHandles(run_hash="ab12cd34", llm_url="http://gw:1/", otlp_endpoint="http://otlp:2/", log_dir="/logs")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,7 +50,8 @@ def rig(folder: Path) -> Iterator[Rig]:
     """Gateways and a runner of the command."""
     with Rig() as rig:
         rig.start_gateways()
-        rig.start_runner(command=("sh", "agent.sh"), grader="grade.py:grade", cwd=str(folder))
+        agent = AgentConfig(command=("sh", "agent.sh"), cwd=str(folder))
+        rig.start_runner(agent, RewardConfig(grader="grade.py:grade"), folder)
         yield rig
 
 
@@ -106,11 +110,9 @@ def test_a_time_limit_kills_the_whole_process_group(rig: Rig, folder: Path) -> N
 
 def test_the_environment_names_the_rollout_in_every_way() -> None:
     """URL, key, resource attributes, traceparent, baggage; the user's own resource attributes stay."""
-    config = RunnerConfig(run_hash="ab12cd34", command=("x",), llm_url="http://gw:1/", otlp_endpoint="http://otlp:2/")
-    rollout = "ab12cd34" + "0" * 20
-    env = command_environment(
-        config, {"OTEL_RESOURCE_ATTRIBUTES": "team=a"}, rollout=rollout, attempt="0a0b", span="f" * 16
-    )
+    agent, rollout = AgentConfig(command=("x",)), "ab12cd34" + "0" * 20
+    environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=a"}
+    env = command_environment(agent, HANDLES, environ, rollout=rollout, attempt="0a0b", span="f" * 16)
     assert env["OPENAI_BASE_URL"] == f"http://gw:1/rollout/{rollout}/attempt/0a0b/v1"
     assert env["OPENAI_API_KEY"] == f"rt-{rollout}.0a0b"
     assert env["OTEL_RESOURCE_ATTRIBUTES"] == f"team=a,rollout.id={rollout},attempt.id=0a0b"
@@ -121,12 +123,12 @@ def test_the_environment_names_the_rollout_in_every_way() -> None:
 
 def test_only_a_host_is_told_an_export_time_out() -> None:
     """It is Python, where the variable is in seconds; to the SDKs of other languages 10 is 10 ms."""
-    fields = {"run_hash": "ab12cd34", "command": ("x",), "llm_url": "http://gw", "otlp_endpoint": "http://otlp"}
-    config = RunnerConfig(**fields, flush_timeout_s=12.5)  # type: ignore[arg-type]
-    command = command_environment(config, {}, rollout="ab12cd34" + "0" * 20, attempt="0a0b", span="f" * 16)
-    assert host_environment(config, {})["OTEL_EXPORTER_OTLP_TIMEOUT"] == "12.5"
+    agent = AgentConfig(command=("x",), flush_timeout_s=12.5)
+    command = command_environment(agent, HANDLES, {}, rollout="ab12cd34" + "0" * 20, attempt="0a0b", span="f" * 16)
+    host = host_environment(agent, HANDLES, {})
+    assert host["OTEL_EXPORTER_OTLP_TIMEOUT"] == "12.5"
     assert "OTEL_EXPORTER_OTLP_TIMEOUT" not in command
-    assert {name for name, value in host_environment(config, {}).items() if command.get(name) != value} == {
+    assert {name for name, value in host.items() if command.get(name) != value} == {
         "OTEL_EXPORTER_OTLP_TIMEOUT",
         "OPENAI_API_KEY",
         "OPENAI_BASE_URL",
@@ -134,22 +136,13 @@ def test_only_a_host_is_told_an_export_time_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "exactly one of"),
-        ({"callable": "a.py:f", "command": ("x",)}, "exactly one of"),
-        ({"callable": "a.py"}, "FILE.py:NAME"),
-        ({"callable": "none.py:f"}, "no such file"),
-        ({"command": ("no-such-program",)}, "cannot be executed"),
-        ({"command": ()}, "cannot be executed"),
-        ({"command": ("sh",), "hosts": 0}, "at least 1"),
-    ],
+    ("command", "program"),
+    [(("no-such-program",), "no-such-program"), ("./none.sh --fast", "./none.sh"), ((), ""), ("", "")],
 )
-def test_settings_that_cannot_work_are_refused_at_start(settings: dict[str, object], message: str) -> None:
-    """One clear message each."""
-    fields = {"run_hash": "ab12cd34", "llm_url": "http://gw", "otlp_endpoint": "http://otlp", **settings}
-    with pytest.raises(ConfigurationError, match=message):
-        check(RunnerConfig(**fields))  # type: ignore[arg-type]
+def test_a_command_that_cannot_work_is_refused_at_start(command: str | tuple[str, ...], program: str) -> None:
+    """By its program's name."""
+    with pytest.raises(ConfigurationError, match=f"cannot be executed: '{program}'"):
+        check_command(AgentConfig(command=command))
 
 
 def test_the_reaper_kills_what_was_not_removed() -> None:

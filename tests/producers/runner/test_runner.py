@@ -15,6 +15,7 @@ from tests.producers.runner.rig import TOPICS, Rig, until
 from tests.versions import label
 from tracegrad.producers.rollout_records import event_of
 from tracegrad.producers.runner import children
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
 from tracegrad.schemas.topics import Stage, Topic
@@ -118,9 +119,8 @@ def rig(folder: Path) -> Iterator[Rig]:
     """Gateways, and one runner of the agent for all tests of this module."""
     with Rig() as rig:
         rig.start_gateways()
-        rig.start_runner(
-            callable="agent.py:solve", grader="grade.py:grade", cwd=str(folder), env=PLAIN, grade_timeout_s=0.5
-        )
+        agent = AgentConfig(callable="agent.py:solve", cwd=str(folder), env=PLAIN, hosts=1)
+        rig.start_runner(agent, RewardConfig(grader="grade.py:grade", time_limit_s=0.5), folder)
         yield rig
 
 

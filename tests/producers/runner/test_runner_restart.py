@@ -13,10 +13,10 @@ import msgspec
 import psutil
 import pytest
 
-from tests.producers.runner.rig import RUN_HASH, Rig, until
+from tests.producers.runner.rig import Rig, until
 from tests.producers.runner.test_runner import AGENT, GRADE, PLAIN
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.producers.runner.config import RunnerConfig
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.records.calls import CALLS, CallsClosed
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -26,12 +26,15 @@ pytestmark = [pytest.mark.kafka, pytest.mark.e2e]
 PROCESS = """
 import logging, sys, threading, msgspec
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.producers.runner.runner import RunnerConfig, run
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
+from tracegrad.producers.runner.runner import run
 from tracegrad.schemas.topics import Topics
 logging.basicConfig(level=logging.WARNING)
-bootstrap, config, topics = sys.argv[1:]
+bootstrap, agent, reward, handles, topics = sys.argv[1:]
 run(
-    msgspec.json.decode(config, type=RunnerConfig),
+    msgspec.json.decode(agent, type=AgentConfig),
+    msgspec.json.decode(reward, type=RewardConfig),
+    msgspec.json.decode(handles, type=RunnerHandles),
     topics=msgspec.json.decode(topics, type=Topics),
     log=KafkaLog(bootstrap),
     stop=threading.Event(),
@@ -41,19 +44,9 @@ run(
 
 def start_process(rig: Rig, folder: Path, bootstrap: str) -> subprocess.Popen[bytes]:
     """A runner as a process of its own."""
-    config = RunnerConfig(
-        run_hash=RUN_HASH,
-        callable="agent.py:solve",
-        grader="grade.py:grade",
-        cwd=str(folder),
-        env=PLAIN,
-        llm_url=rig.llm_url,
-        otlp_endpoint=rig.otlp_url,
-        hosts=1,
-        concurrency=6,
-        retry_backoff_s=0.1,
-    )
-    arguments = [bootstrap, msgspec.json.encode(config).decode(), msgspec.json.encode(rig.topics).decode()]
+    agent = AgentConfig(callable="agent.py:solve", cwd=str(folder), env=PLAIN, hosts=1, concurrency=6)
+    told = (agent, RewardConfig(grader="grade.py:grade"), rig.runner_handles(folder), rig.topics)
+    arguments = [bootstrap, *(msgspec.json.encode(record).decode() for record in told)]
     return subprocess.Popen([sys.executable, "-c", PROCESS, *arguments])
 
 

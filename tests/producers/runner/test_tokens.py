@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.producers.runner.rig import Rig
 from tracegrad.producers.otlp_gateway.config import OtlpConfig
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
-from tracegrad.producers.runner.config import RunnerConfig
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import RolloutState
 
@@ -27,6 +28,9 @@ def solve(task):
         request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)["choices"][0]["message"]["content"]
+
+def grade(task, output, attempt):
+    return 1.0
 """
 
 
@@ -42,13 +46,14 @@ def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     with GuardedRig() as rig:
         rig.start_gateways(token=LLM_TOKEN)
-        rig.start_runner(
+        agent = AgentConfig(
             callable="agent.py:solve",
             cwd=str(tmp_path),
             env={"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "*"},
-            llm_token=LLM_TOKEN,
-            otlp_token=OTLP_TOKEN,
+            hosts=1,
         )
+        reward = RewardConfig(grader="agent.py:grade")
+        rig.start_runner(agent, reward, tmp_path, llm_token=LLM_TOKEN, otlp_token=OTLP_TOKEN)
         rollout = rig.request(input="go")
         event = rig.final(rollout)
         assert (event.state, event.error, event.calls_closed) == (RolloutState.SUCCEEDED, None, True)
@@ -59,12 +64,13 @@ def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
 
 def test_agents_get_the_tokens_by_their_environment() -> None:
     """As API key, and as export header in the variable's own encoding; without tokens as ever."""
-    fields = {"run_hash": "ab12cd34", "command": ("x",), "llm_url": "http://gw", "otlp_endpoint": "http://otlp"}
+    agent = AgentConfig(command=("x",))
+    plain = RunnerHandles(run_hash="ab12cd34", llm_url="http://gw", otlp_endpoint="http://otlp", log_dir="/logs")
     rollout = {"rollout": "ab12cd34" + "0" * 20, "attempt": "0a0b", "span": "f" * 16}
-    guarded = RunnerConfig(**fields, llm_token="a", otlp_token="b,c=d")  # type: ignore[arg-type]
-    for env in (host_environment(guarded, {}), command_environment(guarded, {}, **rollout)):
+    guarded = msgspec.structs.replace(plain, llm_token="a", otlp_token="b,c=d")
+    for env in (host_environment(agent, guarded, {}), command_environment(agent, guarded, {}, **rollout)):
         assert env["OPENAI_API_KEY"] == "a"
         assert env["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20b%2Cc%3Dd"
-    plain = host_environment(RunnerConfig(**fields), dict(os.environ))  # type: ignore[arg-type]
-    assert plain["OPENAI_API_KEY"] == "tracegrad"
-    assert "OTEL_EXPORTER_OTLP_HEADERS" not in plain
+    env = host_environment(agent, plain, dict(os.environ))
+    assert env["OPENAI_API_KEY"] == "tracegrad"
+    assert "OTEL_EXPORTER_OTLP_HEADERS" not in env

@@ -15,7 +15,8 @@ import pytest
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, ack
 from tracegrad.producers.rollout_records import event_of
-from tracegrad.producers.tasks.admission import TaskAdmission, TasksConfig, run
+from tracegrad.producers.tasks.admission import TaskAdmission, run
+from tracegrad.producers.tasks.config import PaceConfig, TasksConfig, TasksHandles
 from tracegrad.producers.tasks.run_state import RunState
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName, group_id, rollout_id
@@ -41,24 +42,24 @@ TOPICS = Topics(run=RunName("test"))
 class World:
     """What runner, streams, trainer and weight sync would write."""
 
-    def __init__(self, log: MemoryLog, folder: Path, **settings: Any) -> None:
+    def __init__(self, log: MemoryLog, folder: Path) -> None:
         log.create_topics(TOPICS, policies=["policy"])
         (folder / "train.jsonl").write_text("".join(f'{{"id":"{i}","input":{i},"expected":{i}}}\n' for i in range(3)))
         (folder / "eval.jsonl").write_text('{"id":"e0","input":0}\n{"id":"e1","input":1}\n')
         self.log = log
         self.writer = log.writer()
-        self.config = TasksConfig(
+        file, eval_file = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
+        self.config = TasksConfig(file=file, eval_file=eval_file, group_size=2)
+        self.pace = PaceConfig(staleness=1)
+        self.handles = TasksHandles(
             run_hash="ab12cd34",
             policy="policy",
-            file=str(folder / "train.jsonl"),
-            **{
-                "eval_file": str(folder / "eval.jsonl"),
-                "group_size": 2,
-                "groups_per_step": 2,
-                "steps": 3,
-                "staleness": 1,
-                **settings,
-            },
+            seed=0,
+            steps=3,
+            groups_per_step=2,
+            concurrency=14,
+            time_limit_s=Limits().time_s,
+            rewards_awaited=("reward",),
         )
         self.start()
         self.num_consumed = 0
@@ -66,7 +67,7 @@ class World:
 
     def start(self) -> None:
         """A tasks process from the log's beginning."""
-        self.admission = TaskAdmission(self.config, topics=TOPICS, writer=self.log.writer())
+        self.admission = TaskAdmission(self.config, self.pace, self.handles, topics=TOPICS, writer=self.log.writer())
         self.chunks = follow(self.log, list(self.admission.codecs), poll_s=0.0)
 
     def turn(self) -> bool:
@@ -118,7 +119,7 @@ class World:
     def train(self) -> None:
         """The next batch."""
         self.step += 1
-        self.num_consumed += self.config.groups_per_step
+        self.num_consumed += self.handles.groups_per_step
         step = TrainingStep(
             run=RUN, policy="policy", step=self.step, epoch=1, version=self.step, is_updated=True, begin_offset=0,
             next_offset=0, batch_hash="", group_ids=(), accounting=Accounting(consumed=self.num_consumed), loss=0.0,
@@ -169,6 +170,20 @@ def test_a_run_validates_trains_and_validates_again(world: World, caplog: pytest
     assert "validation before training: mean reward 1.0000 over 2 tasks" in caplog.text
     assert "validation after training: mean reward 0.5000 over 2 tasks" in caplog.text
     assert "step 1: 1 groups excluded: all_members_excluded 1" in caplog.text
+
+
+@pytest.mark.parametrize(("max_running", "expected"), [(None, 3), (1, 1)])
+def test_as_many_groups_run_as_the_agent_has_places_for_and_one_more(
+    world: World, max_running: int | None, expected: int
+) -> None:
+    """Unless the settings say how many."""
+    world.config = msgspec.structs.replace(world.config, max_running=max_running)
+    world.handles = msgspec.structs.replace(world.handles, concurrency=3)
+    world.start()
+    world.ack(0)
+    for _ in range(3):
+        validated(world)
+    assert len(world.requests(Purpose.TRAIN)) == expected * 2
 
 
 def test_admission_stops_at_the_bound_of_staleness(world: World) -> None:
@@ -265,7 +280,7 @@ def test_a_rollout_of_which_nothing_is_heard_is_given_up(
 
 def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that died after the last abort, before it could say so."""
-    world.config = msgspec.structs.replace(world.config, limits=Limits(max_attempts=1))
+    world.config = msgspec.structs.replace(world.config, max_attempts=1)
     world.start()
     world.ack(0)
     validated(world)
@@ -338,10 +353,9 @@ def test_malformed_records_are_left_out(world: World) -> None:
 
 
 def test_run_ends_by_itself_or_when_stopped(world: World) -> None:
-    """A stop event that is set ends it at once; bad settings are fatal."""
+    """A stop event that is set ends it at once; a dataset that cannot be read is fatal."""
     stop = threading.Event()
     stop.set()
-    run(world.config, topics=TOPICS, log=world.log, stop=stop)
-    bad = TasksConfig(run_hash="ab12cd34", policy="p", file="x", steps=0)
-    with pytest.raises(ConfigurationError, match="steps"):
-        run(bad, topics=TOPICS, log=world.log, stop=stop)
+    run(world.config, world.pace, world.handles, topics=TOPICS, log=world.log, stop=stop)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        run(TasksConfig(file="none"), world.pace, world.handles, topics=TOPICS, log=world.log, stop=stop)

@@ -1,0 +1,55 @@
+"""What admission is told: `[tasks]` and `[pace]` of the settings file, and the handles of the run that it works for.
+
+In: compose hands them over. Out: three frozen records. Invariant: bounds stand in the types, so what cannot work fails
+at load. Imports nothing heavy: the command line reads it for its help.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tracegrad.schemas.section import Count, File, Section, Whole
+
+__all__ = ["PaceConfig", "TasksConfig", "TasksHandles"]
+
+
+class TasksConfig(Section, frozen=True, kw_only=True):
+    """`[tasks]`: what it is trained on. A task is a JSON line `{id, input, expected?}`."""
+
+    file: File
+    """Training tasks."""
+    eval_file: File | None = None
+    """Held-out tasks, run greedily before and after; None: no score."""
+    group_size: Annotated[int, Meta(ge=2)] = 8
+    """k, the rollouts of one task that are compared with each other."""
+    max_running: Count | None = None
+    """Groups that may run at once; None: one more than the agent's concurrency fills."""
+    max_attempts: Count = 3
+    """Tries of a rollout whose attempts were aborted by faults that are not the model's."""
+
+
+class PaceConfig(Section, frozen=True, kw_only=True):
+    """`[pace]`: how far rollouts may run ahead of the trainer."""
+
+    staleness: Whole = 2
+    """eta: batches that rollouts may be admitted ahead of the trainer; tokens can be a few versions older, as rollouts
+    take time. 0 is synchronous (`--sync`): a batch is admitted when the one before it is trained."""
+
+
+class TasksHandles(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that is admitted for: what other sections say of it."""
+
+    run_hash: str
+    policy: str
+    seed: int
+    steps: int
+    groups_per_step: int
+    """G, groups of one batch."""
+    concurrency: int
+    """Rollouts that the runner runs at once."""
+    time_limit_s: float
+    """Of one attempt."""
+    rewards_awaited: tuple[str, ...]
