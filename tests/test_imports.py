@@ -47,6 +47,8 @@ DOORS = {
 ALONE = {"trainer/algorithm/": {"torch"}}
 """Folder -> all that it imports besides itself and Python's own library, so that its formulas can be read alone."""
 LIGHT_ROOMS = ("schemas", "producers", "streams", "consumers")
+SLOW = {"numpy", "pyarrow", "matplotlib", "starlette", "uvicorn", "faust"}
+"""A command that shows or starts something does not wait for these."""
 HEAVY = {"torch", "transformers", "peft", "vllm", "safetensors", "confluent_kafka"}
 
 
@@ -144,12 +146,19 @@ def light_modules() -> Iterator[str]:
             yield module_of(path)
 
 
-def test_light_rooms_load_nothing_heavy() -> None:
-    """A gateway process must not pay seconds and gigabytes for what it does not use."""
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        pytest.param(list(light_modules()), HEAVY, id="light rooms"),
+        pytest.param(["tracegrad.compose.cli"], HEAVY - {"confluent_kafka"} | SLOW, id="the command line's help"),
+    ],
+)
+def test_light_programs_load_nothing_heavy(modules: list[str], heavy: set[str]) -> None:
+    """A gateway must not pay seconds and gigabytes, nor `--help` a quarter of its time, for what they do not use."""
     code = (
         "import importlib, sys\n"
-        f"for name in {list(light_modules())!r}: importlib.import_module(name)\n"
-        f"heavy = sorted({HEAVY!r} & set(sys.modules))\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"heavy = sorted({heavy!r} & set(sys.modules))\n"
         "sys.exit(f'loaded: {heavy}' if heavy else 0)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)

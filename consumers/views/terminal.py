@@ -15,7 +15,6 @@ import msgspec
 from tracegrad.schemas.metrics import declared
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.process_status import ProcessReport
-from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
@@ -138,8 +137,7 @@ class ArrivalLines:
         if span is not None and self._is_new("first_span"):
             yield Event(kind="first_span", text=f"first span: {span.name!r} of service {span.service or '?'}")
         if call is not None and self._is_new("first_call"):
-            num_tokens = len(ids_from_bytes(call.sampled_ids))
-            text = f"first call: {num_tokens} tokens of {call.policy}, {call.finish_reason}"
+            text = f"first call: {call.num_sampled} tokens of {call.policy}, {call.finish_reason}"
             yield Event(kind="first_call", text=text)
         if episode is not None and state.num_episodes > self._num_episodes:
             self._num_episodes = state.num_episodes

@@ -141,8 +141,13 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """Gateway's clock, for people; order is the record's order on the topic."""
     ended_at_ns: int = 0
 
+    @property
+    def num_sampled(self) -> int:
+        """Sampled tokens; an id is 4 bytes."""
+        return len(self.sampled_ids) // 4
+
     def __repr__(self) -> str:
-        return f"CallRecord({self.call_id}, {len(self.sampled_ids) // 4} sampled tokens)"
+        return f"CallRecord({self.call_id}, {self.num_sampled} sampled tokens)"
 
 
 class CallsClosed(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed"):
