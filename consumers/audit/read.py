@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
@@ -34,6 +33,7 @@ from tracegrad.schemas.records.facts import (
     RolloutFact,
     SpanFact,
 )
+from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
@@ -137,14 +137,6 @@ def gather(
     return seen
 
 
-def _span_request(body: bytes | None) -> ExportTraceServiceRequest:
-    try:
-        request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(body or b"")
-    except DecodeError as error:
-        raise RecordError("expected spans, got other bytes") from error
-    return request
-
-
 def _step(seen: Evidence, record: Record, step: TrainingStep) -> None:
     seen.steps.append(step)
 
@@ -232,12 +224,10 @@ def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> Non
 
 
 def _span(seen: Evidence, record: Record, request: ExportTraceServiceRequest) -> None:
-    for resource_spans in request.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                # A trace of the run's own attempts bears its hash.
-                if run_hash_of(span.trace_id.hex()) == seen.run:
-                    seen.raw[f"span:{span.trace_id.hex()}/{span.span_id.hex()}"] = record.position
+    for _, _, span in spans_of(request):
+        # A trace of the run's own attempts bears its hash.
+        if run_hash_of(span.trace_id.hex()) == seen.run:
+            seen.raw[f"span:{span.trace_id.hex()}/{span.span_id.hex()}"] = record.position
 
 
 def _rollout(seen: Evidence, record: Record, request: RolloutRequest) -> None:
@@ -280,7 +270,7 @@ _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Re
     (Topic.EPISODE_EVENTS, EPISODE_EVENTS.decode, _facts),
     (Topic.REWARDS, REWARDS.decode, _reward),
     (Topic.LLM_CALLS, CALLS.decode, _call),
-    (Topic.OTLP_SPANS, _span_request, _span),
+    (Topic.OTLP_SPANS, decode_spans, _span),
     (Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.decode, _event),
     (Topic.ROLLOUTS, ROLLOUTS.decode, _rollout),
     (Topic.WEIGHTS, WEIGHTS.decode, _weights),

@@ -9,25 +9,23 @@ somebody else's dead letter and is passed over. Admission and the audit fold for
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
 import msgspec
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
-
-from .otlp_request import spans_by_service
 
 __all__ = ["FirstSpan", "Recent", "RunState"]
 
@@ -131,10 +129,8 @@ class RunState:
         """Takes one record, read at `now_s`; a topic that says nothing about the run's looks is passed over."""
         fold = self._folds.get(record.topic)
         if fold is not None:
-            try:
+            with contextlib.suppress(RecordError):
                 fold(record, now_s)
-            except (RecordError, DecodeError):
-                return
 
     def _step(self, record: Record, now_s: float) -> None:
         step = TRAINING_STEPS.decode(record.value)
@@ -180,13 +176,10 @@ class RunState:
             self._num_closed_groups += 1
 
     def _spans(self, record: Record, now_s: float) -> None:
-        request = ExportTraceServiceRequest.FromString(record.value or b"")
-        for service, spans in spans_by_service(request):
-            if not spans:
-                continue
+        for resource_spans, _, span in spans_of(decode_spans(record.value)):
             self._sign(now_s)
-            self.first_span = self.first_span or FirstSpan(name=spans[0].name, service=service)
-            self.num_spans += len(spans)
+            self.first_span = self.first_span or FirstSpan(name=span.name, service=service_of(resource_spans))
+            self.num_spans += 1
 
     def _call(self, record: Record, now_s: float) -> None:
         call = CALLS.decode(record.value)

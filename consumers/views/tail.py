@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -23,6 +23,7 @@ from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
+from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
@@ -31,27 +32,9 @@ from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, deco
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic
 
-from .otlp_request import spans_by_service
-
 __all__ = ["as_json", "as_text"]
 
 _CUT = 60
-_DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {
-    Topic.LLM_CALLS: CALLS.decode,
-    Topic.REWARDS: REWARDS.decode,
-    Topic.ROLLOUT_EVENTS: ROLLOUT_EVENTS.decode,
-    Topic.ROLLOUTS: ROLLOUTS.decode,
-    Topic.EPISODE_EVENTS: EPISODE_EVENTS.decode,
-    Topic.CLOSED_EPISODES: CLOSED.decode,
-    Topic.CLOSED_GROUPS: CLOSED.decode,
-    Topic.EPISODES: EPISODES.decode,
-    Topic.TRANSITIONS: decode_group,
-    Topic.WEIGHTS: WEIGHTS.decode,
-    Topic.WEIGHT_ACKS: WEIGHT_ACKS.decode,
-    Topic.TRAINING_STEPS: TRAINING_STEPS.decode,
-    Topic.PROCESS_STATUS: PROCESS_STATUS.decode,
-}
-_IDS = ("suffix_ids", "sampled_ids")
 
 
 def as_text(topic: Topic, record: Record) -> str:
@@ -71,57 +54,56 @@ def as_json(topic: Topic, record: Record) -> dict[str, Any]:
         "headers": {name: value.decode("utf-8", "replace") for name, value in record.headers},
     }
     try:
-        value = _builtins(topic, record)
-    except (RecordError, DecodeError) as error:
+        value = _builtins(_decoded(topic, record))
+    except RecordError as error:
         return {**place, "error": str(error), "bytes": len(record.value or b"")}
     return {**place, "value": value}
 
 
-def _builtins(topic: Topic, record: Record) -> Any:
-    if topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS):
-        kind = ExportTraceServiceRequest if topic is Topic.OTLP_SPANS else ExportLogsServiceRequest
-        return MessageToDict(kind.FromString(record.value or b""))
-    if topic is Topic.DEAD_LETTERS:
-        return {"bytes": len(record.value or b"")}
-    decoded = _DECODERS[topic](record.value)
-    if isinstance(decoded, tuple):
-        summary, rows = decoded
-        return {**msgspec.to_builtins(summary), "rows": msgspec.to_builtins(rows, enc_hook=np.ndarray.tolist)}
-    return _numbers(decoded)
+def _decoded(topic: Topic, record: Record) -> Any:
+    """What the record holds; itself, of a dead letter, whose value is another topic's."""
+    return record if topic is Topic.DEAD_LETTERS else _DECODERS[topic](record.value)
 
 
-def _numbers(value: Any) -> Any:
-    """Builtins, in which ids and logprobs are numbers again."""
-    if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        return {name: _bytes_or(name, inner) for name, inner in fields.items()}
-    if isinstance(value, tuple | list):
-        return [_numbers(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _numbers(item) for key, item in value.items()}
-    return msgspec.to_builtins(value)
+def _builtins(decoded: Any) -> Any:
+    match decoded:
+        case Record():
+            return {"bytes": len(decoded.value or b"")}
+        case Message():
+            return MessageToDict(decoded)
+        case (GroupSummary() as summary, rows):
+            return {**_builtins(summary), "rows": _builtins(rows)}
+    plain = msgspec.to_builtins(decoded, builtin_types=(bytes,), str_keys=True, enc_hook=np.ndarray.tolist)
+    return _numbers("", plain)
 
 
-def _bytes_or(name: str, value: Any) -> Any:
-    if isinstance(value, bytes) and name in _IDS:
-        return ids_from_bytes(value).tolist()
-    if isinstance(value, bytes) and name == "logprobs":
-        return [round(float(item), 6) for item in logprobs_from_bytes(value)]
-    return _numbers(value)
+def _numbers(name: str, value: Any) -> Any:
+    """The same, in which ids and logprobs are numbers again."""
+    match value:
+        case dict():
+            return {key: _numbers(key, inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_numbers(name, item) for item in value]
+        case bytes() if name == "logprobs":
+            return [round(float(item), 6) for item in logprobs_from_bytes(value)]
+        case bytes():
+            return ids_from_bytes(value).tolist()
+    return value
 
 
 def _sentence(topic: Topic, record: Record) -> str:
     try:
-        if topic is Topic.OTLP_SPANS:
-            return _spans(ExportTraceServiceRequest.FromString(record.value or b""))
-        if topic is Topic.OTLP_LOGS:
-            request = ExportLogsServiceRequest.FromString(record.value or b"")
-            return f"{sum(len(s.log_records) for r in request.resource_logs for s in r.scope_logs)} log records"
-        if topic is Topic.DEAD_LETTERS:
-            return _dead(record)
-        return _describe(_DECODERS[topic](record.value))
-    except (RecordError, DecodeError) as error:
+        decoded = _decoded(topic, record)
+    except RecordError as error:
         return f"undecodable, {len(record.value or b'')} bytes: {str(error)[:_CUT]}"
+    match decoded:
+        case ExportTraceServiceRequest():
+            return _spans(decoded)
+        case ExportLogsServiceRequest():
+            return f"{sum(len(s.log_records) for r in decoded.resource_logs for s in r.scope_logs)} log records"
+        case Record():
+            return _dead(decoded)
+    return _describe(decoded)
 
 
 def _cut(text: str | None) -> str:
@@ -135,7 +117,7 @@ def _describe(value: Any) -> str:
             tools = ", ".join(f"{call.name}({_cut(call.arguments)})" for call in value.tool_calls)
             versions = ",".join(span.label for span in value.versions)
             said = tools or repr(_cut(value.content))
-            return f"call {len(value.sampled_ids) // 4} tokens by {versions}, {value.finish_reason}: {said}"
+            return f"call {value.num_sampled} tokens by {versions}, {value.finish_reason}: {said}"
         case CallsClosed():
             return f"calls closed: {len(value.outcomes)}"
         case Reward():
@@ -184,12 +166,9 @@ def _group(summary: GroupSummary, rows: list[SegmentRow]) -> str:
 
 
 def _spans(request: ExportTraceServiceRequest) -> str:
-    names: list[str] = []
-    services: set[str] = set()
-    for service, spans in spans_by_service(request):
-        services.add(service)
-        names += [span.name for span in spans]
-    return f"{len(names)} spans of {', '.join(sorted(services - {''})) or '?'}: {_cut(', '.join(sorted(set(names))))}"
+    found = [(service_of(resource_spans), span.name) for resource_spans, _, span in spans_of(request)]
+    services, names = {service for service, _ in found} - {""}, {name for _, name in found}
+    return f"{len(found)} spans of {', '.join(sorted(services)) or '?'}: {_cut(', '.join(sorted(names)))}"
 
 
 def _dead(record: Record) -> str:
@@ -200,3 +179,22 @@ def _dead(record: Record) -> str:
     }
     place = f"{headers.get('topic', '?')}/{headers.get('partition', '?')}@{headers.get('offset', '?')}"
     return f"{headers.get('stage', '?')}: {headers.get('reason', '?')} from {place}: {headers.get('detail', '')[:200]}"
+
+
+_DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {
+    Topic.OTLP_SPANS: decode_spans,
+    Topic.OTLP_LOGS: decode_logs,
+    Topic.LLM_CALLS: CALLS.decode,
+    Topic.REWARDS: REWARDS.decode,
+    Topic.ROLLOUT_EVENTS: ROLLOUT_EVENTS.decode,
+    Topic.ROLLOUTS: ROLLOUTS.decode,
+    Topic.EPISODE_EVENTS: EPISODE_EVENTS.decode,
+    Topic.CLOSED_EPISODES: CLOSED.decode,
+    Topic.CLOSED_GROUPS: CLOSED.decode,
+    Topic.EPISODES: EPISODES.decode,
+    Topic.TRANSITIONS: decode_group,
+    Topic.WEIGHTS: WEIGHTS.decode,
+    Topic.WEIGHT_ACKS: WEIGHT_ACKS.decode,
+    Topic.TRAINING_STEPS: TRAINING_STEPS.decode,
+    Topic.PROCESS_STATUS: PROCESS_STATUS.decode,
+}

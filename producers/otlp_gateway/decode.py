@@ -14,14 +14,12 @@ from typing import Any
 
 import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tracegrad.schemas.errors import RecordError, RequestError
+from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.text import decode_json
-
-from .split import spans_of
 
 __all__ = ["JSON", "PROTOBUF", "decode_traces", "gunzip"]
 
@@ -54,12 +52,7 @@ def decode_traces(data: bytes, content_type: str) -> ExportTraceServiceRequest:
     """
     if content_type == JSON:
         return _from_json(data)
-    message = ExportTraceServiceRequest()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise RecordError(f"expected ExportTraceServiceRequest bytes, got {error}") from error
-    return message
+    return decode_spans(data)
 
 
 def _from_json(data: bytes) -> ExportTraceServiceRequest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -16,8 +16,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from tracegrad.schemas.attributes import AGENTLIGHTNING_ATTEMPT_ID, AGENTLIGHTNING_ROLLOUT_ID, ATTEMPT_ID, ROLLOUT_ID
+from tracegrad.schemas.records.otlp import spans_of
 
-__all__ = ["Piece", "Rejected", "add_identity", "spans_of", "split"]
+__all__ = ["Piece", "Rejected", "add_identity", "split"]
 
 _ENVELOPE_BYTES = 32
 """More than the tags and lengths that wrap one span into a request (5 levels of at most 6 bytes)."""
@@ -103,14 +104,6 @@ def split(
             piece = growing[span.trace_id] = _Growing()
         piece.add(resource_spans, scope_spans, span, head=head, size=size)
     return [*pieces, *(piece.closed(trace_id) for trace_id, piece in growing.items())], rejected
-
-
-def spans_of(request: ExportTraceServiceRequest) -> Iterator[tuple[ResourceSpans, ScopeSpans, Span]]:
-    """Every span with what wraps it."""
-    for resource_spans in request.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                yield resource_spans, scope_spans, span
 
 
 def _reject(span: Span, reason: str) -> Rejected:

@@ -11,7 +11,6 @@ from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 import msgspec
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
@@ -27,6 +26,7 @@ from tracegrad.schemas.attributes import (
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
+from tracegrad.schemas.records.otlp import decode_spans
 
 from .dialects.dialect import AttributeValue, Dialect, Reading, SpanView, ToolErrorText
 from .dialects.openinference import OPENINFERENCE
@@ -72,11 +72,7 @@ class SpanReader:
 
     def read(self, value: bytes) -> SpanScan:
         """The spans of a request. Raises RecordError when it does not parse."""
-        request = ExportTraceServiceRequest()
-        try:
-            request.ParseFromString(value)
-        except DecodeError as error:
-            raise RecordError("expected ExportTraceServiceRequest bytes, got others", reason="undecodable") from error
+        request = decode_spans(value)
         scan = SpanScan({}, {})
         item = 0
         for resource_spans in request.resource_spans:

@@ -1,0 +1,55 @@
+"""OTLP requests, the values of `otlp_spans` and `otlp_logs`: bytes become a message, a message its spans.
+
+In: bytes, of our gateway's or any Collector's. Out: protobuf messages; nothing is copied. Invariant: bytes that are
+no request are a RecordError (`undecodable`), never protobuf's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+from ..attributes import SERVICE_NAME
+from ..errors import RecordError
+
+__all__ = ["decode_logs", "decode_spans", "service_of", "spans_of"]
+
+M = TypeVar("M", bound=Message)
+
+
+def decode_spans(value: bytes | None) -> ExportTraceServiceRequest:
+    """Raises RecordError."""
+    return _parsed(ExportTraceServiceRequest(), value)
+
+
+def decode_logs(value: bytes | None) -> ExportLogsServiceRequest:
+    """Raises RecordError."""
+    return _parsed(ExportLogsServiceRequest(), value)
+
+
+def _parsed(message: M, value: bytes | None) -> M:
+    """Unknown fields are kept."""
+    try:
+        message.ParseFromString(value or b"")
+    except DecodeError as error:
+        raise RecordError(f"expected {type(message).__name__} bytes, got {error}", reason="undecodable") from error
+    return message
+
+
+def spans_of(request: ExportTraceServiceRequest) -> Iterator[tuple[ResourceSpans, ScopeSpans, Span]]:
+    """Every span with what wraps it."""
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                yield resource_spans, scope_spans, span
+
+
+def service_of(resource_spans: ResourceSpans) -> str:
+    """Who emitted these spans; empty when they do not say."""
+    pairs = resource_spans.resource.attributes
+    return next((pair.value.string_value for pair in pairs if pair.key == SERVICE_NAME), "")
