@@ -1,18 +1,21 @@
-"""What both gateways read of an HTTP request: a body of bounded size, and the attempt that its path names.
+"""What the gateways read of an HTTP request: a body of bounded size, and the attempt that its path names.
 
-In: Starlette requests. Out: bytes, ids. Failure: RequestError, with the status that tells the client what to do.
+In: Starlette requests. Out: bytes, a JSON object, ids. Failure: RequestError, with the status that tells the client
+what to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
 
-__all__ = ["path_ids", "read_body"]
+__all__ = ["path_ids", "read_body", "read_object"]
 
 
 def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:
@@ -41,3 +44,17 @@ async def read_body(request: Request, limit: int, take: Callable[[int], None] = 
     except ClientDisconnect:
         raise RequestError("the client went away while it sent the body") from None
     return bytes(body)
+
+
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The body, a JSON object of at most `limit` bytes. Raises RequestError (400, 413, 415)."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise RequestError("content-encoding: expected identity, got another", status=415)
+    data = await read_body(request, limit)
+    try:
+        body = msgspec.json.decode(data or b"{}", type=dict[str, Any])
+        # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.
+        msgspec.msgpack.encode(body)
+    except (ValueError, OverflowError, RecursionError):
+        raise RequestError("expected a JSON object, got something else") from None
+    return body

@@ -19,6 +19,7 @@ __all__ = [
     "CALLS",
     "CALLS_CAPTURED",
     "CALLS_FAILED",
+    "CALLS_NOT_REMEMBERED",
     "CALLS_SERVED",
     "CALLS_TOO_LARGE",
     "CALLS_UNACKNOWLEDGED",
@@ -55,7 +56,6 @@ __all__ = [
     "SESSIONS_FORGOTTEN",
     "SPANS",
     "SPLICES",
-    "TURNS_NOT_REMEMBERED",
     "VERSIONS_LOADED",
     "VERSIONS_REFUSED",
     "VERSIONS_SERVED",
@@ -137,7 +137,7 @@ CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was n
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
 ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")
 SPLICES = Counter("splices", "Prompts by how they go on from the turn before.", ("kind", "reason"))
-TURNS_NOT_REMEMBERED = Counter("turns_not_remembered", "Turns for which the memory had no room.")
+CALLS_NOT_REMEMBERED = Counter("calls_not_remembered", "Calls for whose splice the memory had no room.")
 SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that were forgotten.", ("state", "why"))
 GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")
 RENDERS_LOCALLY = Gauge("renders_locally", "1 when prompts are rendered without the engine.")

@@ -1,42 +1,65 @@
-"""The LLM gateway's routes, its parts, and its process.
+"""The LLM gateway's routes, its guard, and its process.
 
-    POST /rollout/{r}/attempt/{a}/begin, .../end        the runner (attempts.py)
-    POST [/rollout/{r}/attempt/{a}]/v1/chat/completions agents, by the APIs of `APIS` (chat.py: a request in order)
+    POST /rollout/{r}/attempt/{a}/begin {policy, purpose}, .../end    the runner: an attempt begins, and ends with the
+                                                                      list of its calls
+    POST [/rollout/{r}/attempt/{a}]/v1/chat/completions    agents, by the APIs of `APIS` (chat.py: a request in order)
     GET  /v1/models, /health
 
-In: requests of agents and runners. Out: answers, and `llm_calls` records acknowledged before them. What a request may
-cost is bounded: body size, calls at once. `run` blocks until `stop` is set.
+In: requests of agents and runners. Out: answers, and `llm_calls` records acknowledged before them: `calls_closed`
+before that of `/end`. Begin and end may be asked again and then change nothing. What a request may cost is bounded:
+body size, calls at once. Failure: the errors of the room, worded by the API that was asked; claims that disagree are
+quarantined as a dead letter that holds no content. `run` blocks until `stop` is set.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hmac
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.metrics import RENDERS_LOCALLY, Metrics
-from tracegrad.schemas.topics import Topics
+from tracegrad.schemas.errors import (
+    IdentityError,
+    OverloadedError,
+    RecordError,
+    RequestError,
+    TracegradError,
+    UnavailableError,
+)
+from tracegrad.schemas.keys import episode_key, original_key
+from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.metrics import (
+    ATTEMPTS_ENDED,
+    RENDERS_LOCALLY,
+    REQUESTS_QUARANTINED,
+    REQUESTS_REFUSED,
+    Metrics,
+)
+from tracegrad.schemas.records.calls import CALLS, CallOutcome, CallsClosed, Purpose
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
+from ..http_request import path_ids, read_object
+from .api.events import Api
 from .api.openai_chat import OPENAI_CHAT
-from .attempts import AttemptEndpoints
-from .calls import CallServer
-from .chat import ChatEndpoints
+from .calls import CallServer, Parts
+from .chat import ChatEndpoints, problem_of, problem_response
 from .config import LlmConfig, LlmHandles, PolicyConfig
-from .door import guard
 from .engines.client import EngineClient, waits_until
 from .engines.lineage import KnownVersions
-from .parts import Parts
-from .render.engine_render import RENDER_TIMEOUT_S, EngineRenderer, Renderer
+from .identity import api_key_of, claims_of
+from .render.engine_render import RENDER_TIMEOUT_S
 from .render.local_render import prove
 
 __all__ = ["APIS", "Gateway", "run"]
@@ -47,6 +70,7 @@ APIS = (OPENAI_CHAT,)
 _LOGGER = logging.getLogger(__name__)
 _PROOF_RETRY_S = 2.0
 _ROLLOUT = "/rollout/{rollout}/attempt/{attempt}"
+_Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Gateway:
@@ -64,54 +88,86 @@ class Gateway:
     ) -> None:
         self.parts = Parts(config, policy, handles, topics, log.writer(), metrics)
         self.versions = KnownVersions(policy.name, topics=topics, log=log, metrics=metrics)
-        self.renderer: Renderer
-        self._calls: CallServer
-        self._chat = ChatEndpoints(self.parts, lambda: self._calls)
+        self._client = EngineClient(handles.engines, metrics=metrics)
+        self._calls = CallServer(self.parts, self._client, self.versions)
+        self._chat = ChatEndpoints(self.parts, self._calls)
         self.application = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
     def _routes(self) -> list[Route]:
-        attempts = AttemptEndpoints(self.parts)
-        rows = [
-            ("POST", f"{_ROLLOUT}/begin", attempts.begin, APIS[0]),
-            ("POST", f"{_ROLLOUT}/end", attempts.end, APIS[0]),
+        rows: list[tuple[str, str, _Endpoint, Api]] = [
+            ("POST", f"{_ROLLOUT}/begin", self._begin, APIS[0]),
+            ("POST", f"{_ROLLOUT}/end", self._end, APIS[0]),
             ("GET", "/v1/models", self._models, APIS[0]),
             ("GET", f"{_ROLLOUT}/v1/models", self._models, APIS[0]),
             ("GET", "/health", self._health, APIS[0]),
-            *(("POST", prefix + api.path, self._chat.endpoint(api), api) for api in APIS for prefix in ("", _ROLLOUT)),
         ]
-        return [Route(path, guard(endpoint, api, self.parts), methods=[verb]) for verb, path, endpoint, api in rows]
+        for api in APIS:
+            chat = functools.partial(self._chat.chat, api=api)
+            rows += [("POST", prefix + api.path, chat, api) for prefix in ("", _ROLLOUT)]
+        return [Route(path, self._guarded(endpoint, api), methods=[verb]) for verb, path, endpoint, api in rows]
 
-    @contextlib.asynccontextmanager
-    async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
-        metrics = self.parts.metrics
-        client = EngineClient(self.parts.handles.engines, metrics=metrics)
-        self.renderer = EngineRenderer(client)
-        self._calls = CallServer(self.parts, client, self.versions, lambda: self.renderer)
-        following = asyncio.create_task(self.versions.follow())
-        proof = asyncio.create_task(self._prefer_local(client))
-        try:
-            yield
-        finally:
-            proof.cancel()
-            self.versions.close()
-            await asyncio.wait({proof, following})
-            await client.close()
-            await asyncio.to_thread(self.parts.writer.close)
-            _LOGGER.info("llm gateway stopped: %s", metrics.snapshot())
+    def _guarded(self, endpoint: _Endpoint, api: Api) -> _Endpoint:
+        """The endpoint behind the token, its errors counted and in the API's words."""
 
-    async def _prefer_local(self, client: EngineClient) -> None:
-        """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
-        while self.parts.handles.renders_locally:
-            folder = self.versions.folder()
-            limit = await client.context_length() if folder else None
-            if folder and limit:
-                with contextlib.suppress(UnavailableError):
-                    waits = waits_until(0, RENDER_TIMEOUT_S)
-                    local = await prove(folder, self.renderer, waits, max_tokens=limit)
-                    self.renderer = local or self.renderer
-                    self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
-                    return
-            await self.versions.changed(_PROOF_RETRY_S)
+        async def guarded(request: Request) -> ASGIApp:
+            metrics = self.parts.metrics
+            try:
+                self._authorize(request)
+                return await endpoint(request)
+            except IdentityError as error:
+                metrics.add(REQUESTS_QUARANTINED, error.reason)
+                await self._quarantine(request, error)
+                answer: TracegradError = RequestError(str(error), code=error.reason)
+            except TracegradError as error:
+                answer = error
+            problem = problem_of(answer)
+            metrics.add(REQUESTS_REFUSED, str(problem.status))
+            return problem_response(problem, api)
+
+        return guarded
+
+    def _authorize(self, request: Request) -> None:
+        token = self.parts.config.token
+        if token is None or request.url.path == "/health":
+            return
+        for given in (request.headers.get("x-tracegrad-token", ""), api_key_of(request.headers)):
+            if hmac.compare_digest(given.encode(), token.encode()):
+                return
+        raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
+
+    async def _quarantine(self, request: Request, error: IdentityError) -> None:
+        """A dead letter by reference: the claims, no content."""
+        origin = Record(topic="http", partition=0, offset=0, key=None, value=None)
+        headers = dead_letter_headers(origin, stage="llm_gateway", reason=error.reason, detail=str(error))
+        value = msgspec.json.encode(claims_of(request))
+        with contextlib.suppress(UnavailableError, OverloadedError, RecordError):
+            await self.parts.append(Topic.DEAD_LETTERS, key=original_key(origin), value=value, headers=headers)
+
+    async def _begin(self, request: Request) -> Response:
+        rollout, attempt = path_ids(request)
+        body = await read_object(request, self.parts.config.max_body_bytes)
+        purpose = Purpose(str(body.get("purpose")))
+        if body.get("policy") != self.parts.policy.name:
+            raise RequestError("policy: expected the run's policy, got another", param="policy")
+        if purpose is Purpose.UNKNOWN:
+            raise RequestError("purpose: expected train or validation, got another", param="purpose")
+        return JSONResponse({"episode_id": self.parts.sessions.begin(rollout, attempt, purpose)})
+
+    async def _end(self, request: Request) -> Response:
+        rollout, attempt = path_ids(request)
+        session = self.parts.sessions.get(rollout, attempt)
+        async with session.end_lock:
+            if session.end_answer is None:
+                await session.close(self.parts.config.end_wait_s)
+                answers = session.answers()
+                outcomes: dict[str, CallOutcome] = {answer.call_id: answer.outcome for answer in answers}
+                closed = CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
+                await self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
+                session.end_answer = msgspec.json.encode({"calls": answers, "fault": session.last_fault})
+                session.forget_calls()
+                self.parts.sessions.has_room(session)
+                self.parts.metrics.add(ATTEMPTS_ENDED)
+        return Response(session.end_answer, media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
         model = {"id": self.parts.policy.name, "object": "model", "created": 0, "owned_by": "tracegrad"}
@@ -126,6 +182,34 @@ class Gateway:
                 "counters": self.parts.metrics.snapshot(),
             }
         )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
+        async with self._client:
+            following = asyncio.create_task(self.versions.follow())
+            proof = asyncio.create_task(self._prefer_local())
+            try:
+                yield
+            finally:
+                proof.cancel()
+                self.versions.close()
+                await asyncio.wait({proof, following})
+                await asyncio.to_thread(self.parts.writer.close)
+                _LOGGER.info("llm gateway stopped: %s", self.parts.metrics.snapshot())
+
+    async def _prefer_local(self) -> None:
+        """Lets the gateway render once that is proved equal to the engine, which may come up long after it."""
+        while self.parts.handles.renders_locally:
+            folder = self.versions.folder()
+            limit = await self._client.context_length() if folder else None
+            if folder and limit:
+                with contextlib.suppress(UnavailableError):
+                    engine, waits = self._calls.renderer, waits_until(0, RENDER_TIMEOUT_S)
+                    local = await prove(folder, engine, waits, max_tokens=limit)
+                    self._calls.renderer = local or engine
+                    self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
+                    return
+            await self.versions.changed(_PROOF_RETRY_S)
 
 
 def run(

@@ -1,134 +1,250 @@
 """One call from request to acknowledged record.
 
-    request -> sampling forced -> prompt rendered and spliced -> sampled by an engine with a known label
-            -> parsed -> answer -> record acknowledged by Kafka -> events, which `respond` sends
+    request -> prompt rendered and spliced -> sampling forced -> sampled by an engine with a known label
+            -> parsed -> answer -> record acknowledged by Kafka -> events, which `chat` sends
 
+The engine's derender leaves to its caller what an answer is: its finish reason, where a stop string cuts it, which tool
+calls count, the minted ids. A contract test compares each case with the engine's own chat endpoint.
 Invariant: no content leaves before its record is acknowledged. Failure: RequestError, EngineRefusal (the request's
 fault), UnavailableError, OverloadedError (ours; the agent's client retries), SessionError.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from tracegrad.schemas.errors import RecordError, RequestError
+from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
+from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.keys import episode_key
-from tracegrad.schemas.metrics import CALLS, CALLS_TOO_LARGE, SPLICES, TURNS_NOT_REMEMBERED
-from tracegrad.schemas.records.calls import CallOutcome
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.log.protocol import Headers, LogWriter, Position
+from tracegrad.schemas.metrics import (
+    CALLS,
+    CALLS_NOT_REMEMBERED,
+    CALLS_TOO_LARGE,
+    CALLS_UNACKNOWLEDGED,
+    SPLICES,
+    Metrics,
+)
+from tracegrad.schemas.records.calls import CALLS as CALL_RECORDS
+from tracegrad.schemas.records.calls import CallRecord, ToolCall
+from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
+from tracegrad.schemas.topics import Topic, Topics
 
-from .answer import Answer, ParsedMessage, events_of, finish, message_of
-from .api.chat_request import ChatRequest
-from .api.events import Event
+from .api.chat_request import ChatRequest, Message, NamedTool, ToolUse
+from .api.events import Event, Finished, Reasoning, Started, Text, ToolCalled
+from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator
 from .engines.lineage import KnownVersions
 from .identity import Caller
-from .parts import Parts
-from .record import call_record
-from .render.chat_form import splice_context
-from .render.engine_render import Renderer, Sampled
-from .render.prompt import EndOfTurn, build_prompt
+from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
-from .sessions import CallSummary, Session
-from .splice import Prompt, ServedTurn
+from .sessions import Answer, Session, Sessions
+from .splice import EndOfTurn, Prompt, ServedCall, build_prompt, splice_context
 
-__all__ = ["CallServer", "Served"]
+__all__ = ["CallServer", "Parts", "Served"]
+
+_APPEND_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Parts:
+    """What all parts of one gateway share; used in its event loop only."""
+
+    config: LlmConfig
+    policy: PolicyConfig
+    handles: LlmHandles
+    topics: Topics
+    writer: LogWriter
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
+
+    async def append(
+        self,
+        topic: Topic,
+        *,
+        key: bytes | None,
+        value: bytes,
+        headers: Headers = (),
+        handed: Callable[[asyncio.Future[Position]], None] = lambda append: None,
+    ) -> None:
+        """Appends a record and waits until it is acknowledged. Raises what the writer raises, or UnavailableError when
+        it was not acknowledged in time; whether it still arrives is then unknown.
+
+        Args:
+            handed: gets the append at once, which may end after this has given it up.
+        """
+        append = asyncio.wrap_future(self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers))
+        handed(append)
+        done, _ = await asyncio.wait({append}, timeout=_APPEND_TIMEOUT_S)
+        if not done:
+            self.metrics.add(CALLS_UNACKNOWLEDGED)
+            raise UnavailableError("the record was not acknowledged in time; try again")
+        append.result()
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """A call whose record is acknowledged."""
 
+    answer: Answer
+    """Its outcome is to be settled once it was sent, or could not be."""
     events: tuple[Event, ...]
-    """Its answer."""
-    summary: CallSummary
-    """Its outcome is to be settled once the answer was sent, or could not be."""
+    """The answer, for its API's writer."""
 
 
 class CallServer:
     """Serves calls. One per gateway, in one event loop."""
 
-    def __init__(
-        self, parts: Parts, client: EngineClient, versions: KnownVersions, renderer: Callable[[], Renderer]
-    ) -> None:
+    def __init__(self, parts: Parts, client: EngineClient, versions: KnownVersions) -> None:
+        self.renderer: Renderer = EngineRenderer(client)
         self._parts = parts
-        self._renderer = renderer
         self._generator = Generator(parts.config, client, versions, parts.metrics)
         self._ends = EndOfTurn()
 
-    async def serve(self, session: Session, caller: Caller, request: ChatRequest, number: int) -> Served:
-        """Samples and records one answer; `number` is the call's in the session, by its start."""
-        started_ns = time.time_ns()
-        sampling = decide(request, session.purpose, self._parts.policy)
+    async def serve(self, session: Session, caller: Caller, request: ChatRequest) -> Served:
+        """Samples and records one answer."""
+        started_ns, policy = time.time_ns(), self._parts.policy
         waits = waits_until(session.sticky, self._parts.config.engine_wait_s)
-        with session.cancellable():
-            renderer = self._renderer()
+        with session.cancellable() as number:
+            renderer = self.renderer
             prompt, grammar = await build_prompt(renderer, self._ends, session.history, request, waits)
             self._parts.metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
-            sampling = msgspec.structs.replace(sampling, grammar=grammar)
+            sampling = decide(request, session.purpose, policy, grammar)
             ids: list[int] = prompt.ids.tolist()
-            parameters = engine_parameters(sampling)
-            generation = await self._generator.generate(session.purpose, ids, parameters, waits)
+            generation = await self._generator.generate(session.purpose, ids, engine_parameters(sampling), waits)
             if generation.has_terminal:
                 self._ends.saw(generation.ids[-1])
             said = _said(ids, generation, sampling)
             # The engine refuses to derender nothing.
             parsed = await renderer.parse(request, said, waits) if said.ids else ParsedMessage(content="")
-        answer = finish(parsed, generation, request, num_prompt_tokens=len(ids))
-        name = self._parts.policy.name
-        record = call_record(caller, name, session, request, sampling, prompt, generation, answer, started_ns)
-        summary = await self._append(session, caller, prompt, answer, record, number)
+        answer = _finish(parsed, generation, request)
+        record = self._record(session, caller, request, prompt, sampling, generation, answer, started_ns)
+        await self._append(session, caller, prompt, answer, record, number)
         self._remember(session, request, prompt, generation, answer)
-        return Served(events=tuple(events_of(answer, request.model or name)), summary=summary)
+        events = _events(answer, parsed.logprobs, request.model or policy.name, len(ids))
+        return Served(answer=answer, events=tuple(events))
 
-    async def _append(
-        self, session: Session, caller: Caller, prompt: Prompt, answer: Answer, record: bytes, number: int
-    ) -> CallSummary:
-        """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
-        summary = CallSummary(
+    def _record(
+        self,
+        session: Session,
+        caller: Caller,
+        request: ChatRequest,
+        prompt: Prompt,
+        sampling: Sampling,
+        generation: Generation,
+        answer: Answer,
+        started_ns: int,
+    ) -> CallRecord:
+        return CallRecord(
             call_id=answer.call_id,
-            outcome=CallOutcome.CLIENT_DISCONNECTED,
+            rollout_id=caller.rollout_id,
+            attempt_id=caller.attempt_id,
+            trace_id=caller.trace_id,
+            parent_span_id=caller.parent_span_id,
+            policy=self._parts.policy.name,
+            purpose=session.purpose,
+            parent_call_id=prompt.parent.call_id if prompt.parent else None,
+            shared_tokens=prompt.shared_tokens,
+            suffix_ids=ids_to_bytes(prompt.ids[prompt.shared_tokens :]),
+            sampled_ids=ids_to_bytes(generation.ids),
+            logprobs=logprobs_to_bytes(np.minimum(np.asarray(generation.logprobs, np.float32), 0)),
+            versions=generation.versions,
+            finish_reason=answer.finish_reason,
             content=answer.content,
             tool_calls=answer.tool_calls,
-            finish_reason=answer.finish_reason,
-            num_sampled=answer.sampled_tokens,
+            sampling_asked=request.sampling_asked,
+            sampling_used=sampling.used,
+            is_constrained=sampling.is_constrained,
+            is_truncated=not generation.has_terminal,
+            splice=prompt.outcome,
+            identity=caller.claims,
+            engine_id=generation.engine_id,
+            started_at_ns=started_ns,
+            ended_at_ns=time.time_ns(),
         )
+
+    async def _append(
+        self, session: Session, caller: Caller, prompt: Prompt, answer: Answer, record: CallRecord, number: int
+    ) -> None:
+        """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
+        register = functools.partial(session.register, answer=answer, prompt_ids=prompt.ids, number=number)
         key = episode_key(caller.rollout_id, caller.trace_id)
-        register = functools.partial(session.register, summary, prompt_ids=prompt.ids, started=number)
         try:
-            await self._parts.append(
-                Topic.LLM_CALLS, key=key, value=record, handed=lambda append: register(append=append)
-            )
+            await self._parts.append(Topic.LLM_CALLS, key=key, value=CALL_RECORDS.encode(record), handed=register)
         except RecordError as error:
             self._parts.metrics.add(CALLS_TOO_LARGE)
             raise RequestError(f"the call cannot be recorded: {error}", status=413) from error
         self._parts.metrics.add(CALLS)
-        return summary
 
     def _remember(
         self, session: Session, request: ChatRequest, prompt: Prompt, generation: Generation, answer: Answer
     ) -> None:
-        """Keeps the turn for the next splice, if there is room."""
+        """Keeps the call for the next splice, if there is room."""
         if not self._parts.sessions.has_room(session):
-            self._parts.metrics.add(TURNS_NOT_REMEMBERED)
+            self._parts.metrics.add(CALLS_NOT_REMEMBERED)
             return
-        turn = ServedTurn(
+        call = ServedCall(
             call_id=answer.call_id,
             prompt_ids=prompt.ids,
             sampled_ids=np.asarray(generation.ids, np.int32),
             tool_call_ids=tuple(call.id for call in answer.tool_calls),
             is_cut=answer.is_cut,
         )
-        session.history.remember(splice_context(request), request.messages, message_of(answer), turn)
-        self._parts.sessions.has_room(session)  # counts the turn, which may push a captured trace out
+        # As the agent's next request will hold it.
+        message = Message(
+            role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
+        )
+        session.history.remember(splice_context(request), request.messages, message, call)
+        self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 
 def _said(prompt_ids: list[int], generation: Generation, sampling: Sampling) -> Sampled:
     ids = generation.ids[:-1] if generation.has_terminal else generation.ids
     logprobs = None if sampling.top_logprobs is None else generation.logprobs[: len(ids)]
     return Sampled(prompt_ids, ids, logprobs)
+
+
+def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest) -> Answer:
+    """The answer as the agent sees it, with its minted ids."""
+    stop, engine_finish = generation.stop, generation.finish_reason
+    content, was_stopped = parsed.content, False
+    if stop is not None and content is not None and stop in content:
+        content, was_stopped = content[: content.index(stop)], True
+    calls = parsed.tool_calls if request.allows_parallel_calls else parsed.tool_calls[:1]
+    named, required = isinstance(request.tool_choice, NamedTool), request.tool_choice is ToolUse.REQUIRED
+    has_called = calls and not named and (not required or engine_finish == "stop")
+    if not calls or named or required:
+        content = content or ""
+    return Answer(
+        call_id=CallId(f"chatcmpl-{secrets.token_hex(16)}"),
+        content=content,
+        reasoning=parsed.reasoning,
+        tool_calls=tuple(
+            ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=arguments) for name, arguments in calls
+        ),
+        finish_reason="tool_calls" if has_called else engine_finish,
+        is_cut=was_stopped or len(calls) < len(parsed.tool_calls),
+        sampled_tokens=len(generation.ids),
+    )
+
+
+def _events(answer: Answer, logprobs: Any, model: str, prompt_tokens: int) -> Iterator[Event]:
+    """The answer, cut into the events of a stream."""
+    yield Started(call_id=answer.call_id, model=model, created_s=int(time.time()))
+    if answer.reasoning is not None:
+        yield Reasoning(answer.reasoning)
+    if answer.content is not None or logprobs is not None:
+        yield Text(answer.content, logprobs)
+    yield from map(ToolCalled, answer.tool_calls)
+    yield Finished(reason=answer.finish_reason, prompt_tokens=prompt_tokens, sampled_tokens=answer.sampled_tokens)

@@ -1,94 +1,98 @@
 """What happens to an agent's request, in order:
 
-    door: token, body    -> identity: one caller, or quarantined   -> sessions: its attempt or captured trace
-    -> api: ChatRequest  -> calls: render, splice, sample, record  -> respond: the API's wire form
+    app: token, body     -> identity: one caller, or quarantined   -> sessions: its attempt or captured trace
+    -> api: ChatRequest  -> calls: render, splice, sample, record  -> here: the API's wire form, whole or as events
 
-In: HTTP requests of any API. Out: responses. Invariant: a call's slot is given back exactly once, when it has ended
-and its answer was sent or could not be; at most `max_inflight` calls run, the next gets 503.
+In: HTTP requests of any API. Out: responses. The call runs in a task of its own. A stream's status is held back until
+the answer is there or `keep_alive_s` has passed, so that most failures still have their HTTP status; after that
+comments keep the connection open, and a failure is an event. A client that has gone does not stop the call: its record
+is written all the same. A request that is cancelled (the server stops) cancels its call.
+Invariant: a call's slot is given back exactly once, when it has ended and its answer was sent or could not be; at most
+`max_inflight` calls run, the next gets 503.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from tracegrad.schemas.errors import OverloadedError, SessionError
+from tracegrad.schemas.errors import OverloadedError, RequestError, UnavailableError
 from tracegrad.schemas.ids import TraceId
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
+from tracegrad.schemas.records.calls import CallOutcome
 
+from ..http_request import read_object
 from .api.chat_request import ChatRequest
-from .api.events import Api
-from .calls import CallServer, Served
-from .door import Endpoint, claims_of, read_object
-from .identity import Caller, judge
-from .parts import Parts
-from .respond import CallResponse, status_of
+from .api.events import Api, Failed, Problem
+from .calls import CallServer, Parts, Served
+from .identity import Caller, claims_of, judge
 from .sampling import without_strict
 from .sessions import Session
 
-__all__ = ["ChatEndpoints"]
+__all__ = ["CallResponse", "ChatEndpoints", "problem_of", "problem_response"]
+
+_LOGGER = logging.getLogger(__name__)
+_EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 
 
 class ChatEndpoints:
     """The agents' endpoints, one for each API, with one bound on the calls of all."""
 
-    def __init__(self, parts: Parts, calls: Callable[[], CallServer]) -> None:
+    def __init__(self, parts: Parts, calls: CallServer) -> None:
         self._parts = parts
         self._calls = calls
         self.num_inflight = 0
 
-    def endpoint(self, api: Api) -> Endpoint:
-        """Serves one API."""
+    async def chat(self, http: Request, api: Api) -> CallResponse:
+        """Serves a request of one API."""
+        parts, config = self._parts, self._parts.config
+        caller = judge(claims_of(http), parts.handles.run_hash)
+        session = parts.sessions.find(caller)
+        is_full = self.num_inflight >= config.max_inflight
+        if session is not None:
+            session.last_fault = 503 if is_full else None
+        if is_full:
+            raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
+        with self._slot():
+            request = api.read(await read_object(http, config.max_body_bytes))
+        if not config.allow_strict:
+            request = without_strict(request)
+        if session is None:
+            # A captured agent: its episode is its trace; a call without one is an episode of its own.
+            parts.metrics.add(CALLS_CAPTURED)
+            if caller.trace_id is None and caller.rollout_id is None:
+                caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
+            session = parts.sessions.captured(caller.rollout_id or caller.trace_id or "")
+        return self._respond(api, session, caller, request)
 
-        async def chat(request: Request) -> CallResponse:
-            caller = judge(claims_of(request), self._parts.handles.run_hash)
-            session = self._parts.sessions.find(caller)
-            if self.num_inflight >= self._parts.config.max_inflight:
-                if session is not None:
-                    session.last_fault = 503
-                raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
-            with self._slot():
-                asked = api.read(await read_object(request, self._parts.config.max_body_bytes))
-            if not self._parts.config.allow_strict:
-                asked = without_strict(asked)
-            if session is None:
-                caller, session = self._captured(caller)
-            if session.is_closing:
-                raise SessionError(f"attempt {session.key}: expected no call after /end, got one", status=410)
-            return self._respond(api, session, caller, asked)
-
-        return chat
-
-    def _captured(self, caller: Caller) -> tuple[Caller, Session]:
-        """A captured agent: its episode is its trace; a call without one is an episode of its own."""
-        self._parts.metrics.add(CALLS_CAPTURED)
-        if caller.trace_id is None and caller.rollout_id is None:
-            caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-        return caller, self._parts.sessions.captured(caller.rollout_id or caller.trace_id or "")
-
-    def _respond(self, api: Api, session: Session, caller: Caller, asked: ChatRequest) -> CallResponse:
+    def _respond(self, api: Api, session: Session, caller: Caller, request: ChatRequest) -> CallResponse:
         entered = contextlib.ExitStack()
+        entered.enter_context(session.in_flight())
         entered.enter_context(self._slot())
-        number = entered.enter_context(session.in_flight())
 
         def settled(served: Served | None, error: BaseException | None) -> None:
             entered.close()
-            status = status_of(error) if error is not None else 200
+            status = _status_of(error) if error is not None else 200
             session.last_fault = status if status >= 500 else None
             if served is not None:
-                self._parts.metrics.add(CALLS_SERVED, served.summary.outcome)
+                self._parts.metrics.add(CALLS_SERVED, served.answer.outcome)
             elif error is not None:
                 self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 
         return CallResponse(
-            call=lambda: self._calls().serve(session, caller, asked, number),
+            call=lambda: self._calls.serve(session, caller, request),
             api=api,
-            writer=api.write(asked),
-            is_stream=asked.is_stream,
+            request=request,
             keep_alive_s=self._parts.config.keep_alive_s,
             settled=settled,
         )
@@ -100,3 +104,133 @@ class ChatEndpoints:
             yield
         finally:
             self.num_inflight -= 1
+
+
+@dataclass(kw_only=True)
+class CallResponse:
+    """An ASGI application that runs a call and sends its answer, once."""
+
+    call: Callable[[], Coroutine[Any, Any, Served]]
+    """Ends with Served or with one of the errors that `problem_of` knows."""
+    api: Api
+    """Whose clients wait."""
+    request: ChatRequest
+    keep_alive_s: float
+    settled: Callable[[Served | None, BaseException | None], None]
+    """Called exactly once, when the call has ended and its answer was sent or could not be, with what the call gave:
+    the result, whose outcome says whether the client has it, or the error."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves the request."""
+        self._writer = self.api.write(self.request)
+        gone = asyncio.create_task(_wait_until_gone(receive))
+        call = asyncio.create_task(self.call())
+        try:
+            await self._answer(call, gone, send)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        finally:
+            gone.cancel()
+            # Whatever became of the request, and not before the call has ended: its slot is what `/end` waits for.
+            if call.done():
+                self._settle(call)
+            else:
+                call.add_done_callback(self._settle)
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+
+    async def _answer(self, call: asyncio.Task[Served], gone: asyncio.Task[None], send: Send) -> None:
+        started = await self._keep_alive(call, send) if self.request.is_stream else False
+        await asyncio.wait({call})
+        if (error := _error_of(call)) is not None:
+            await self._send_problem(send, problem_of(error), started)
+            return
+        served = call.result()
+        await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
+        is_here = not gone.done()
+        await self._send(send, served, started)
+        if is_here:
+            served.answer.outcome = CallOutcome.DELIVERED
+
+    def _settle(self, call: asyncio.Task[Served]) -> None:
+        error = _error_of(call)
+        self.settled(call.result() if error is None else None, error)
+
+    async def _keep_alive(self, call: asyncio.Task[Served], send: Send) -> bool:
+        """Comments while the call runs; whether the response has begun."""
+        started = False
+        while True:
+            done, _ = await asyncio.wait({call}, timeout=self.keep_alive_s)
+            if done:
+                return started
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+                started = True
+            await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+
+    async def _send(self, send: Send, served: Served, started: bool) -> None:
+        if not self.request.is_stream:
+            await _send_whole(send, Response(self._writer.whole(served.events), media_type="application/json"))
+            return
+        if not started:
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+        for event in served.events:
+            for chunk in self._writer.chunks(event):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_problem(self, send: Send, problem: Problem, started: bool) -> None:
+        if started:
+            body = b"".join(self._writer.chunks(Failed(problem)))
+            await send({"type": "http.response.body", "body": body})
+        else:
+            await _send_whole(send, problem_response(problem, self.api))
+
+
+def _error_of(call: asyncio.Task[Served]) -> BaseException | None:
+    return asyncio.CancelledError() if call.cancelled() else call.exception()
+
+
+async def _send_whole(send: Send, response: Response) -> None:
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+async def _wait_until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _status_of(error: BaseException) -> int:
+    """The HTTP status of an error; from 500 on the agent is not to blame."""
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, OverloadedError | UnavailableError):
+        return 503
+    return 410 if isinstance(error, asyncio.CancelledError) else 500
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What an agent is told of an error; a fault of the gateway's own is logged here."""
+    status, message = _status_of(error), str(error)
+    wait_s = 1 if status == 503 else None
+    match error:
+        case RequestError():
+            return Problem(status=status, message=message, param=error.param, code=error.code, retry_after_s=wait_s)
+        case OverloadedError():
+            wait_s = max(1, round(error.retry_after_s))
+            return Problem(status=status, message=message, code="overloaded", retry_after_s=wait_s)
+        case UnavailableError():
+            return Problem(status=status, message=message, code="unavailable", retry_after_s=wait_s)
+        case asyncio.CancelledError():
+            return Problem(status=status, message="the attempt ended before the call was answered")
+    _LOGGER.error("a call failed by a fault of the gateway", exc_info=error)
+    return Problem(status=status, message="the gateway failed; its log says why")
+
+
+def problem_response(problem: Problem, api: Api) -> Response:
+    """An error as that API's clients expect it."""
+    wait_s = problem.retry_after_s
+    headers = None if wait_s is None else {"retry-after": str(wait_s)}
+    return Response(api.error(problem), problem.status, headers, media_type="application/json")

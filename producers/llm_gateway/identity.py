@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 import msgspec
+from starlette.requests import Request
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import IdentityError
 from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, attempt_of, parse_attempt_id, parse_rollout_id
 from tracegrad.schemas.records.calls import Identity
 
-__all__ = ["Caller", "api_key_of", "collect", "judge"]
+__all__ = ["Caller", "api_key_of", "claims_of", "judge"]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _KEY_PREFIX = "rt-"
@@ -35,16 +36,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     claims: Identity
 
 
-def collect(path: tuple[str, str] | None, headers: Mapping[str, str]) -> Identity:
-    """The claims as received, each as `<rollout>.<attempt>` (traceparent as it is).
-
-    Args:
-        path: rollout and attempt of the URL, when it has them.
-        headers: by lower-case name.
-    """
+def claims_of(request: Request) -> Identity:
+    """The claims as received, each as `<rollout>.<attempt>` (traceparent as it is)."""
+    names, headers = request.path_params, request.headers
     key = api_key_of(headers)
     return Identity(
-        path=_join(*path) if path else None,
+        path=_join(names.get("rollout"), names.get("attempt")),
         api_key=key if key.startswith(_KEY_PREFIX) else None,
         header=_join(headers.get("x-rollout-id"), headers.get("x-attempt-id")),
         baggage=_from_baggage(headers.get("baggage", "")),

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 
 from .api.chat_request import ChatRequest
@@ -28,7 +27,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Logit filters of a captured agent, passed on as they are; with any, the logprobs are not the policy's own."""
     top_logprobs: int | None
     """None: the agent wants no logprobs."""
-    grammar: Any = None
+    grammar: Any
     """What the engine derived from the request (`structured_outputs`); None when it asks for none."""
 
     @property
@@ -37,10 +36,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.grammar is not None or bool(self.filters)
 
 
-def decide(request: ChatRequest, purpose: Purpose, policy: PolicyConfig) -> Sampling:
-    """The sampling of one call. Raises RequestError for more than one answer."""
-    if request.num_answers != 1:
-        raise RequestError("n: expected 1, got another value; send one request for each answer", param="n")
+def decide(request: ChatRequest, purpose: Purpose, policy: PolicyConfig, grammar: Any) -> Sampling:
+    """The sampling of one call."""
     wishes = request.wishes
     bounds = [bound for bound in (wishes.max_tokens, policy.max_tokens) if bound is not None]
     if purpose is Purpose.UNKNOWN:
@@ -58,6 +55,7 @@ def decide(request: ChatRequest, purpose: Purpose, policy: PolicyConfig) -> Samp
         used=msgspec.structs.replace(used, max_tokens=min(bounds, default=None), stop=wishes.stop),
         filters=wishes.filters if purpose is Purpose.UNKNOWN else {},
         top_logprobs=wishes.top_logprobs,
+        grammar=grammar,
     )
 
 

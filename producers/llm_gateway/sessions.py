@@ -14,22 +14,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from tracegrad.schemas.errors import SessionError
-from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
+from tracegrad.schemas.ids import AttemptId, CallId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
 from tracegrad.schemas.records.calls import CallOutcome, Purpose, ToolCall
+from tracegrad.schemas.records.tokens import Ids
 
 from .config import LlmConfig
 from .identity import Caller
 from .splice import SpliceHistory
 
-__all__ = ["CallSummary", "Session", "Sessions"]
+__all__ = ["Answer", "Session", "Sessions"]
 
 _MAX_CAPTURED = 2_000
 """Captured traces whose splice state is remembered."""
@@ -37,23 +36,26 @@ _KEEP_ENDED_S = 900.0
 """How long `/end` of an ended attempt can be asked again."""
 
 
-class CallSummary(msgspec.Struct, kw_only=True):
-    """What `/end` tells of a call."""
+class Answer(msgspec.Struct, kw_only=True):
+    """One finished answer as the agent gets it, and as `/end` tells of it."""
 
-    call_id: str
-    outcome: CallOutcome
+    call_id: CallId
+    outcome: CallOutcome = CallOutcome.CLIENT_DISCONNECTED
     content: str | None
+    reasoning: str | None
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
-    num_sampled: int
+    sampled_tokens: int
+    is_cut: bool
+    """The agent sees less than was sampled (a stop string, dropped tool calls)."""
 
 
-class _Registered(msgspec.Struct):
+class _Registered(NamedTuple):
     """A call whose record may be on the log."""
 
-    summary: CallSummary
+    answer: Answer
     prompt_digest: bytes
-    started: int
+    number: int
 
 
 class Session:
@@ -69,7 +71,7 @@ class Session:
         self.end_answer: bytes | None = None
         self.end_lock = asyncio.Lock()
         self.num_ids_counted = 0
-        """Token ids of its turns as its registry counted them."""
+        """Token ids of its history as its registry counted them."""
         self.last_fault: int | None = None
         """Status of the call that ended last, if it is the gateway's or the engine's fault (5xx)."""
         self._calls: list[_Registered] = []
@@ -80,14 +82,13 @@ class Session:
         self._num_started = 0
 
     @contextmanager
-    def in_flight(self) -> Iterator[int]:
-        """A call until its answer is sent; yields its number. Raises SessionError (410) after the end."""
+    def in_flight(self) -> Iterator[None]:
+        """A call until its answer is sent. Raises SessionError (410) after the end."""
         if self.is_closing:
             raise SessionError(f"attempt {self.key}: expected no call after /end, got one", status=410)
         self._enter()
-        self._num_started += 1
         try:
-            yield self._num_started
+            yield
         finally:
             self._leave()
 
@@ -101,31 +102,31 @@ class Session:
             self._idle.set()
 
     @contextmanager
-    def cancellable(self) -> Iterator[None]:
-        """Marks the running task as one that `close` may cancel: nothing of it is on the log yet."""
+    def cancellable(self) -> Iterator[int]:
+        """Marks the running task as one that `close` may cancel: nothing of it is on the log yet. Yields the call's
+        number, by its start."""
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
+        self._num_started += 1
         try:
-            yield
+            yield self._num_started
         finally:
             self._running.discard(task)
 
-    def register(
-        self, summary: CallSummary, *, prompt_ids: npt.NDArray[np.int32], started: int, append: asyncio.Future[Any]
-    ) -> None:
+    def register(self, append: asyncio.Future[Any], answer: Answer, prompt_ids: Ids, number: int) -> None:
         """Adds a call whose record was just handed to the log; one that the log refuses, now or late, is withdrawn.
 
         The session is in flight until the append has ended: `/end` waits for a late one and then names the call, as
         one that nobody was answered by.
         """
         if self.purpose is not Purpose.UNKNOWN:
-            self._calls.append(_Registered(summary, hashlib.sha256(prompt_ids.tobytes()).digest(), started))
+            self._calls.append(_Registered(answer, hashlib.sha256(prompt_ids.tobytes()).digest(), number))
         self._enter()
 
         def settle(ended: asyncio.Future[Any]) -> None:
             if ended.cancelled() or ended.exception() is not None:
-                self._calls = [call for call in self._calls if call.summary is not summary]
+                self._calls = [call for call in self._calls if call.answer is not answer]
             self._leave()
 
         append.add_done_callback(settle)
@@ -151,19 +152,18 @@ class Session:
             return False
         return True
 
-    def outcomes(self) -> list[CallSummary]:
-        """All calls in order; a disconnected one is superseded when the client asked the same again and got it."""
+    def answers(self) -> list[Answer]:
+        """All calls' in order; a disconnected one is superseded when the client asked the same again and got it."""
         delivered: dict[bytes, int] = {}
-        for call in sorted(self._calls, key=lambda call: call.started):
-            if call.summary.outcome is CallOutcome.DELIVERED:
-                delivered[call.prompt_digest] = call.started
-        for call in self._calls:
-            was_asked_again = delivered.get(call.prompt_digest, 0) > call.started
-            if call.summary.outcome is CallOutcome.CLIENT_DISCONNECTED and was_asked_again:
-                call.summary.outcome = CallOutcome.SUPERSEDED
-        return [call.summary for call in self._calls]
+        for answer, digest, number in self._calls:
+            if answer.outcome is CallOutcome.DELIVERED:
+                delivered[digest] = max(number, delivered.get(digest, 0))
+        for answer, digest, number in self._calls:
+            if answer.outcome is CallOutcome.CLIENT_DISCONNECTED and delivered.get(digest, 0) > number:
+                answer.outcome = CallOutcome.SUPERSEDED
+        return [call.answer for call in self._calls]
 
-    def forget_turns(self) -> None:
+    def forget_calls(self) -> None:
         """Frees what only further calls would need."""
         self.history = SpliceHistory()
         self._calls = []
@@ -242,7 +242,7 @@ class Sessions:
         return self._touch(session)
 
     def has_room(self, session: Session) -> bool:
-        """Counts what a session holds now, forgets old captured traces; whether another turn may be remembered."""
+        """Counts what a session holds now, forgets old captured traces; whether another call may be remembered."""
         registry = self._captured if session.purpose is Purpose.UNKNOWN else self._attempts
         if registry.get(session.key) is session:
             self._num_ids += session.history.num_ids - session.num_ids_counted

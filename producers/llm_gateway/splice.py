@@ -1,17 +1,19 @@
-"""Puts the ids that were really sampled into the next prompt, so that turns of a conversation merge. Pure.
+"""Puts the ids that were really sampled into the next prompt, so that calls of a conversation merge into one segment.
 
-A `SpliceHistory` holds the turns served in one episode. `match` finds the latest assistant turn of a new request that
-was served here with the same messages before it; `splice` then replaces everything up to that turn's end by the stored
-ids. Where that is not exact (the agent changed a turn, the template drops history) a new segment starts with its
-reason, and the prompt is the template's own. Ids are never guessed.
+In: a ChatRequest, the episode's SpliceHistory, a Renderer. Out: a Prompt and the grammar that the request asks for.
+The history holds the answers served in one episode. `match` finds the latest assistant message of a new request that
+was served here with the same messages before it; `splice` then replaces everything up to that message's end by the
+stored ids. Where that is not exact (the agent changed a message, the template drops history) a new segment starts with
+its reason, and the prompt is the template's own. Ids are never guessed. Failure: the renderer's.
 
-    rendered up to the turn   P' a' <end>\\n            (a' = the answer rendered again, P' likewise)
-    rendered in full          P' a' <end>\\n <user>...
-    spliced                   P  a  <end>\\n <user>...  (P, a = stored; <end> is added only if it was not sampled)
+    rendered up to the message   P' a' <end>\\n            (a' = the answer rendered again, P' likewise)
+    rendered in full             P' a' <end>\\n <user>...
+    spliced                      P  a  <end>\\n <user>...  (P, a = stored; <end> is added only if it was not sampled)
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
@@ -21,18 +23,33 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import SpliceOutcome
 
-from .api.chat_request import Message, OtherPart, TextPart
+from .api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
+from .engines.client import Waits
+from .render.engine_render import Renderer, engine_fields
 
-__all__ = ["Match", "Prompt", "ServedTurn", "SpliceHistory", "end_of_turn", "splice", "whole"]
+__all__ = [
+    "EndOfTurn",
+    "Match",
+    "Prompt",
+    "ServedCall",
+    "SpliceHistory",
+    "build_prompt",
+    "end_of_turn",
+    "splice",
+    "splice_context",
+    "whole",
+]
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
+_ASK = Message(role="user", content="x")
 
 
-class ServedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer as it was sampled and as the agent saw it."""
+class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call as it was sampled and as the agent saw its answer."""
 
     call_id: CallId
     prompt_ids: npt.NDArray[np.int32]
@@ -45,30 +62,28 @@ class ServedTurn(msgspec.Struct, frozen=True, kw_only=True):
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """What of a request was served before."""
 
-    turn: ServedTurn | None
-    """The latest served turn with equal history; None: nothing to splice."""
+    call: ServedCall | None
+    """The latest served call with equal history; None: nothing to splice."""
     position: int
-    """Index of that assistant message; -1 without a turn."""
-    kind: str
-    """SpliceOutcome.kind if the splice succeeds."""
-    reason: str
-    """Why a new segment starts even so; empty otherwise."""
+    """Index of its answer among the messages; -1 without a call."""
+    outcome: SpliceOutcome
+    """If the splice succeeds; its reason says why a new segment starts even so."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """The ids to sample from, and how they continue an earlier call."""
 
     ids: npt.NDArray[np.int32]
-    parent: ServedTurn | None
+    parent: ServedCall | None
     shared_tokens: int
     outcome: SpliceOutcome
 
 
 class SpliceHistory:
-    """The served turns of one episode, found by what was said before them. Not thread-safe."""
+    """The served calls of one episode, found by what was said before them. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._by_conversation: dict[bytes, list[ServedTurn]] = {}
+        self._by_conversation: dict[bytes, list[ServedCall]] = {}
         self._before: set[bytes] = set()
         """Conversations that were asked."""
         self._answers: set[bytes] = set()
@@ -76,7 +91,7 @@ class SpliceHistory:
         self.num_ids = 0
         """Token ids that are held."""
 
-    def remember(self, context: Any, messages: Sequence[Message], answer: Message, turn: ServedTurn) -> None:
+    def remember(self, context: Any, messages: Sequence[Message], answer: Message, call: ServedCall) -> None:
         """Adds a served answer.
 
         Args:
@@ -85,40 +100,40 @@ class SpliceHistory:
             answer: the assistant message as the agent got it.
         """
         keys = _conversations(context, [*messages, answer])
-        self._by_conversation.setdefault(keys[-1], []).append(turn)
+        self._by_conversation.setdefault(keys[-1], []).append(call)
         self._before.add(keys[-2])
         self._answers.add(_said(answer))
-        self._minted.update(turn.tool_call_ids)
-        self.num_ids += len(turn.prompt_ids) + len(turn.sampled_ids)
+        self._minted.update(call.tool_call_ids)
+        self.num_ids += len(call.prompt_ids) + len(call.sampled_ids)
 
     def match(self, context: Any, messages: Sequence[Message]) -> Match:
-        """The latest assistant turn of these messages that was served here after equal messages."""
+        """The latest assistant message of these that was served here after equal messages."""
         if not self._by_conversation:
-            return Match(turn=None, position=-1, kind="first", reason="")
+            return Match(call=None, position=-1, outcome=SpliceOutcome(kind="first"))
         keys = _conversations(context, messages)
         spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
         reason = "" if spoken else "new_conversation"
         for position in reversed(spoken):
-            turn = self._served(keys[position + 1], messages[position])
-            if turn is not None and turn.is_cut:
+            call = self._served(keys[position + 1], messages[position])
+            if call is not None and call.is_cut:
                 reason = reason or "answer_cut"
-            elif turn is not None:
-                kind = "new_segment" if reason else "extended"
-                return Match(turn=turn, position=position, kind=kind, reason=reason)
+            elif call is not None:
+                outcome = SpliceOutcome(kind="new_segment" if reason else "extended", reason=reason)
+                return Match(call=call, position=position, outcome=outcome)
             reason = reason or self._why_unserved(keys[position], messages[position])
-        return Match(turn=None, position=-1, kind="new_segment", reason=reason)
+        return Match(call=None, position=-1, outcome=SpliceOutcome(kind="new_segment", reason=reason))
 
-    def _served(self, key: bytes, message: Message) -> ServedTurn | None:
+    def _served(self, key: bytes, message: Message) -> ServedCall | None:
         """Equal answers to equal messages differ in their minted ids, or else the newest is meant."""
-        turns = self._by_conversation.get(key, [])
+        served = self._by_conversation.get(key, [])
         ids = tuple(call.id for call in message.tool_calls)
-        return next((turn for turn in turns if turn.tool_call_ids == ids), turns[-1] if turns else None)
+        return next((call for call in served if call.tool_call_ids == ids), served[-1] if served else None)
 
     def _why_unserved(self, key_before: bytes, message: Message) -> str:
         if _said(message) in self._answers:
             return "history_changed"
         if key_before in self._before or any(call.id in self._minted for call in message.tool_calls):
-            return "turn_changed"
+            return "answer_changed"
         return "no_match"
 
 
@@ -159,41 +174,32 @@ def _arguments(arguments: str) -> Any:
         return arguments
 
 
-def splice(match: Match, up_to_turn: Sequence[int], in_full: Sequence[int], end_of_turn: int | None) -> Prompt:
+def splice(match: Match, up_to_answer: Sequence[int], in_full: Sequence[int], end_of_turn: int | None) -> Prompt:
     """The prompt with the stored ids in place.
 
     Args:
-        match: with a turn.
-        up_to_turn: the messages up to that turn, rendered without a generation prompt.
+        match: with a call.
+        up_to_answer: the messages up to that call's answer, rendered without a generation prompt.
         in_full: all messages rendered.
-        end_of_turn: the token that ends an assistant turn in this template; None: there is none.
+        end_of_turn: the token that ends an assistant's message in this template; None: there is none.
     """
-    turn = match.turn
-    assert turn is not None
-    if end_of_turn is None:
-        return whole(in_full, reason="no_end_of_turn")
-    cut = _last(up_to_turn, end_of_turn) + 1
-    if cut == 0:
-        return whole(in_full, reason="no_end_of_turn")
-    if list(in_full[:cut]) != list(up_to_turn[:cut]):
-        return whole(in_full, reason="history_dropped")
-    shared = len(turn.prompt_ids) + len(turn.sampled_ids)
-    was_sampled = len(turn.sampled_ids) > 0 and turn.sampled_ids[-1] == end_of_turn
+    call = match.call
+    assert call is not None
+    cut = next((i for i in range(len(up_to_answer), 0, -1) if up_to_answer[i - 1] == end_of_turn), 0)
+    if end_of_turn is None or cut == 0:
+        return whole(in_full, SpliceOutcome(kind="new_segment", reason="no_end_of_turn"))
+    if list(in_full[:cut]) != list(up_to_answer[:cut]):
+        return whole(in_full, SpliceOutcome(kind="new_segment", reason="history_dropped"))
+    shared = len(call.prompt_ids) + len(call.sampled_ids)
+    was_sampled = len(call.sampled_ids) > 0 and call.sampled_ids[-1] == end_of_turn
     rest = [] if was_sampled else [end_of_turn]
-    ids = np.concatenate([turn.prompt_ids, turn.sampled_ids, np.asarray([*rest, *in_full[cut:]], np.int32)])
-    outcome = SpliceOutcome(kind=match.kind, reason=match.reason)
-    return Prompt(ids=ids, parent=turn, shared_tokens=shared, outcome=outcome)
+    ids = np.concatenate([call.prompt_ids, call.sampled_ids, np.asarray([*rest, *in_full[cut:]], np.int32)])
+    return Prompt(ids=ids, parent=call, shared_tokens=shared, outcome=match.outcome)
 
 
-def whole(ids: Sequence[int], *, reason: str = "", kind: str = "new_segment") -> Prompt:
+def whole(ids: Sequence[int], outcome: SpliceOutcome) -> Prompt:
     """The template's own prompt, continuing nothing."""
-    outcome = SpliceOutcome(kind=kind, reason=reason)
     return Prompt(ids=np.asarray(ids, np.int32), parent=None, shared_tokens=0, outcome=outcome)
-
-
-def _last(ids: Sequence[int], token: int) -> int:
-    """Index of the last occurrence, or -1."""
-    return next((i for i in range(len(ids) - 1, -1, -1) if ids[i] == token), -1)
 
 
 def end_of_turn(one: Sequence[int], other: Sequence[int], terminals: Sequence[int] = ()) -> int | None:
@@ -207,3 +213,52 @@ def end_of_turn(one: Sequence[int], other: Sequence[int], terminals: Sequence[in
         length += 1
     tail = list(one[len(one) - length :])
     return next((token for token in tail if token in terminals), tail[0] if tail else None)
+
+
+def splice_context(request: ChatRequest) -> list[Any]:
+    """What besides the messages decides the rendered prompt; a grammar or a forced tool does not."""
+    fields = engine_fields(request, with_grammar=False)
+    return [fields, request.tools, request.tool_choice is ToolUse.NONE]
+
+
+class EndOfTurn:
+    """The template's end-of-turn token, found once by rendering two answers that differ."""
+
+    def __init__(self) -> None:
+        self._token: int | None = None
+        self._is_found = False
+        self.terminals: list[int] = []
+        """Tokens that ended sampled answers, the last few."""
+
+    def saw(self, terminal: int) -> None:
+        """Notes a token that ended a sampled answer."""
+        if terminal not in self.terminals:
+            self.terminals = [*self.terminals[-7:], terminal]
+
+    async def find(self, renderer: Renderer, waits: Waits) -> int | None:
+        """The token, or None for a template that ends an assistant's message by nothing."""
+        if not self._is_found:
+            answers = [Message(role="assistant", content=content) for content in ("a", "b")]
+            probes = [ChatRequest(messages=(_ASK, answer)) for answer in answers]
+            try:
+                one, other = await asyncio.gather(*(renderer.ids(probe, waits, to_generate=False) for probe in probes))
+                self._token = end_of_turn(one.ids, other.ids, self.terminals)
+            except EngineRefusal:
+                # A template that refuses the probe; what has ended an answer so far is the best knowledge.
+                return self.terminals[-1] if self.terminals else None
+            self._is_found = True
+        return self._token
+
+
+async def build_prompt(
+    renderer: Renderer, ends: EndOfTurn, history: SpliceHistory, request: ChatRequest, waits: Waits
+) -> tuple[Prompt, Any]:
+    """The prompt of a request with the stored ids spliced in, and the grammar it asks for."""
+    match = history.match(splice_context(request), request.messages)
+    if match.call is None:
+        rendered = await renderer.ids(request, waits)
+        return whole(rendered.ids, match.outcome), rendered.grammar
+    token = await ends.find(renderer, waits)
+    start = msgspec.structs.replace(request, messages=request.messages[: match.position + 1])
+    full, up_to = await asyncio.gather(renderer.ids(request, waits), renderer.ids(start, waits, to_generate=False))
+    return splice(match, up_to.ids, full.ids, token), full.grammar

@@ -77,7 +77,7 @@ class SpliceOutcome(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """`first` (no earlier call), `extended` (starts with the parent's prompt + sampled ids), `new_segment`."""
     reason: str = ""
-    """Why a new segment started: `turn_changed`, `history_dropped`, `no_match`, ...; empty otherwise."""
+    """Why a new segment started: `answer_changed`, `history_dropped`, `no_match`, ...; empty otherwise."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

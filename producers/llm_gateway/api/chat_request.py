@@ -121,9 +121,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     allows_parallel_calls: bool = True
     """Whether one answer may call several tools."""
     wishes: Wishes = Wishes()
-    num_answers: int = 1
     is_stream: bool = False
-    asked: dict[str, Any] = {}
+    sampling_asked: dict[str, Any] = {}
     """The sampling fields as received, for the record."""
     extra: dict[str, Any] = {}
     """All other fields as received; the render's allow-list names those that the engine gets."""

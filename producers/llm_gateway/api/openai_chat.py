@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import ToolCall
 
 from .chat_request import (
@@ -105,6 +106,8 @@ class _Body(msgspec.Struct):
 def _read(body: dict[str, Any]) -> ChatRequest:
     read = read_as(body, _Body)
     choice = read.tool_choice
+    if read.n not in (None, 1):
+        raise RequestError("n: expected 1, got another value; send one request for each answer", param="n")
     return ChatRequest(
         messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
         model=read.model,
@@ -112,9 +115,8 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         tool_choice=NamedTool(choice.function.name) if isinstance(choice, _Named) else choice,
         allows_parallel_calls=read.parallel_tool_calls is not False,
         wishes=_wishes(read, body),
-        num_answers=1 if read.n is None else read.n,
         is_stream=bool(read.stream),
-        asked={name: body[name] for name in _ASKED if name in body},
+        sampling_asked={name: body[name] for name in _ASKED if name in body},
         extra=rest_of(body, _Body, Wishes),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import msgspec
@@ -51,19 +51,23 @@ def waits_until(sticky: int, wait_s: float) -> Waits:
 
 
 class EngineClient:
-    """All engines of the gateway. Make it in a running event loop; close it there."""
+    """All engines of the gateway, reached within `async with`."""
+
+    _session: aiohttp.ClientSession
 
     def __init__(self, engines: tuple[EngineRef, ...], *, metrics: Metrics) -> None:
         self._engines = engines
         self._metrics = metrics
+
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
             auto_decompress=False,
             headers={"accept-encoding": "identity"},
         )
+        return self
 
-    async def close(self) -> None:
-        """Closes the connections."""
+    async def __aexit__(self, *raised: object) -> None:
         await self._session.close()
 
     async def post(self, path: str, body: Any, waits: Waits, *, timeout_s: float) -> tuple[bytes, EngineRef]:

@@ -1,8 +1,10 @@
 """Turns messages into ids and sampled ids into a message, by the engine's own template and parser over HTTP.
 
-In: the chat request. Out: the ids of its messages; later the parsed message. The engine's render is asked for ids
-only; its sampling parameters are dropped, except the grammar that it derives from `response_format`, `tool_choice`
-and the like. Failure: EngineRefusal for a request that the template refuses.
+In: the chat request. Out: the ids of its messages; later the parsed message. This is the one place that writes messages
+and tools as chat templates read them; the shape is OpenAI's, by convention. What of a request may reach the engine is
+listed here: its sampling parameters, and whatever else it says, never do. Of the render's answer only the ids count,
+and the grammar that the engine derives from `response_format`, `tool_choice` and the like. Failure: EngineRefusal for
+a request that the template refuses.
 """
 
 from __future__ import annotations
@@ -14,23 +16,35 @@ from msgspec import Meta
 
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
-from ..answer import ParsedMessage
-from ..api.chat_request import ChatRequest, Message
+from ..api.chat_request import ChatRequest, Message, NamedTool, TextPart, Tool
 from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient, Waits
-from .chat_form import chat_form
 
-__all__ = ["RENDER_TIMEOUT_S", "EngineRenderer", "Rendered", "Renderer", "Sampled"]
+__all__ = [
+    "RENDER_TIMEOUT_S",
+    "EngineRenderer",
+    "ParsedMessage",
+    "Rendered",
+    "Renderer",
+    "Sampled",
+    "chat_form",
+    "engine_fields",
+    "message_form",
+]
 
 T = TypeVar("T")
 RENDER_TIMEOUT_S = 30.0
 _PROBE = (Message(role="user", content="x"),)
+_TEMPLATE_FIELDS = ("chat_template_kwargs", "documents", "reasoning_effort")
+_GRAMMAR_FIELDS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """A rendered conversation."""
 
     ids: list[int]
-    constraint: Any = None
+    grammar: Any = None
     """The grammar that the request asks for; None when it asks for none."""
 
 
@@ -42,6 +56,17 @@ class Sampled(NamedTuple):
     """Without the terminal token; not empty."""
     logprobs: list[float] | None = None
     """None: the agent wants none."""
+
+
+class ParsedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What sampled ids say, by the model's template and tool parser."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[tuple[str, str], ...] = ()
+    """(name, arguments)."""
+    logprobs: Any = None
+    """As the engine words them, when they were asked for."""
 
 
 class Renderer(Protocol):
@@ -110,8 +135,7 @@ class EngineRenderer:
             if body.get("tool_choice") not in (None, "none"):
                 body["tool_choice"] = "auto"
         rendered = await self._ask(RENDER, body, waits, _RENDER_ANSWER)
-        constraint = rendered.sampling_params.structured_outputs
-        return Rendered(ids=rendered.token_ids, constraint=constraint)
+        return Rendered(ids=rendered.token_ids, grammar=rendered.sampling_params.structured_outputs)
 
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """See Renderer."""
@@ -149,3 +173,57 @@ class EngineRenderer:
             return decoder.decode(answer)
         except msgspec.MsgspecError as error:
             raise UnavailableError(f"engine {engine.id}: {path} gave an answer of another shape: {error}") from error
+
+
+def chat_form(request: ChatRequest, *, with_grammar: bool) -> dict[str, Any]:
+    """A chat request for the engine's template and parser: the messages, and what else of the request they see.
+
+    Args:
+        with_grammar: also the fields from which the engine derives a grammar.
+    """
+    form: dict[str, Any] = engine_fields(request, with_grammar=with_grammar)
+    form["messages"] = [message_form(message) for message in request.messages]
+    if request.tools is not None:
+        form["tools"] = [tool_form(tool) for tool in request.tools]
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        form["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice is not None:
+        form["tool_choice"] = choice.value
+    return form
+
+
+def engine_fields(request: ChatRequest, *, with_grammar: bool = True) -> dict[str, Any]:
+    """The unknown fields that the engine's template or grammar reads, as they came."""
+    names = (*_TEMPLATE_FIELDS, *_GRAMMAR_FIELDS) if with_grammar else _TEMPLATE_FIELDS
+    return {name: request.extra[name] for name in names if name in request.extra}
+
+
+def message_form(message: Message) -> dict[str, Any]:
+    """One message."""
+    form: dict[str, Any] = {**message.extra, "role": message.role}
+    if isinstance(message.content, tuple):
+        form["content"] = [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else part.fields
+            for part in message.content
+        ]
+    elif message.content is not None or message.role == "assistant":
+        form["content"] = message.content
+    if message.tool_calls:
+        form["tool_calls"] = [
+            {
+                **({"id": call.id} if call.id else {}),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    optional = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning": message.reasoning}
+    return form | {name: value for name, value in optional.items() if value is not None}
+
+
+def tool_form(tool: Tool) -> dict[str, Any]:
+    """One tool."""
+    optional = {"description": tool.description, "parameters": tool.parameters, "strict": tool.is_strict}
+    said = {name: value for name, value in optional.items() if value is not None}
+    return {"type": "function", "function": {**tool.extra, "name": tool.name, **said}}

@@ -8,7 +8,7 @@ import pytest
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, RUN_HASH, Rig, full_prompt
 from tests.streams.make import Streams, config, event, reward
 from tracegrad.producers.llm_gateway.splice import Match, SpliceHistory
-from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.calls import CallRecord, SpliceOutcome
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import SegmentRow, decode_group
@@ -53,5 +53,5 @@ def assert_merged(rows: list[SegmentRow], calls: list[CallRecord]) -> None:
 
 def disable_splice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every prompt is then the template's own."""
-    nothing = Match(turn=None, position=-1, kind="new_segment", reason="no_match")
+    nothing = Match(call=None, position=-1, outcome=SpliceOutcome(kind="new_segment", reason="no_match"))
     monkeypatch.setattr(SpliceHistory, "match", lambda *_: nothing)

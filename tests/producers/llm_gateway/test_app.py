@@ -13,7 +13,7 @@ from tests.fake_engine.tokenizer import EOT
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, full_prompt, rig, until
 from tests.versions import label, sampled_by
 from tracegrad.producers.llm_gateway.config import PolicyConfig
-from tracegrad.schemas.metrics import SESSIONS_FORGOTTEN, TURNS_NOT_REMEMBERED
+from tracegrad.schemas.metrics import CALLS_NOT_REMEMBERED, SESSIONS_FORGOTTEN
 from tracegrad.schemas.records.calls import CallOutcome, CallsClosed, Purpose
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
@@ -98,12 +98,12 @@ async def test_a_tool_call_turn_is_spliced_with_the_sampled_ids() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: m[1].update(content="shorter"), "turn_changed"),
+        (lambda m: m[1].update(content="shorter"), "answer_changed"),
         (lambda m: m[0].update(content="something else"), "history_changed"),
         (lambda m: m.pop(1), "new_conversation"),
         (lambda m: m.insert(0, {"role": "system", "content": "s"}) or m[2].update(content="!"), "no_match"),
     ],
-    ids=["turn_changed", "history_changed", "new_conversation", "no_match"],
+    ids=["answer_changed", "history_changed", "new_conversation", "no_match"],
 )
 async def test_a_changed_history_starts_a_new_segment_with_its_reason(change: Any, reason: str) -> None:
     """The prompt is then the template's own."""
@@ -213,7 +213,7 @@ async def test_end_closes_the_attempt_and_can_be_asked_again() -> None:
         await r.chat(ASK)
         await r.chat(ASK)
         calls = await r.end()
-        assert [(call["content"], call["outcome"], call["num_sampled"]) for call in calls] == [
+        assert [(call["content"], call["outcome"], call["sampled_tokens"]) for call in calls] == [
             ("a", "delivered", 2), ("b", "delivered", 2),
         ]  # fmt: skip
         closed = r.records()[-1]
@@ -369,5 +369,5 @@ async def test_memory_is_bounded_by_token_ids() -> None:
         await r.chat(again)
         await r.chat([*again, {"role": "user", "content": "and then?"}])
         assert r.gateway.parts.metrics.value(SESSIONS_FORGOTTEN, "open", "memory") > 0
-        assert r.gateway.parts.metrics.value(TURNS_NOT_REMEMBERED) > 0
+        assert r.gateway.parts.metrics.value(CALLS_NOT_REMEMBERED) > 0
         assert len(await r.end()) == 3

@@ -10,13 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.producers.llm_gateway.taught_model import DATA, TOOLS
-from tracegrad.producers.llm_gateway.answer import ParsedMessage
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.engines.client import waits_until
-from tracegrad.producers.llm_gateway.render.engine_render import Rendered, Sampled
-from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, prove
-from tracegrad.producers.llm_gateway.render.local_template import LocalTemplate, can_render, load
+from tracegrad.producers.llm_gateway.render.engine_render import ParsedMessage, Rendered, Sampled
+from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate, can_render, load, prove
 from tracegrad.schemas.errors import EngineRefusal
 
 pytestmark = pytest.mark.slow

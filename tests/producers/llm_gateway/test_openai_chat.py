@@ -21,7 +21,7 @@ from tracegrad.producers.llm_gateway.api.events import (
     ToolCalled,
 )
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.render.chat_form import chat_form
+from tracegrad.producers.llm_gateway.render.engine_render import chat_form
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
@@ -97,14 +97,14 @@ def test_fields_become_types() -> None:
     wishes = request.wishes
     assert (wishes.max_tokens, wishes.stop, wishes.temperature, wishes.top_logprobs) == (5, ("x",), 1.0, 0)
     assert wishes.filters == {"logit_bias": {"1": 2}}
-    assert request.asked["max_tokens"] == 9 and "user" not in request.asked
+    assert request.sampling_asked["max_tokens"] == 9 and "user" not in request.sampling_asked
     assert request.extra["user"] == "me" and "store" not in request.extra
 
 
 def test_defaults_are_openais() -> None:
     """One answer, whole, tools in parallel, no wishes."""
     request = OPENAI_CHAT.read({"messages": [ASK], "tool_choice": "auto", "n": None, "stream": None, "stop": None})
-    assert (request.num_answers, request.is_stream, request.allows_parallel_calls) == (1, False, True)
+    assert (request.is_stream, request.allows_parallel_calls) == (False, True)
     assert request.tool_choice is ToolUse.AUTO and request.wishes == type(request.wishes)()
 
 

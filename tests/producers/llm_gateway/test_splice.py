@@ -14,7 +14,7 @@ from tests.fake_engine.scripted import ScriptedEngine
 from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tracegrad.producers.llm_gateway.api.chat_request import Message
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.splice import Match, ServedTurn, SpliceHistory, end_of_turn, splice, whole
+from tracegrad.producers.llm_gateway.splice import Match, ServedCall, SpliceHistory, end_of_turn, splice, whole
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
@@ -32,8 +32,8 @@ def read(messages: Sequence[Any]) -> tuple[Message, ...]:
     return OPENAI_CHAT.read({"messages": messages}).messages if messages else ()
 
 
-def remember(history: SpliceHistory, context: Any, messages: Sequence[Any], answer: Any, turn: ServedTurn) -> None:
-    history.remember(context, read(messages), read([answer])[0], turn)
+def remember(history: SpliceHistory, context: Any, messages: Sequence[Any], answer: Any, call: ServedCall) -> None:
+    history.remember(context, read(messages), read([answer])[0], call)
 
 
 def match(history: SpliceHistory, context: Any, messages: Sequence[Any]) -> Match:
@@ -42,8 +42,8 @@ def match(history: SpliceHistory, context: Any, messages: Sequence[Any]) -> Matc
 
 def prompt_of(history: SpliceHistory, messages: list[dict[str, Any]]) -> Any:
     found = match(history, {}, messages)
-    if found.turn is None:
-        return whole(rendered(messages), kind=found.kind, reason=found.reason)
+    if found.call is None:
+        return whole(rendered(messages), found.outcome)
     up_to = rendered(messages[: found.position + 1], generation_prompt=False)
     return splice(found, up_to, rendered(messages), EOT)
 
@@ -62,14 +62,14 @@ def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, st
             assert prompt.shared_tokens == len(before)
         sampled = TOKENIZER.encode(answer, merge=False) + ([EOT] if ends else [])
         message = {"role": "assistant", "content": answer}
-        turn = ServedTurn(
+        call = ServedCall(
             call_id=CallId(f"c{i}"),
             prompt_ids=prompt.ids,
             sampled_ids=np.asarray(sampled, np.int32),
             tool_call_ids=(),
             is_cut=False,
         )
-        remember(history, {}, messages, message, turn)
+        remember(history, {}, messages, message, call)
         messages.append(message)
         before = [*prompt.ids.tolist(), *sampled]
 
@@ -79,14 +79,14 @@ def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, mo
     """Whatever was changed, the prompt is then the template's own, with a reason."""
     history = SpliceHistory()
     messages: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
-    turn = ServedTurn(
+    call = ServedCall(
         call_id=CallId("c"),
         prompt_ids=np.asarray(rendered(messages[:1]), np.int32),
         sampled_ids=np.asarray([*TOKENIZER.encode(answer, merge=False), EOT], np.int32),
         tool_call_ids=(),
         is_cut=False,
     )
-    remember(history, {}, messages[:1], messages[1], turn)
+    remember(history, {}, messages[:1], messages[1], call)
     asked = [dict(message) for message in messages] + [{"role": "user", "content": more}]
     asked[at]["content"] = other
     prompt = prompt_of(history, asked)
@@ -97,9 +97,9 @@ def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, mo
         assert prompt.outcome.kind == "new_segment" and prompt.outcome.reason
 
 
-def _turn(name: str, *tool_call_ids: str) -> ServedTurn:
+def _call(name: str, *tool_call_ids: str) -> ServedCall:
     ids = np.asarray([1], np.int32)
-    return ServedTurn(call_id=CallId(name), prompt_ids=ids, sampled_ids=ids, tool_call_ids=tool_call_ids, is_cut=False)
+    return ServedCall(call_id=CallId(name), prompt_ids=ids, sampled_ids=ids, tool_call_ids=tool_call_ids, is_cut=False)
 
 
 def _asks(call_id: str, arguments: str) -> dict[str, Any]:
@@ -110,36 +110,36 @@ def _asks(call_id: str, arguments: str) -> dict[str, Any]:
 def test_equal_answers_are_told_apart_by_their_minted_ids() -> None:
     """Two samples of one prompt that say the same have different ids; each finds its own tokens."""
     history, ask = SpliceHistory(), [{"role": "user", "content": "q"}]
-    remember(history, {}, ask, _asks("call_1", '{"a":1}'), _turn("one", "call_1"))
-    remember(history, {}, ask, _asks("call_2", '{"a":1}'), _turn("two", "call_2"))
+    remember(history, {}, ask, _asks("call_1", '{"a":1}'), _call("one", "call_1"))
+    remember(history, {}, ask, _asks("call_2", '{"a":1}'), _call("two", "call_2"))
     for call_id, expected in (("call_1", "one"), ("call_2", "two"), ("renamed", "two")):
-        found = match(history, {}, [*ask, _asks(call_id, '{"a":1}')]).turn
+        found = match(history, {}, [*ask, _asks(call_id, '{"a":1}')]).call
         assert found is not None and found.call_id == expected
 
 
 def test_rewritten_json_arguments_are_no_change_but_other_values_are() -> None:
     """Frameworks parse arguments and write them anew."""
     history, ask = SpliceHistory(), [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
-    remember(history, {}, ask, _asks("call_1", '{"a": 1, "b": [2]}'), _turn("one", "call_1"))
+    remember(history, {}, ask, _asks("call_1", '{"a": 1, "b": [2]}'), _call("one", "call_1"))
     plain = [{"role": "user", "content": "q"}]
     same = {**_asks("call_1", '{"b":[2],"a":1}'), "content": "", "refusal": None}
-    assert match(history, {}, [*plain, same]).kind == "extended"
+    assert match(history, {}, [*plain, same]).outcome.kind == "extended"
     changed = match(history, {}, [*plain, _asks("call_1", '{"a": 2}')])
-    assert (changed.turn, changed.reason) == (None, "turn_changed")
-    assert match(history, {"tools": []}, [*plain, same]).reason == "history_changed"
+    assert (changed.call, changed.outcome.reason) == (None, "answer_changed")
+    assert match(history, {"tools": []}, [*plain, same]).outcome.reason == "history_changed"
 
 
-def test_an_earlier_turn_is_still_spliced_when_a_later_one_changed() -> None:
+def test_an_earlier_answer_is_still_spliced_when_a_later_one_changed() -> None:
     """The prefix stays exact; the new segment is counted with its reason."""
     history = SpliceHistory()
     ask = [{"role": "user", "content": "q"}]
     one = {"role": "assistant", "content": "1"}
     go = {"role": "user", "content": "go"}
-    remember(history, {}, ask, one, _turn("one"))
-    remember(history, {}, [*ask, one, go], {"role": "assistant", "content": "2"}, _turn("two"))
+    remember(history, {}, ask, one, _call("one"))
+    remember(history, {}, [*ask, one, go], {"role": "assistant", "content": "2"}, _call("two"))
     found = match(history, {}, [*ask, one, go, {"role": "assistant", "content": "edited"}, go])
-    assert found.turn is not None and found.turn.call_id == "one"
-    assert (found.kind, found.reason) == ("new_segment", "turn_changed")
+    assert found.call is not None and found.call.call_id == "one"
+    assert (found.outcome.kind, found.outcome.reason) == ("new_segment", "answer_changed")
 
 
 def test_the_end_of_turn_is_read_off_the_template() -> None:
@@ -155,7 +155,7 @@ def test_the_end_of_turn_is_read_off_the_template() -> None:
 def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
     """The cut must be exact."""
     history = SpliceHistory()
-    remember(history, {}, [], {"role": "assistant", "content": "1"}, _turn("one"))
+    remember(history, {}, [], {"role": "assistant", "content": "1"}, _call("one"))
     found = match(history, {}, [{"role": "assistant", "content": "1"}])
     assert splice(found, [7, EOT, 3], [7, EOT, 3, 4], EOT).ids.tolist() == [1, 1, EOT, 3, 4]
     for up_to, full, token, reason in (
@@ -173,12 +173,11 @@ def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
     ids=["half a pair", "infinite", "nested", "long number"],
 )
 def test_odd_arguments_are_matched(arguments: str) -> None:
-    """Whatever a model writes there, its turn is remembered and found again."""
-    call = ToolCall(id="c0", name="calc", arguments=arguments)
-    message = Message(role="assistant", tool_calls=(call,))
+    """Whatever a model writes there, its call is remembered and found again."""
+    message = Message(role="assistant", tool_calls=(ToolCall(id="c0", name="calc", arguments=arguments),))
     asked = Message(role="user", content="a")
     ids = np.asarray([1], np.int32)
-    turn = ServedTurn(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
+    call = ServedCall(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
     history = SpliceHistory()
-    history.remember({}, [asked], message, turn)
-    assert history.match({}, [asked, message]).turn is turn
+    history.remember({}, [asked], message, call)
+    assert history.match({}, [asked, message]).call is call

@@ -11,8 +11,8 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.events import Finished, Started, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.calls import Served
-from tracegrad.producers.llm_gateway.respond import CallResponse
-from tracegrad.producers.llm_gateway.sessions import CallSummary
+from tracegrad.producers.llm_gateway.chat import CallResponse
+from tracegrad.producers.llm_gateway.sessions import Answer
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import CallOutcome
@@ -28,15 +28,16 @@ def made() -> Served:
         Text("42"),
         Finished(reason="stop", prompt_tokens=3, sampled_tokens=1),
     )
-    summary = CallSummary(
+    answer = Answer(
         call_id=call_id,
-        outcome=CallOutcome.CLIENT_DISCONNECTED,
         content="42",
+        reasoning=None,
         tool_calls=(),
         finish_reason="stop",
-        num_sampled=1,
+        sampled_tokens=1,
+        is_cut=False,
     )
-    return Served(events=events, summary=summary)
+    return Served(answer=answer, events=events)
 
 
 class Request:
@@ -53,8 +54,7 @@ class Request:
         self._response = CallResponse(
             call=self._call,
             api=OPENAI_CHAT,
-            writer=OPENAI_CHAT.write(ChatRequest(messages=())),
-            is_stream=is_stream,
+            request=ChatRequest(messages=(), is_stream=is_stream),
             keep_alive_s=0.001,
             settled=lambda served, error: self.settled.append((served, error)),
         )
@@ -94,7 +94,7 @@ async def test_an_answer_that_was_sent_is_delivered() -> None:
     request.goes_on.set()
     ((served, error),) = await request.end()
     assert served is not None and error is None
-    assert served.summary.outcome is CallOutcome.DELIVERED
+    assert served.answer.outcome is CallOutcome.DELIVERED
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -105,7 +105,7 @@ async def test_an_answer_that_cannot_be_sent_gives_its_slot_back(is_stream: bool
     request.broken_from = 1
     ((served, error),) = await request.end(OSError)
     assert served is not None and error is None
-    assert served.summary.outcome is CallOutcome.CLIENT_DISCONNECTED
+    assert served.answer.outcome is CallOutcome.CLIENT_DISCONNECTED
 
 
 async def test_an_error_that_cannot_be_sent_gives_its_slot_back() -> None:
@@ -125,7 +125,7 @@ async def test_a_client_lost_between_comments_does_not_stop_the_call() -> None:
     request.goes_on.set()
     ((served, error),) = await request.end(OSError)
     assert served is not None and error is None
-    assert served.summary.outcome is CallOutcome.CLIENT_DISCONNECTED
+    assert served.answer.outcome is CallOutcome.CLIENT_DISCONNECTED
 
 
 async def test_a_cancelled_request_gives_its_slot_back() -> None:
@@ -147,4 +147,4 @@ async def test_a_request_cancelled_while_it_sends_gives_its_slot_back() -> None:
     request.task.cancel()
     ((served, error),) = await request.end(asyncio.CancelledError)
     assert served is not None and error is None
-    assert served.summary.outcome is CallOutcome.CLIENT_DISCONNECTED
+    assert served.answer.outcome is CallOutcome.CLIENT_DISCONNECTED
