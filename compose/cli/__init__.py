@@ -15,7 +15,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradErr
 
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
-from . import look, run, serve, topics
+from . import look, run, topics
 
 __all__ = ["app", "main"]
 
@@ -28,16 +28,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-run.register(app)
-serve.register(app)
-look.register(app)
-topics.register(app)
+for panel, commands in {
+    "Run": (run.demo, run.train, run.up, run.env, run.serve),
+    "Look": (look.status, look.tail, look.audit),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 
 
 def main() -> None:
     """The console script."""
     try:
-        status = app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False) or 0)
     except TracegradError as error:
         sys.stderr.write(f"tracegrad: {error}\n")
         sys.exit(FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1)
@@ -46,8 +49,6 @@ def main() -> None:
         sys.exit(FATAL_EXIT_STATUS)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
     except BrokenPipeError:
         # The reader of our output left (`| head`); what is still buffered has nowhere to go.
         sys.stderr.close()
@@ -59,4 +60,3 @@ def main() -> None:
         # A usage error of the command line library, whose class its vendored parser owns.
         show()
         sys.exit(getattr(error, "exit_code", 2))
-    sys.exit(status if isinstance(status, int) else 0)

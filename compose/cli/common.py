@@ -1,6 +1,6 @@
 """What several commands share: which run is meant, and its settings.
 
-In: options. Out: a RunDir, or settings for a start. Failure: ConfigurationError that says what to name.
+In: options. Out: a Wiring, or settings for a start. Failure: ConfigurationError that says what to name.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..run.settings import RunSettings
 from ..run.wiring import Wiring
 
 __all__ = [
+    "RUNS",
     "JsonFlag",
     "RunDirOption",
     "RunOption",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 DEFAULT_FILE = Path("tracegrad.toml")
+RUNS = Path("runs")
 
 
 def help_of(path: str) -> str:
@@ -54,18 +56,18 @@ RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folde
 JsonFlag = Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")]
 
 
-def find_run(run: str | None, run_dir: Path | None, runs_dir: Path) -> RunDir:
+def find_run(run: str | None, run_dir: Path | None, runs_dir: Path) -> Wiring:
     """The run that is meant: by folder, by name, else the newest."""
-    if run_dir is not None:
-        return RunDir.open(run_dir)
-    if run is not None:
-        return RunDir.open(Path(run) if (Path(run) / "run.json").is_file() else runs_dir / run)
-    found = sorted(runs_dir.glob("*/run.json"), key=lambda mark: (mark.parent / "config.json").stat().st_mtime)
-    if not found:
-        raise ConfigurationError(
-            f"no run under {runs_dir}; start one with `tracegrad up` or `tracegrad train FILE`, or name --run-dir"
-        )
-    return RunDir.open(found[-1].parent)
+    if run_dir is None and run is not None:
+        run_dir = Path(run) if (Path(run) / "run.json").is_file() else runs_dir / run
+    if run_dir is None:
+        found = sorted(runs_dir.glob("*/run.json"), key=lambda mark: (mark.parent / "config.json").stat().st_mtime)
+        if not found:
+            raise ConfigurationError(
+                f"no run under {runs_dir}; start one with `tracegrad up` or `tracegrad train FILE`, or name --run-dir"
+            )
+        run_dir = found[-1].parent
+    return Wiring(RunDir.open(run_dir))
 
 
 def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: bool) -> RunSettings:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
+from collections.abc import Generator
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -17,28 +16,18 @@ from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import process_lines
 from tracegrad.consumers.views.watch import fold_processes, stream_lag
 from tracegrad.schemas.errors import ConfigurationError, TracegradError
+from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
-from ..run.wiring import Wiring
-from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, reachable_log
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, reachable_log
 
-__all__ = ["register"]
-
-_PANEL = "Look"
-_RUNS = Path("runs")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command("status", rich_help_panel=_PANEL)(status)
-    app.command("tail", rich_help_panel=_PANEL)(tail)
-    app.command("audit", rich_help_panel=_PANEL)(audit)
+__all__ = ["audit", "status", "tail"]
 
 
 def status(
-    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = _RUNS, as_json: JsonFlag = False
+    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
 ) -> None:
     """Show the processes of a run, how far it is, and what waits.
 
@@ -46,8 +35,8 @@ def status(
 
     Example: tracegrad status --json
     """
-    folder = find_run(run, run_dir, runs_dir)
-    wiring = Wiring(folder)
+    wiring = find_run(run, run_dir, runs_dir)
+    folder = wiring.run_dir
     is_running = folder.is_locked()
     state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
     lag: int | None = None
@@ -84,24 +73,27 @@ def tail(
     topic: Annotated[str, typer.Argument(help="As in `topics list`, such as episodes or llm_calls.")],
     from_: Annotated[str, typer.Option("--from", help="beginning, end, or -N for the last N records.")] = "-10",
     count: Annotated[int | None, typer.Option("-n", help="Stop after so many.", show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    is_following: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
     run_dir: RunDirOption = None,
-    runs_dir: RunsDirOption = _RUNS,
+    runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Show the records of a topic, decoded.
 
     Example: tracegrad tail episodes --from beginning -n 5
     """
+    from tracegrad.consumers.views.tail import as_json as json_of
+    from tracegrad.consumers.views.tail import as_text
+
     if topic not in list(Topic):
         raise ConfigurationError(f"no topic {topic!r}; {nearest(topic, list(Topic))}")
     chosen = Topic(topic)
-    wiring = Wiring(find_run(run, run_dir, runs_dir))
+    wiring = find_run(run, run_dir, runs_dir)
     log = reachable_log(wiring)
-    _print_records(
-        log, chosen, wiring.topics.name(chosen), from_, count, follow=follow or from_ == "end", as_json=as_json
-    )
+    with closing(_records(log, wiring.topics.name(chosen), from_, must_wait=is_following or from_ == "end")) as records:
+        for record in islice(records, count):
+            typer.echo(json.dumps(json_of(chosen, record)) if as_json else as_text(chosen, record))
 
 
 def _starts(log: Log, name: str, from_: str) -> dict[TopicPartition, int]:
@@ -119,34 +111,20 @@ def _starts(log: Log, name: str, from_: str) -> dict[TopicPartition, int]:
     return {where: max(offsets.begin, offsets.end - back) for where, offsets in kept.items()}
 
 
-def _print_records(
-    log: Log, topic: Topic, name: str, from_: str, count: int | None, *, follow: bool, as_json: bool
-) -> None:
-    from tracegrad.consumers.views.tail import as_json as json_of
-    from tracegrad.consumers.views.tail import as_text
-    from tracegrad.schemas.log.follow import follow as follow_topic
-    from tracegrad.schemas.log.follow import read_to_end
-
-    def show(record: Record) -> None:
-        line = json.dumps(json_of(topic, record)) if as_json else as_text(topic, record)
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
+def _records(log: Log, name: str, from_: str, *, must_wait: bool) -> Generator[Record, None, None]:
     starts = _starts(log, name, from_)
-    if not follow:
+    if not must_wait:
         records = sorted(read_to_end(log, name, starts=starts), key=lambda record: record.timestamp_ms)
-        if from_ not in ("beginning", "end"):
-            records = records[int(from_) :] if int(from_) else []
-        for record in records[:count]:
-            show(record)
+        # So many were read of each partition.
+        yield from records if from_ == "beginning" else records[int(from_) :]
         return
-    with closing(follow_topic(log, [name], starts=starts, may_skip=True, poll_s=0.5)) as chunks:
-        for record in islice((record for chunk in chunks for record in chunk.records), count):
-            show(record)
+    with closing(follow(log, [name], starts=starts, may_skip=True, poll_s=0.5)) as chunks:
+        for chunk in chunks:
+            yield from chunk.records
 
 
 def audit(
-    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = _RUNS, as_json: JsonFlag = False
+    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
 ) -> None:
     """Recompute from the topics what became of every call, episode and group; name what is missing.
 
@@ -156,9 +134,8 @@ def audit(
     """
     from ..run.report import account, report_lines
 
-    folder = find_run(run, run_dir, runs_dir)
-    wiring = Wiring(folder)
-    report = account(wiring, reachable_log(wiring), is_live=folder.is_locked())
+    wiring = find_run(run, run_dir, runs_dir)
+    report = account(wiring, reachable_log(wiring), is_live=wiring.run_dir.is_locked())
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:

@@ -1,4 +1,4 @@
-"""Run something: `demo`, `train`, `up`, each one session in the foreground; `env` for the agent that joins `up`."""
+"""Run something: `demo`, `train`, `up`, each a session in the foreground; `serve`, one process; `env`, for an agent."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import json
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 
+from tracegrad.consumers.views.watch import Watcher
 from tracegrad.producers.runner.agent_environment import agent_environment
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..run.session import ReportMaker, run_session, watch_arrivals
+from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
-from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, help_of, load_settings
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, help_of, load_settings
 
-__all__ = ["register", "variables"]
+__all__ = ["demo", "env", "serve", "train", "up", "variables"]
 
-_PANEL = "Run"
-_RUNS = Path("runs")
 FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or the folder that holds tracegrad.toml.")]
 Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"), show_default=False)]
 Seed = Annotated[int | None, typer.Option(help=help_of("seed"), show_default=False)]
@@ -36,14 +35,6 @@ Bootstrap = Annotated[
 Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"), show_default=False)]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command("demo", rich_help_panel=_PANEL)(demo)
-    app.command("train", rich_help_panel=_PANEL)(train)
-    app.command("up", rich_help_panel=_PANEL)(up)
-    app.command("env", rich_help_panel=_PANEL)(env)
-
-
 def demo(
     steps: Steps = None,
     seed: Seed = None,
@@ -53,7 +44,7 @@ def demo(
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
-    runs_dir: RunsDirOption = _RUNS,
+    runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Train the small calculator agent, show it live, and report what it learnt.
 
@@ -65,7 +56,8 @@ def demo(
 
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    _train(calculator_file(), flags, runs_dir, keep=keep, as_json=as_json, report=demo_report)
+    settings = load_settings(calculator_file(), flags, for_training=True)
+    _run(settings, runs_dir, as_json=as_json, for_training=True, keep=keep, report=demo_report)
 
 
 def train(
@@ -84,7 +76,7 @@ def train(
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
-    runs_dir: RunsDirOption = _RUNS,
+    runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Run the whole loop until the steps are done: gateways, engine, streams, trainer, tasks, agent.
 
@@ -102,7 +94,8 @@ def train(
         "policy.model": model,
     }
     flags |= _set_flags(set_ or [])
-    _train(file, flags, runs_dir, keep=keep, as_json=as_json, report=make_report)
+    settings = load_settings(file, flags, for_training=True)
+    _run(settings, runs_dir, as_json=as_json, for_training=True, keep=keep, report=make_report)
 
 
 def up(
@@ -115,7 +108,7 @@ def up(
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
     run: RunOption = None,
-    runs_dir: RunsDirOption = _RUNS,
+    runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Run the pipeline in the foreground: bring your own agent.
 
@@ -128,18 +121,7 @@ def up(
     if file is None and not Path("tracegrad.toml").is_file():
         flags["run"] = run or "up"
     settings = _capturing(load_settings(file, flags, for_training=False))
-    show = choose_show(as_json=as_json)
-    raise typer.Exit(
-        run_session(
-            settings,
-            runs_dir / settings.run,
-            show,
-            for_training=False,
-            only=only,
-            watch=watch_arrivals,
-            announce=print_variables,
-        )
-    )
+    _run(settings, runs_dir, as_json=as_json, for_training=False, only=only, watch=_watch_arrivals)
 
 
 def env(
@@ -147,18 +129,33 @@ def env(
     as_json: JsonFlag = False,
     run: RunOption = None,
     run_dir: RunDirOption = None,
-    runs_dir: RunsDirOption = _RUNS,
+    runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Print the variables for an agent that tracegrad does not start.
 
     Example: eval "$(tracegrad env --shell)" && python my_agent.py
     """
-    found = variables(Wiring(find_run(run, run_dir, runs_dir)))
+    found = variables(find_run(run, run_dir, runs_dir))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
         for name, value in found.items():
             typer.echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
+
+
+def serve(
+    name: Annotated[str, typer.Argument(help="otlp, llm, streams, tasks, runner, engine, trainer or weight-sync")],
+    run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder, made by `up` or `train`.")],
+    stage: Annotated[str | None, typer.Option(help="Of streams: normalize, assemble or credit.")] = None,
+    ordinal: Annotated[int, typer.Option(min=0, help="Which one of several equal processes, from 0.")] = 0,
+) -> None:
+    """Run one process of a run in the foreground.
+
+    Example: tracegrad serve streams --stage assemble --ordinal 1 --run-dir runs/mine
+    """
+    from ..run.serve import serve as serve_process
+
+    raise typer.Exit(serve_process(name, run_dir, stage=stage, ordinal=ordinal))
 
 
 def variables(wiring: Wiring) -> dict[str, str]:
@@ -167,8 +164,8 @@ def variables(wiring: Wiring) -> dict[str, str]:
     return agent_environment(wiring.runner(), agent.service if agent else "agent")
 
 
-def print_variables(wiring: Wiring, show: Show) -> None:
-    """Tells how to point an agent at this run."""
+def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
+    """Tells how to point an agent at this run, then what comes of it."""
     found = variables(wiring)
     policy = wiring.settings.policy.name
     lines = [
@@ -178,14 +175,11 @@ def print_variables(wiring: Wiring, show: Show) -> None:
         "waiting for its first span",
     ]
     show.result("env", {"variables": found, "model": policy}, lines)
+    return watch_arrivals(wiring, show)
 
 
-def _train(
-    file: Path, flags: dict[str, Any], runs_dir: Path, *, keep: bool, as_json: bool, report: ReportMaker
-) -> None:
-    settings = load_settings(file, flags, for_training=True)
-    show = choose_show(as_json=as_json)
-    raise typer.Exit(run_session(settings, runs_dir / settings.run, show, for_training=True, keep=keep, report=report))
+def _run(settings: RunSettings, runs_dir: Path, *, as_json: bool, **options: Any) -> NoReturn:
+    raise typer.Exit(run_session(settings, runs_dir / settings.run, choose_show(as_json=as_json), **options))
 
 
 def _capturing(settings: RunSettings) -> RunSettings:

@@ -9,23 +9,19 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.topics import REGISTRY
+
+from ..kafka.log import KafkaLog
 from ..kafka.topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
-from ..run.wiring import Wiring
-from .common import JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
 
-__all__ = ["register"]
+__all__ = ["app"]
 
-_PANEL = "Look"
-_RUNS = Path("runs")
-_topics = typer.Typer(help="Topics of a run: make them, or print what they must be.", no_args_is_help=True)
+app = typer.Typer(help="Topics of a run: make them, or print what they must be.", no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the group."""
-    app.add_typer(_topics, name="topics", rich_help_panel=_PANEL)
-
-
-@_topics.command("create")
+@app.command("create")
 def create(
     file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print topics, settings and ACLs.")] = False,
@@ -37,10 +33,6 @@ def create(
 
     Example: tracegrad topics create tracegrad.toml --dry-run
     """
-    from tracegrad.schemas.errors import ConfigurationError
-
-    from ..kafka.log import KafkaLog
-
     settings = load_settings(file, {"run": run, "kafka.bootstrap_servers": bootstrap_servers}, for_training=False)
     kafka = settings.kafka
     topics = settings.topics
@@ -68,17 +60,15 @@ def _print_plans(plans: Sequence[TopicPlan | GroupPlan], *, as_json: bool) -> No
             typer.echo(line)
 
 
-@_topics.command("list")
+@app.command("list")
 def list_topics(
-    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = _RUNS, as_json: JsonFlag = False
+    run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
 ) -> None:
     """Show the topics of a run: what they hold, how many records.
 
     Example: tracegrad topics list --run mine
     """
-    from tracegrad.schemas.topics import REGISTRY
-
-    wiring = Wiring(find_run(run, run_dir, runs_dir))
+    wiring = find_run(run, run_dir, runs_dir)
     log = reachable_log(wiring)
     for spec in REGISTRY:
         name = wiring.topics.name(spec.topic)

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
 from tracegrad.schemas.metrics import Metrics
@@ -48,10 +47,10 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
         folder = RunDir.open(run_dir)
         process = process_name(name, stage, ordinal)
         with folder.lock(f"serve-{process}", wait_s=_LOCK_WAIT_S):
-            start = _Start(Wiring(folder), stop, stage, ordinal, Metrics())
+            wiring, metrics = Wiring(folder), Metrics()
             # The engine becomes another program, which reports nothing; its supervisor does.
-            with nullcontext() if name == "engine" else reporting(start.wiring, process, start.metrics):
-                _ROOMS[name](start)
+            with nullcontext() if name == "engine" else reporting(wiring, process, metrics):
+                _run(name, stage, ordinal, wiring, stop, metrics)
     except TracegradError as error:
         _logger.error("%s: %s", type(error).__name__, error)
         return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
@@ -87,104 +86,63 @@ def _quieten() -> Callable[[logging.LogRecord], bool]:
 
 
 def _check_name(name: str, stage: str | None) -> None:
-    if name not in _ROOMS:
+    if name not in NAMES:
         raise ConfigurationError(f"no process {name!r}; {nearest(name, NAMES)}")
     if name == "streams" and stage not in STREAMS:
         raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(STREAMS)}, got {stage!r}")
 
 
-class _Start(NamedTuple):
-    """What a room is started with."""
+def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threading.Event, metrics: Metrics) -> None:
+    """The room's loop. A process imports its own room only."""
+    settings, log, topics, starts = wiring.settings, wiring.log(), wiring.topics, wiring.run_dir.starts
+    match name:
+        case "otlp":
+            from tracegrad.producers.otlp_gateway import app as otlp
 
-    wiring: Wiring
-    stop: threading.Event
-    stage: str | None
-    ordinal: int
-    metrics: Metrics
+            otlp.run(settings.otlp, wiring.otlp(), topics=topics, log=log, stop=stop, metrics=metrics)
+        case "llm":
+            from tracegrad.producers.llm_gateway import app as llm
 
+            llm_handles = wiring.llm()
+            llm.run(settings.llm, settings.policy, llm_handles, topics=topics, log=log, stop=stop, metrics=metrics)
+        case "streams":
+            from tracegrad.streams.folds import build_fold
+            from tracegrad.streams.shell.worker import run_fold
 
-def _otlp(start: _Start) -> None:
-    from tracegrad.producers.otlp_gateway import app
+            of = Stage(stage or "")
+            fold = build_fold(of, wiring.stream_rules(), topics, metrics)
+            run_fold(fold, wiring.streams(of, ordinal), stage=of, topics=topics, log=log, stop=stop, metrics=metrics)
+        case "tasks":
+            from tracegrad.producers.tasks import admission
 
-    wiring = start.wiring
-    config = wiring.settings.otlp
-    app.run(config, wiring.otlp(), topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
+            assert settings.tasks is not None
+            tasks_handles = wiring.tasks()
+            admission.run(
+                settings.tasks, settings.pace, tasks_handles, topics=topics, log=log, stop=stop, starts=starts
+            )
+        case "runner":
+            from tracegrad.producers.runner import runner
 
+            assert settings.agent is not None and settings.reward is not None
+            runner_handles = wiring.runner()
+            runner.run(
+                settings.agent, settings.reward, runner_handles, topics=topics, log=log, stop=stop, starts=starts
+            )
+        case "trainer":
+            from tracegrad.trainer import loop
 
-def _llm(start: _Start) -> None:
-    from tracegrad.producers.llm_gateway import app
+            loop.run(settings.trainer, wiring.trainer(), topics=topics, log=log, stop=stop)
+        case "weight-sync":
+            from tracegrad.consumers.engine import weight_sync
 
-    wiring, settings, metrics = start.wiring, start.wiring.settings, start.metrics
-    log, stop = wiring.log(), start.stop
-    app.run(settings.llm, settings.policy, wiring.llm(), topics=wiring.topics, log=log, stop=stop, metrics=metrics)
+            weight_sync.run(wiring.weight_sync(), topics=topics, log=log, stop=stop, metrics=metrics)
+        case "engine":
+            from ..engine import server
 
-
-def _streams(start: _Start) -> None:
-    from tracegrad.streams.folds import build_fold
-    from tracegrad.streams.shell.worker import run_fold
-
-    wiring, stage = start.wiring, Stage(start.stage or "")
-    run_fold(
-        build_fold(stage, wiring.stream_rules(), wiring.topics, start.metrics),
-        wiring.streams(stage, start.ordinal),
-        topics=wiring.topics,
-        log=wiring.log(),
-        stop=start.stop,
-        metrics=start.metrics,
-    )
-
-
-def _tasks(start: _Start) -> None:
-    from tracegrad.producers.tasks import admission
-
-    wiring, starts = start.wiring, start.wiring.run_dir.starts
-    tasks, pace = wiring.settings.tasks, wiring.settings.pace
-    assert tasks is not None
-    admission.run(tasks, pace, wiring.tasks(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
-
-
-def _runner(start: _Start) -> None:
-    from tracegrad.producers.runner import runner
-
-    wiring, starts = start.wiring, start.wiring.run_dir.starts
-    agent, reward = wiring.settings.agent, wiring.settings.reward
-    assert agent is not None and reward is not None
-    runner.run(agent, reward, wiring.runner(), topics=wiring.topics, log=wiring.log(), stop=start.stop, starts=starts)
+            # Becomes vLLM, which has handlers of its own; ours die with this program's image.
+            server.serve(settings.engine, wiring.engine())
 
 
-def _trainer(start: _Start) -> None:
-    from tracegrad.trainer import loop
-
-    wiring = start.wiring
-    loop.run(wiring.settings.trainer, wiring.trainer(), topics=wiring.topics, log=wiring.log(), stop=start.stop)
-
-
-def _weight_sync(start: _Start) -> None:
-    from tracegrad.consumers.engine import weight_sync
-
-    wiring = start.wiring
-    config = wiring.weight_sync()
-    weight_sync.run(config, topics=wiring.topics, log=wiring.log(), stop=start.stop, metrics=start.metrics)
-
-
-def _engine(start: _Start) -> None:
-    from ..engine import server
-
-    # Becomes vLLM, which has handlers of its own; ours die with this program's image.
-    server.serve(start.wiring.settings.engine, start.wiring.engine())
-
-
-_ROOMS: dict[str, Callable[[_Start], None]] = {
-    "otlp": _otlp,
-    "llm": _llm,
-    "streams": _streams,
-    "tasks": _tasks,
-    "runner": _runner,
-    "engine": _engine,
-    "trainer": _trainer,
-    "weight-sync": _weight_sync,
-}
-NAMES = tuple(_ROOMS)
 _EXTRAS = {
     "otlp": "gateway",
     "llm": "gateway",
@@ -195,7 +153,8 @@ _EXTRAS = {
     "trainer": "trainer",
     "weight-sync": "engine",
 }
-"""What brings a program's libraries."""
+"""Each process, and what brings its libraries."""
+NAMES = tuple(_EXTRAS)
 
 
 def lacking(error: ModuleNotFoundError, what: str, extra: str) -> str:

@@ -8,7 +8,6 @@ process was fatal or the report's checks failed, 130 after Ctrl-C.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from tracegrad.consumers.views.run_state import RunState
@@ -32,7 +31,6 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
 WatchFactory = Callable[[Wiring, Show], Watcher]
 ReportMaker = Callable[[Wiring, Show], bool]
-Announcer = Callable[[Wiring, Show], None]
 
 
 def run_session(
@@ -45,7 +43,6 @@ def run_session(
     keep: bool = False,
     watch: WatchFactory | None = None,
     report: ReportMaker | None = None,
-    announce: Announcer | None = None,
 ) -> int:
     """Runs the pipeline until it is done or a person stops it.
 
@@ -56,9 +53,8 @@ def run_session(
         for_training: with tasks and runner; ends when they are done.
         only: a part of the pipeline.
         keep: after the report, go on until Ctrl-C, so that the topics can be looked at.
-        watch: makes the live view; None: steps.
+        watch: makes the live view, once the topics are there; None: steps.
         report: makes the report; returns whether its checks passed.
-        announce: called once the topics are there.
     """
     try:
         settings = with_local_model(settings, show.say)
@@ -68,8 +64,8 @@ def run_session(
                 check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
             processes = specs(wiring, for_training=for_training, only=only)
-            begin = partial(_begin, wiring, show, watch or watch_steps, announce)
-            return _supervise(wiring, show, processes, begin, ends_with_jobs=for_training, keep=keep, report=report)
+            onlookers = _Onlookers(wiring, show, watch or watch_steps)
+            return _supervise(onlookers, processes, ends_with_jobs=for_training, keep=keep, report=report)
     finally:
         # Whatever was raised, the terminal gets its cursor back.
         show.close()
@@ -97,34 +93,54 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin)
 
 
-def _begin(wiring: Wiring, show: Show, watch: WatchFactory, announce: Announcer | None) -> Watcher:
-    """What follows as soon as the broker answers: topics, a word to the agent's owner, the live view."""
-    prepare_topics(wiring)
-    if announce is not None:
-        announce(wiring, show)
-    return watch(wiring, show)
+class _Onlookers:
+    """Who reads from and tells the broker beside the processes; they leave before the first process is stopped."""
+
+    def __init__(self, wiring: Wiring, show: Show, watch: WatchFactory) -> None:
+        self.wiring = wiring
+        self.show = show
+        self._watch = watch
+        self._reports: StatusReports | None = None
+        self._watcher: Watcher | None = None
+
+    def open(self, supervisor: Supervisor) -> None:
+        """Makes the topics first; the broker must answer. Nothing when it was called before."""
+        if self._watcher is None:
+            prepare_topics(self.wiring)
+            self._watcher = self._watch(self.wiring, self.show)
+            self._watcher.start()
+            self.report(supervisor)
+
+    def report(self, supervisor: Supervisor) -> None:
+        """Tells of the supervisor's processes from now on."""
+        self._reports = StatusReports(self.wiring.log(), self.wiring.topics, supervisor.statuses)
+
+    def tell(self) -> None:
+        """A process changed state."""
+        if self._reports is not None:
+            self._reports.wake()
+
+    def close(self) -> None:
+        """Waits a few seconds at most."""
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._reports is not None:
+            self._reports.close()
 
 
 def _supervise(
-    wiring: Wiring,
-    show: Show,
+    onlookers: _Onlookers,
     processes: Sequence[ProcessSpec],
-    begin: Callable[[], Watcher],
     *,
     ends_with_jobs: bool,
     keep: bool,
     report: ReportMaker | None,
 ) -> int:
-    onlookers = _Onlookers(wiring)
-
-    def on_layer(layer: int) -> None:
-        if layer > 0 and onlookers.watcher is None:
-            onlookers.open(begin(), supervisor)
-
+    wiring, show = onlookers.wiring, onlookers.show
     supervisor = Supervisor(
         processes,
         logs=wiring.run_dir.logs,
-        on_layer=on_layer,
+        on_layer=lambda layer: onlookers.open(supervisor) if layer > 0 else None,
         on_change=onlookers.tell,
         say=show.say,
         before_stop=onlookers.close,
@@ -141,37 +157,6 @@ def _supervise(
         return status
     finally:
         supervisor.close()
-
-
-class _Onlookers:
-    """Who reads from and tells the broker beside the processes; they leave before the first process is stopped."""
-
-    def __init__(self, wiring: Wiring) -> None:
-        self._wiring = wiring
-        self._reports: StatusReports | None = None
-        self.watcher: Watcher | None = None
-
-    def open(self, watcher: Watcher, supervisor: Supervisor) -> None:
-        """Starts both; the topics must exist."""
-        self.watcher = watcher
-        watcher.start()
-        self.report(supervisor)
-
-    def report(self, supervisor: Supervisor) -> None:
-        """Tells of the supervisor's processes from now on."""
-        self._reports = StatusReports(self._wiring.log(), self._wiring.topics, supervisor.statuses)
-
-    def tell(self) -> None:
-        """A process changed state."""
-        if self._reports is not None:
-            self._reports.wake()
-
-    def close(self) -> None:
-        """Waits a few seconds at most."""
-        if self.watcher is not None:
-            self.watcher.close()
-        if self._reports is not None:
-            self._reports.close()
 
 
 def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:

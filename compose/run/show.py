@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
@@ -17,25 +17,9 @@ from rich.markup import escape
 
 from tracegrad.consumers.views.terminal import Event, StepLine
 
-__all__ = ["JsonShow", "PlainShow", "RichShow", "Show", "choose_show"]
+__all__ = ["JsonShow", "RichShow", "Show", "choose_show"]
 
 _HEADER = "  step  version  reward  tools ok  staleness    lag   open    s"
-
-
-class Show(Protocol):
-    """What prints."""
-
-    def event(self, event: Event) -> None:
-        """One thing that happened."""
-
-    def say(self, text: str) -> None:
-        """A sentence for people."""
-
-    def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
-        """A part of the report: fields for machines, lines for people."""
-
-    def close(self) -> None:
-        """Leaves the terminal as it was."""
 
 
 def _number(value: float | None, width: int, digits: int = 2) -> str:
@@ -52,8 +36,8 @@ def step_text(line: StepLine) -> str:
     return f"{text}  no update: {line.skipped}" if line.skipped else text
 
 
-class PlainShow:
-    """One line per step; for logs and pipes."""
+class Show:
+    """What prints. In itself one plain line per step; for logs and pipes."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -61,7 +45,7 @@ class PlainShow:
         self._has_header = False
 
     def event(self, event: Event) -> None:
-        """As Show.event."""
+        """One thing that happened."""
         if event.step is None:
             self.say(event.text)
             return
@@ -71,21 +55,21 @@ class PlainShow:
         self.say(step_text(event.step))
 
     def say(self, text: str) -> None:
-        """As Show.say."""
+        """A sentence for people."""
         with self._lock:
             self._out.write(text + "\n")
             self._out.flush()
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
-        """As Show.result."""
+        """A part of the report: fields for machines, lines for people."""
         for line in lines:
             self.say(line)
 
     def close(self) -> None:
-        """As Show.close."""
+        """Leaves the terminal as it was."""
 
 
-class RichShow(PlainShow):
+class RichShow(Show):
     """On a terminal: the same lines in colour, and a spinner that says what is awaited."""
 
     def __init__(self) -> None:
@@ -95,7 +79,6 @@ class RichShow(PlainShow):
         self._status.start()
 
     def event(self, event: Event) -> None:
-        """As Show.event."""
         super().event(event)
         if event.step is not None:
             self._status.update(
@@ -104,46 +87,29 @@ class RichShow(PlainShow):
             )
 
     def say(self, text: str) -> None:
-        """As Show.say."""
         style = "bold" if text == _HEADER else None
         self._console.print(escape(text), style=style, soft_wrap=True)
 
     def close(self) -> None:
-        """As Show.close."""
         self._status.stop()
 
 
-class JsonShow:
-    """JSON lines on stdout: `{"kind": ...}`."""
-
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
-        self._lock = threading.Lock()
+class JsonShow(Show):
+    """JSON lines on stdout, `{"kind": ...}`; sentences on stderr."""
 
     def event(self, event: Event) -> None:
-        """As Show.event."""
         fields = msgspec.to_builtins(event.step) if event.step is not None else {"text": event.text}
-        self._write({"kind": event.kind, **fields})
+        self.result(event.kind, fields, [])
 
     def say(self, text: str) -> None:
-        """As Show.say, on stderr."""
         sys.stderr.write(text + "\n")
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
-        """As Show.result."""
-        self._write({"kind": name, **fields})
-
-    def close(self) -> None:
-        """As Show.close."""
-
-    def _write(self, fields: dict[str, Any]) -> None:
-        with self._lock:
-            self._out.write(json.dumps(fields) + "\n")
-            self._out.flush()
+        super().say(json.dumps({"kind": name, **fields}))
 
 
 def choose_show(*, as_json: bool) -> Show:
     """By flag, and by whether anybody watches."""
     if as_json:
         return JsonShow()
-    return RichShow() if sys.stdout.isatty() else PlainShow()
+    return RichShow() if sys.stdout.isatty() else Show()

@@ -24,7 +24,7 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import run_session
-from tracegrad.compose.run.show import PlainShow
+from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.tasks.dataset import read_tasks, task_of_group
 from tracegrad.schemas.log.protocol import Log
@@ -137,7 +137,7 @@ def run_to_its_end(broker: str, folder: Path, tasks: list[str], **more: Any) -> 
     said = io.StringIO()
     with running_engine(ScriptedEngine(policy=Script())) as engine:
         settings = settings_of(folder, engine, broker, tasks, **more)
-        status = run_session(settings, folder / "run", PlainShow(said), for_training=True)
+        status = run_session(settings, folder / "run", Show(said), for_training=True)
     run_dir = RunDir.open(folder / "run")
     log, topics = KafkaLog(broker), Wiring(run_dir).topics
     groups: dict[str, GroupSummary] = {}

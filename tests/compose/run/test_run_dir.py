@@ -146,7 +146,7 @@ def test_a_process_is_alone_under_its_name(
     monkeypatch.setattr(serve, "_LOCK_WAIT_S", 0.0)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     served = list[int]()
-    monkeypatch.setitem(serve._ROOMS, "streams", lambda start: served.append(start.ordinal))
+    monkeypatch.setattr(serve, "_run", lambda name, stage, ordinal, *_: served.append(ordinal))
     run_dir = prepare_run(SETTINGS, tmp_path)
     with run_dir.lock("serve-streams-credit-0"):
         status = serve.serve("streams", run_dir.path, stage="credit", ordinal=ordinal)

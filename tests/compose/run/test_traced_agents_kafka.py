@@ -37,7 +37,7 @@ from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import run_session
-from tracegrad.compose.run.show import PlainShow
+from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
@@ -112,9 +112,7 @@ def test_a_run_keeps_all_spans_of_its_agents_and_no_reward_of_theirs(
     """Span ids as exported, tools under their agents, episodes complete; what an agent prints, exports and posts as
     its reward is worth nothing."""
     with running_engine(engine) as url:
-        status = run_session(
-            settings_of(folder, url, broker), folder / "run", PlainShow(io.StringIO()), for_training=True
-        )
+        status = run_session(settings_of(folder, url, broker), folder / "run", Show(io.StringIO()), for_training=True)
     assert status == 0
     topics = topics_of(folder / "run", broker)
     spans = assert_just_what_was_exported(topics.spans(), folder)
