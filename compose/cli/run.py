@@ -52,11 +52,11 @@ def demo(
 
     Example: tracegrad demo --steps 10 --seed 1
     """
-    from ..run.demo import calculator_file, demo_report
+    from ..run.demo import CALCULATOR, demo_report
 
     flags = _flags(steps, seed, no_air, sync, bootstrap_servers)
     flags["run"] = run or f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    settings = load_settings(calculator_file(), flags, for_training=True)
+    settings = load_settings(CALCULATOR, flags, for_training=True)
     _run(settings, runs_dir, as_json=as_json, for_training=True, keep=keep, report=demo_report)
 
 

@@ -1,8 +1,8 @@
 """Kafka's errors -> ours, by the reaction they ask for: the boundary that no library error passes.
 
-In: what confluent_kafka raises or returns. Out: an error of schemas/errors.py. A code that is not listed (a later
-release) counts as UnavailableError, the only reaction that loses nothing; a test says that the installed release
-has none. `_NOENT` is what librdkafka says of a partition without a leader (a broker that restarts); a missing topic
+In: what confluent_kafka raises or returns. Out: an error of schemas/errors.py. A code that is not listed counts as
+UnavailableError, the only reaction that loses nothing; a test knows which those are in the installed release.
+`_NOENT` is among them: librdkafka says it of a partition without a leader (a broker that restarts); a missing topic
 bears names of its own.
 """
 
@@ -25,7 +25,7 @@ from tracegrad.schemas.errors import (
     UnavailableError,
 )
 
-__all__ = ["CODES", "boundary", "log_error", "translate"]
+__all__ = ["CODES", "Seldom", "boundary", "log_error", "translate"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,26 +60,6 @@ _BAD_MSG _BAD_COMPRESSION _KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALI
 _INVALID_DIFFERENT_RECORD INVALID_RECORD_STATE
 """
 _OVERLOADED = "_QUEUE_FULL THROTTLING_QUOTA_EXCEEDED"
-_UNAVAILABLE = """
-BROKER_NOT_AVAILABLE CONCURRENT_TRANSACTIONS COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE
-DUPLICATE_SEQUENCE_NUMBER ELECTION_NOT_NEEDED ELIGIBLE_LEADERS_NOT_AVAILABLE FENCED_LEADER_EPOCH
-FENCED_MEMBER_EPOCH FENCED_STATE_EPOCH FETCH_SESSION_ID_NOT_FOUND GROUP_SUBSCRIBED_TO_TOPIC ILLEGAL_GENERATION
-INVALID_FETCH_SESSION_EPOCH INVALID_MSG INVALID_PRODUCER_EPOCH INVALID_PRODUCER_ID_MAPPING
-INVALID_SHARE_SESSION_EPOCH INVALID_TXN_STATE KAFKA_STORAGE_ERROR LEADER_NOT_AVAILABLE LOG_DIR_NOT_FOUND
-MEMBER_ID_REQUIRED NETWORK_EXCEPTION NON_EMPTY_GROUP NOT_CONTROLLER NOT_COORDINATOR NOT_ENOUGH_REPLICAS
-NOT_ENOUGH_REPLICAS_AFTER_APPEND NOT_LEADER_FOR_PARTITION NO_ERROR NO_REASSIGNMENT_IN_PROGRESS
-OFFSET_NOT_AVAILABLE OPERATION_NOT_ATTEMPTED OUT_OF_ORDER_SEQUENCE_NUMBER PREFERRED_LEADER_NOT_AVAILABLE
-REASSIGNMENT_IN_PROGRESS REBALANCE_IN_PROGRESS REBOOTSTRAP_REQUIRED REPLICA_NOT_AVAILABLE REQUEST_TIMED_OUT
-SHARE_SESSION_LIMIT_REACHED SHARE_SESSION_NOT_FOUND STALE_BROKER_EPOCH STALE_CTRL_EPOCH STALE_MEMBER_EPOCH
-TRANSACTION_ABORTABLE UNKNOWN UNKNOWN_CONTROLLER_ID UNKNOWN_LEADER_EPOCH UNKNOWN_MEMBER_ID UNKNOWN_PRODUCER_ID
-UNKNOWN_SUBSCRIPTION_ID UNSTABLE_OFFSET_COMMIT _ALL_BROKERS_DOWN _APPLICATION _ASSIGNMENT_LOST
-_ASSIGN_PARTITIONS _DESTROY _DESTROY_BROKER _FAIL _FATAL _GAPLESS_GUARANTEE _INCONSISTENT _INTR _IN_PROGRESS
-_ISR_INSUFF _MAX_POLL_EXCEEDED _MSG_TIMED_OUT _NODE_UPDATE _NOOP _NO_OFFSET _OUTDATED _PARTIAL _PARTITION_EOF
-_PREV_IN_PROGRESS _PURGE_INFLIGHT _PURGE_QUEUE _RESOLVE _RETRY _REVOKE_PARTITIONS _TIMED_OUT _TIMED_OUT_QUEUE
-_STATE _CONFLICT _CRIT_SYS_RESOURCE _FS _NOENT
-_TRANSPORT _UNDERFLOW _UNKNOWN_BROKER _WAIT_CACHE _WAIT_COORD
-"""
-
 CODES: dict[str, type[TracegradError]] = {
     name: error
     for error, names in (
@@ -88,7 +68,6 @@ CODES: dict[str, type[TracegradError]] = {
         (FencedError, _FENCED),
         (RecordError, _RECORD),
         (OverloadedError, _OVERLOADED),
-        (UnavailableError, _UNAVAILABLE),
     )
     for name in names.split()
 }
@@ -126,23 +105,26 @@ def boundary(doing: str) -> Iterator[None]:
         raise UnavailableError(f"expected Kafka to {doing}, got no answer in time; it is tried again") from error
 
 
-class _QuietLog:
-    """Says a client's trouble once in a while: an away broker is reported several times a second by each client."""
+class Seldom:
+    """Says of each kind of thing whether it is time to tell of it again, so that a log keeps its other lines."""
 
     def __init__(self) -> None:
         self._last_at: dict[str, float] = {}
-        self._num_left_out = 0
 
-    def __call__(self, error: KafkaError) -> None:
-        name = error.name()
+    def __call__(self, kind: str) -> bool:
         now = time.monotonic()
-        if now - self._last_at.get(name, -_LOG_EVERY_S) < _LOG_EVERY_S:
-            self._num_left_out += 1
-            return
-        self._last_at[name] = now
-        logger.warning("kafka client: %s (%s; %d reports left out)", error.str(), name, self._num_left_out)
-        self._num_left_out = 0
+        if now - self._last_at.get(kind, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return False
+        self._last_at[kind] = now
+        return True
 
 
-log_error = _QuietLog()
-"""For client-wide troubles; librdkafka goes on trying by itself."""
+_is_due = Seldom()
+
+
+def log_error(error: KafkaError) -> None:
+    """For client-wide troubles; librdkafka goes on trying by itself, and reports an away broker several times a second
+    by each client.
+    """
+    if _is_due(error.name()):
+        logger.warning("kafka client: %s (%s)", error.str(), error.name())

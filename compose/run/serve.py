@@ -14,7 +14,6 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import STREAMS, Stage
 
+from ..kafka.errors import Seldom
 from .process import process_name
 from .run_dir import RunDir
 from .status_reports import reporting
@@ -32,7 +32,6 @@ __all__ = ["NAMES", "lacking", "serve"]
 
 _LOCK_WAIT_S = 5.0
 """A predecessor that was told to die may still be leaving."""
-_SAY_EVERY_S = 10.0
 _logger = logging.getLogger(__name__)
 
 
@@ -66,23 +65,12 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
 
 def _set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    is_due = Seldom()
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_quieten())
+        # Of an away broker aiokafka writes hundreds of lines a second.
+        handler.addFilter(lambda record: not record.name.startswith("aiokafka") or is_due(str(record.msg)))
     for noisy in ("abc", "aiokafka", "faust", "httpcore", "httpx", "kafka", "mode"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-def _quieten() -> Callable[[logging.LogRecord], bool]:
-    """Lets aiokafka say each kind of thing once in a while: of an away broker it writes hundreds of lines a second."""
-    said_at: dict[str, float] = {}
-
-    def passes(record: logging.LogRecord) -> bool:
-        if not record.name.startswith("aiokafka") or record.created - said_at.get(str(record.msg), 0.0) > _SAY_EVERY_S:
-            said_at[str(record.msg)] = record.created
-            return True
-        return False
-
-    return passes
 
 
 def _check_name(name: str, stage: str | None) -> None:

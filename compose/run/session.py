@@ -121,7 +121,7 @@ class _Onlookers:
             self._reports.wake()
 
     def close(self) -> None:
-        """Waits a few seconds at most."""
+        """Waits a few seconds at most; may be called again."""
         if self._watcher is not None:
             self._watcher.close()
         if self._reports is not None:
@@ -153,7 +153,7 @@ def _supervise(
         if keep and outcome.kind is OutcomeKind.DONE:
             show.say("the pipeline goes on (--keep); Ctrl-C stops it")
             onlookers.report(supervisor)
-            supervisor.run(ends_with_jobs=False, before_stop=onlookers.close)
+            supervisor.run(ends_with_jobs=False)
         return status
     finally:
         supervisor.close()

@@ -98,7 +98,7 @@ class Supervisor:
             on_change: told whenever a process changed state.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
                 UnavailableError is tried again for a while, any other error stops all.
-            before_stop: called once, before the first process is stopped: who reads from the broker leaves here. The
+            before_stop: called before processes are stopped, each time: who reads from the broker leaves here. The
                 second interrupt breaks it off.
             say: a line for people.
         """
@@ -124,15 +124,12 @@ class Supervisor:
         *,
         keep: Callable[[ProcessSpec], bool] = lambda _: False,
         ends_with_jobs: bool = True,
-        before_stop: Callable[[], object] | None = None,
     ) -> Outcome:
         """Starts all, watches, and stops all but those that `keep` names when every job is done.
 
         Kept processes go on until `close`, or until the next `run`, which watches them again. Whatever ends `run`
-        otherwise, nothing is left. Without `ends_with_jobs` only a person or a fatal process ends it. `before_stop`
-        takes the place of the one that was called.
+        otherwise, nothing is left. Without `ends_with_jobs` only a person or a fatal process ends it.
         """
-        self._before_stop = before_stop or self._before_stop
         previous = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         outcome = Outcome(kind=OutcomeKind.FATAL, why="the supervisor itself failed")
         try:
@@ -164,7 +161,7 @@ class Supervisor:
             for child in self._open:
                 self._look_after(child)
                 if child.state is ProcessState.FATAL:
-                    self._changed()
+                    self._on_change()
                     why = f"{child.spec.name}: {child.why}"
                     return Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=child.exit_status)
             jobs = [child for child in self.children if child.spec.role is Role.JOB]
@@ -183,10 +180,8 @@ class Supervisor:
             self._on_layer(layer)
         except UnavailableError as error:
             # A broker that just started may be slow to answer its first questions.
-            now = time.monotonic()
-            if self._hook_failing_since is None:
-                self._hook_failing_since = now
-            if now - self._hook_failing_since > _LAYER_PATIENCE_S:
+            self._hook_failing_since = self._hook_failing_since or time.monotonic()
+            if time.monotonic() - self._hook_failing_since > _LAYER_PATIENCE_S:
                 raise
             _logger.warning("waiting: %s", error)
             return
@@ -212,7 +207,7 @@ class Supervisor:
                 self._ended(child)
         elif child.state is ProcessState.WAITING and time.monotonic() >= child.not_before:
             child.start()
-            self._changed()
+            self._on_change()
 
     def _ended(self, child: Child) -> None:
         self._ready.discard(child.spec.name)
@@ -227,7 +222,7 @@ class Supervisor:
                 child.num_restarts += 1
                 child.not_before = time.monotonic() + pause_s
                 self._say(f"{child.spec.name} died, restarting in {pause_s:g} s: {child.why}")
-        self._changed()
+        self._on_change()
 
     def _stop(self, children: Sequence[Child]) -> None:
         """By layer, the highest first; the layers above a stubborn one never wait for it twice."""
@@ -240,14 +235,13 @@ class Supervisor:
                 self._wait(running)
             for child in running:
                 child.kill()
-            self._changed()
+            self._on_change()
 
     def _call_before_stop(self) -> None:
-        before_stop, self._before_stop = self._before_stop, lambda: None
         try:
             self._is_before_stop = True
             if self._num_interrupts < 2:
-                before_stop()
+                self._before_stop()
             self._is_before_stop = False  # within the `try`: an interrupt in `finally` would leave this method
         except _KillAllAtOnce:
             _logger.warning("interrupted twice: not waiting for who still reads")
@@ -264,9 +258,6 @@ class Supervisor:
                 self._say(f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s; killing it")
                 child.kill()
             left = [child for child in left if child not in late and not child.wait_stopped(0.02)]
-
-    def _changed(self) -> None:
-        self._on_change()
 
 
 def answers(url: str, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
