@@ -4,7 +4,7 @@ In: a data folder, perhaps a port. Out: a broker that takes records (`bootstrap_
 process, which says `ready HOST:PORT`: `python -m tracegrad.compose.local_kafka.broker --data DIR [--port P]`.
 
 Invariants: the broker dies with this process, however that dies (die_with_parent.py); the same folder keeps the same
-records and, when it is free, the same port, also after SIGKILL. Failure: ConfigurationError or UnavailableError
+records, also after SIGKILL. Failure: ConfigurationError or UnavailableError
 that quotes the broker's last log lines.
 """
 
@@ -32,7 +32,7 @@ from . import node as kafka_node
 from .jars import cache_dir, class_path
 from .java import aot_cache, find_java
 
-__all__ = ["LocalKafka", "main", "prepare"]
+__all__ = ["LocalKafka", "main"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ _JAVA_OPTIONS = (
 )
 _CACHE_LOG_OPTIONS = ("-Xlog:aot=off", "-Xlog:cds=off")
 """Java's own word on a cache that does not fit, which it then does without."""
+_LOG_LINES = 15
 _VERSION = "kafka-4.3.1"
 
 
@@ -58,16 +59,15 @@ class LocalKafka:
 
     Args:
         data_dir: made if missing; records, configuration and logs lie here. One broker at a time.
-        port: None: the port of the last start on this folder, else a free one.
+        port: None: a free one; the same at each start.
     """
 
     def __init__(
         self, data_dir: Path | str, *, port: int | None = None, extra_java_options: Sequence[str] = ()
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
-        self._asked_port = port
+        self._port = kafka_node.free_port() if port is None else port
         self._extra_java_options = extra_java_options
-        self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalKafka:
@@ -79,9 +79,7 @@ class LocalKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`127.0.0.1:port` of the started broker."""
-        if self._port is None:
-            raise ConfigurationError("expected a started local Kafka, got one without port; call start() first")
+        """`127.0.0.1:port`."""
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -93,22 +91,32 @@ class LocalKafka:
         """Returns when the broker takes requests. Downloads the jars the first time."""
         if self.pid is not None:
             return
+        if not kafka_node.is_free(self._port):
+            raise ConfigurationError(f"expected port {self._port} free for Kafka, got it taken; choose another")
+        started_at = time.monotonic()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         java = self._java_command()
-        started_at = time.monotonic()
-        for attempt in (1, 2, 3):
-            self._port = self._choose_port(reuse=attempt == 1)
-            controller = kafka_node.free_port(excluding=[self._port])
-            config = kafka_node.write_config(self.data_dir, self._port, controller)
-            if not (self.data_dir / "log" / "meta.properties").exists():
-                self._format(java, config)
-            self._process = self._spawn([*java, "kafka.Kafka", str(config)])
-            if self._wait_until_ready():
-                break
-            # Another program may have taken the port between our look and the broker's bind.
-            if self._asked_port is not None or attempt == 3 or "in use" not in self.last_log_lines(200):
+        config = kafka_node.write_config(self.data_dir, self._port, kafka_node.free_port(excluding=[self._port]))
+        if not (self.data_dir / "log" / "meta.properties").exists():
+            self._format(java, config)
+        # Takes only what the JVM itself says; the broker's own log rolls, see kafka_node.
+        with (self.data_dir / "broker.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                guarded([*java, "kafka.Kafka", str(config)]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.data_dir,
+                # Ctrl-C in a terminal is for us; we then stop the broker in order.
+                start_new_session=True,
+            )
+        while not kafka_node.is_ready(self._port):
+            if self.pid is None:
                 raise UnavailableError(f"expected Kafka to start, got its end:\n{self.last_log_lines()}")
-        self._port_file.write_text(str(self._port))
+            if time.monotonic() - started_at > _START_TIMEOUT_S:
+                self.kill()
+                raise UnavailableError(f"expected Kafka within {_START_TIMEOUT_S} s, got:\n{self.last_log_lines()}")
+            time.sleep(0.02)
         logger.info("kafka ready at %s in %.2f s", self.bootstrap_servers, time.monotonic() - started_at)
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
@@ -119,12 +127,12 @@ class LocalKafka:
         """SIGKILL, as a crash would: nothing is flushed or said."""
         self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
-    def last_log_lines(self, count: int = 15) -> str:
+    def last_log_lines(self) -> str:
         """The end of what the broker wrote, for error messages."""
         lines: list[str] = []
         for name in ("broker.out", "broker.log"):
             with contextlib.suppress(OSError):
-                lines += (self.data_dir / name).read_text(errors="replace").splitlines()[-count:]
+                lines += (self.data_dir / name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return "\n".join(lines)
 
     def _java_command(self) -> list[str]:
@@ -134,25 +142,6 @@ class LocalKafka:
             extra = (f"-XX:AOTCache={cache}", *_CACHE_LOG_OPTIONS)
         log4j = f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}"
         return [str(java), *_JAVA_OPTIONS, *extra, log4j, "-cp", os.pathsep.join(map(str, jars))]
-
-    @property
-    def _port_file(self) -> Path:
-        return self.data_dir / "port"
-
-    def _choose_port(self, *, reuse: bool) -> int:
-        """The port asked for, else the last start's, where clients look for it, else a free one."""
-        if self._asked_port is not None:
-            if not kafka_node.is_free(self._asked_port):
-                raise ConfigurationError(
-                    f"expected port {self._asked_port} free for Kafka, got it taken; choose another"
-                )
-            return self._asked_port
-        if reuse:
-            with contextlib.suppress(OSError, ValueError):
-                last = int(self._port_file.read_text())
-                if kafka_node.is_free(last):
-                    return last
-        return kafka_node.free_port()
 
     def _format(self, java: Sequence[str], config: Path) -> None:
         # Never two arguments: an id may begin with a dash.
@@ -164,31 +153,6 @@ class LocalKafka:
                 f"expected Kafka's storage tool to format {self.data_dir}, got status {result.returncode}:\n"
                 f"{(result.stderr or result.stdout)[-2000:]}"
             )
-
-    def _spawn(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        # Takes only what the JVM itself says; the broker's own log rolls, see kafka_node.
-        with (self.data_dir / "broker.out").open("wb") as output:
-            return subprocess.Popen(
-                guarded(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=self.data_dir,
-                # Ctrl-C in a terminal is for us; we then stop the broker in order.
-                start_new_session=True,
-            )
-
-    def _wait_until_ready(self) -> bool:
-        assert self._process is not None and self._port is not None
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                return False
-            if kafka_node.is_ready(self._port):
-                return True
-            time.sleep(0.02)
-        self.kill()
-        raise UnavailableError(f"expected Kafka within {_START_TIMEOUT_S} s, got:\n{self.last_log_lines()}")
 
     def _end(self, signal_number: signal.Signals, timeout_s: float) -> None:
         process, self._process = self._process, None
@@ -210,17 +174,20 @@ def _installation() -> tuple[Path, list[Path], Path | None]:
     return java.executable, jars, aot_cache(folder, java, _JAVA_OPTIONS, jars)
 
 
-def prepare() -> None:
-    """Downloads the jars and makes the class-data cache, if missing; about 8 s after the download."""
+def _prepare() -> None:
+    """Makes the class-data cache, if it is missing; about 8 s."""
     _, _, cache = _installation()
     if cache is None or cache.exists():
         return
+    # On Linux that of this thread, and of what it starts.
+    os.nice(19)
     with tempfile.TemporaryDirectory(prefix=".cache-", dir=cache.parent) as folder:
         output = Path(folder) / cache.name
         make = (f"-XX:AOTCacheOutput={output}", *_CACHE_LOG_OPTIONS)
         kafka = LocalKafka(Path(folder) / "data", extra_java_options=make)
-        kafka.start()
-        kafka.stop(_CACHE_STOP_TIMEOUT_S)
+        with contextlib.suppress(TracegradError):
+            kafka.start()
+            kafka.stop(_CACHE_STOP_TIMEOUT_S)
         if output.exists():
             # By rename, so that a broker that starts meanwhile sees a whole cache or none.
             output.replace(cache)
@@ -228,54 +195,29 @@ def prepare() -> None:
             logger.warning("no class-data cache was made; Kafka starts without it:\n%s", kafka.last_log_lines())
 
 
-def _prepare_apart() -> subprocess.Popen[bytes]:
-    """`prepare` in the background, at low priority, so that later starts are faster."""
-    # By its full name: a module that is run calls itself `__main__`.
-    return subprocess.Popen(
-        guarded(["nice", "-n", "19", sys.executable, "-m", "tracegrad.compose.local_kafka.broker", "--prepare"]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The foreground process; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tracegrad.compose.local_kafka.broker", description=__doc__)
-    parser.add_argument("--data", type=Path, help="data folder")
-    parser.add_argument("--port", type=int, help="loopback port (default: the last one, else a free one)")
-    parser.add_argument("--prepare", action="store_true", help="download and make the class-data cache, then end")
+    parser.add_argument("--data", type=Path, required=True, help="data folder")
+    parser.add_argument("--port", type=int, help="loopback port (default: a free one)")
     given = parser.parse_args(arguments)
-    if given.data is None and not given.prepare:
-        parser.error("--data DIR is needed")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    kafka = LocalKafka(given.data, port=given.port)
     try:
-        if given.prepare:
-            prepare()
-            return 0
-        return _serve(LocalKafka(given.data, port=given.port), stop)
-    except TracegradError as error:
-        print(error, file=sys.stderr)
-        return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
-
-
-def _serve(kafka: LocalKafka, stop: threading.Event) -> int:
-    kafka.start()
-    print(f"ready {kafka.bootstrap_servers}", flush=True)
-    _, _, cache = _installation()
-    builder = _prepare_apart() if cache is not None and not cache.exists() else None
-    try:
+        kafka.start()
+        print(f"ready {kafka.bootstrap_servers}", flush=True)
+        # So that later starts are faster. The kernel ends what the thread started when this process ends.
+        threading.Thread(target=_prepare, daemon=True).start()
         while not stop.wait(0.2):
             if kafka.pid is None:
                 raise UnavailableError(f"expected Kafka to run on, got its end:\n{kafka.last_log_lines()}")
+    except TracegradError as error:
+        print(error, file=sys.stderr)
+        return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
     finally:
         kafka.stop()
-        if builder is not None:
-            builder.kill()
-            builder.wait(_STOP_TIMEOUT_S)
     return 0
 
 

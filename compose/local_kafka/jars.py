@@ -8,13 +8,12 @@ UnavailableError (network) or ConfigurationError (other bytes than the lock's).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -70,15 +69,17 @@ def class_path(folder: Path, jars: Sequence[Jar] | None = None) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if any(not _is_intact(folder, jar) for jar in wanted):
         # One downloader at a time; the others wait and find the jars there.
-        with hold_lock(folder / ".lock", refusal=_busy, wait_s=_LOCK_WAIT_S):
+        with hold_lock(
+            folder / ".lock",
+            refusal=lambda holder: UnavailableError(
+                f"expected the jars within {_LOCK_WAIT_S:g} s from process {holder}, which fetches them"
+            ),
+            wait_s=_LOCK_WAIT_S,
+        ):
             missing = [jar for jar in wanted if not _is_intact(folder, jar)]
             if missing:
                 _download(folder, missing)
     return [folder / jar.file_name for jar in wanted]
-
-
-def _busy(holder: str) -> Exception:
-    return UnavailableError(f"expected the jars within {_LOCK_WAIT_S:g} s from process {holder}, which fetches them")
 
 
 def _is_intact(folder: Path, jar: Jar) -> bool:
@@ -90,20 +91,28 @@ def _is_intact(folder: Path, jar: Jar) -> bool:
 
 
 def _download(folder: Path, jars: Sequence[Jar]) -> None:
+    what = f"downloading Kafka's jars ({sum(jar.num_bytes for jar in jars) / 1e6:.0f} MB, once)"
     with (
         tempfile.TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
-        _progress(sum(jar.num_bytes for jar in jars)) as advance,
         ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="jars") as pool,
     ):
+        fetched: Iterable[None] = pool.map(lambda jar: _fetch(folder, Path(staging), jar), jars)
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import track
+
+            fetched = track(fetched, what, total=len(jars), console=Console(stderr=True))
+        else:
+            print(what, file=sys.stderr, flush=True)
         try:
-            for num_bytes in pool.map(lambda jar: _fetch(folder, Path(staging), jar), jars):
-                advance(num_bytes)
+            for _ in fetched:
+                pass
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _fetch(folder: Path, staging: Path, jar: Jar) -> int:
+def _fetch(folder: Path, staging: Path, jar: Jar) -> None:
     """Downloads, verifies and moves one jar into place."""
     coordinate = f"{jar.group}:{jar.artifact}:{jar.version}"
     found = ""
@@ -122,7 +131,7 @@ def _fetch(folder: Path, staging: Path, jar: Jar) -> int:
         found = hashlib.sha256(data).hexdigest()
         if found == jar.sha256:
             write_atomically(folder / jar.file_name, data)
-            return jar.num_bytes
+            return
         logger.warning("jar %s: expected sha256 %s, got %s (attempt %d)", coordinate, jar.sha256, found, attempt)
         if path.is_relative_to(staging):
             path.unlink()
@@ -148,20 +157,3 @@ def _resolve(staging: Path, jar: Jar, *, with_local: bool) -> Path:
     context.remote_repos.update(settings.repositories)
     artifact = context.project(jar.group, jar.artifact).at_version(jar.version).artifact(jar.classifier, "jar")
     return Path(artifact.resolve())
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Takes how many bytes have come: a bar on a terminal, one line elsewhere."""
-    what = f"downloading Kafka's jars ({total / 1e6:.0f} MB, once)"
-    if not sys.stderr.isatty():
-        print(what, file=sys.stderr, flush=True)
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda num_bytes: bar.advance(task, num_bytes)
