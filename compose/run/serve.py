@@ -99,7 +99,7 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
 
             of = Stage(stage or "")
             fold = build_fold(of, wiring.stream_rules(), topics, metrics)
-            run_fold(fold, wiring.streams(of, ordinal), stage=of, topics=topics, log=log, stop=stop, metrics=metrics)
+            run_fold(fold, wiring.streams(of, ordinal), topics=topics, log=log, stop=stop, metrics=metrics)
         case "tasks":
             from tracegrad.producers.tasks import admission
 
