@@ -1,14 +1,17 @@
-"""Logprobs recomputed in another process: they match the weights that made them, and not the version before."""
+"""Logprobs recomputed, also in another process: they match the weights that made them, not the version before."""
 
 from __future__ import annotations
 
+import io
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tracegrad.compose.verify.recheck_served import verify_apart
+from tracegrad.compose.verify.recheck_served import Verdict, main, verify_apart
 from tracegrad.compose.verify.served_proof import Proof, ServedCall
 from tracegrad.schemas.errors import UnavailableError
 
@@ -38,6 +41,23 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     )
 
 
+Judge = Callable[[Proof], Verdict]
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Judge:
+    """What that process does, in this one, which has its libraries already."""
+
+    def judged(proof: Proof) -> Verdict:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(msgspec.msgpack.encode(proof))))
+        status = main()
+        verdict = msgspec.json.decode(capsys.readouterr().out, type=Verdict)
+        assert status == int(not verdict.holds)
+        return verdict
+
+    return judged
+
+
 def test_the_version_that_served_is_confirmed(proof: Proof) -> None:
     """Every token matches; most tell the two versions apart."""
     verdict = verify_apart(proof)
@@ -45,10 +65,10 @@ def test_the_version_that_served_is_confirmed(proof: Proof) -> None:
     assert verdict.num_tokens == 6 and verdict.num_telling >= 4 and verdict.error_max < 1e-5
 
 
-def test_a_label_on_the_wrong_weights_is_found(proof: Proof) -> None:
+def test_a_label_on_the_wrong_weights_is_found(proof: Proof, judge: Judge) -> None:
     """The calls claim version 1, whose folder gives other logprobs."""
     swapped = msgspec.structs.replace(proof, folder=proof.previous_folder, previous_folder=proof.folder)
-    verdict = verify_apart(swapped)
+    verdict = judge(swapped)
     assert not verdict.holds and verdict.num_nearer_previous == verdict.num_telling > 0
 
 
@@ -62,7 +82,7 @@ def test_a_label_on_the_wrong_weights_is_found(proof: Proof) -> None:
     ],
 )
 def test_the_tolerance_follows_the_versions_precision(
-    dtype: str, shift: float, why: str, proof: Proof, tmp_path: Path
+    dtype: str, shift: float, why: str, proof: Proof, judge: Judge, tmp_path: Path
 ) -> None:
     """One call is off by so much; a folder says by itself in which precision it was published."""
     folder = tmp_path / "v2-e1"
@@ -71,7 +91,7 @@ def test_the_tolerance_follows_the_versions_precision(
     (folder / "config.json").write_bytes(msgspec.json.encode(config | {"dtype": dtype}))
     first, *rest = proof.calls
     off = msgspec.structs.replace(first, logprobs=[value - shift for value in first.logprobs])
-    verdict = verify_apart(msgspec.structs.replace(proof, folder=str(folder), calls=(off, *rest)))
+    verdict = judge(msgspec.structs.replace(proof, folder=str(folder), calls=(off, *rest)))
     assert verdict.holds is not bool(why) and why in verdict.why
 
 
