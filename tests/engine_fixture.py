@@ -5,7 +5,7 @@
         engine.load(manifest)                                        # or let weight sync find it
         engine.generate([1, 2, 3], max_tokens=8)                     # ids, logprobs, version spans
 
-`start_engine` starts another one (a tied model; one to be killed). Starts take about 20 s and 1.5 GB.
+`start_engine` starts another one (another model or settings). Starts take about 20 s and 1.5 GB.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import contextlib
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.tiny_models import Kind, make_model, save_version
+from tests.serving import free_port
+from tests.tiny_models import make_model, save_version
 from tests.versions import label, manifest
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.health import explain
@@ -34,7 +34,9 @@ from tracegrad.compose.run.supervisor import answers
 from tracegrad.consumers.engine.engine_control import EngineControl
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
-__all__ = ["RunningEngine", "engine", "manifest_of", "start_engine"]
+__all__ = ["SMALL", "RunningEngine", "engine", "manifest_of", "start_engine"]
+
+SMALL = EngineConfig(max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20)
 
 
 def manifest_of(folder: Path, *, version: int, epoch: int = 1, policy: str = "policy") -> VersionManifest:
@@ -49,30 +51,14 @@ def manifest_of(folder: Path, *, version: int, epoch: int = 1, policy: str = "po
 class RunningEngine:
     """An engine process and what a test wants of it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        kind: Kind,
-        *,
-        python: str | None = None,
-        dtype: Literal["float32", "bfloat16"] | None = None,
-    ) -> None:
-        self.model = make_model(folder / "model", kind)
+    def __init__(self, folder: Path, model: Path, config: EngineConfig = SMALL) -> None:
+        self.model = model
+        self.config = config
         self.weight_root = folder / "weights"
-        self.weight_root.mkdir()
+        self.weight_root.mkdir(parents=True)
         self.log_path = folder / "engine.log"
-        with socket.socket() as probe_socket:
-            probe_socket.bind(("127.0.0.1", 0))
-            port = probe_socket.getsockname()[1]
-        self.handles = EngineHandles(model=str(self.model), work_dir=str(folder), port=port)
-        self.config = EngineConfig(
-            python=python,
-            dtype=dtype,
-            max_model_len=512,
-            max_num_seqs=32,
-            kv_cache_bytes=64 << 20,
-        )
-        self.url = f"http://127.0.0.1:{port}"
+        self.handles = EngineHandles(model=str(model), work_dir=str(folder), port=free_port())
+        self.url = f"http://127.0.0.1:{self.handles.port}"
         self.client = httpx.Client(base_url=self.url, timeout=120.0)
         self.control = EngineControl(self.client)
         self.start_s = 0.0
@@ -149,11 +135,9 @@ def generate_body(token_ids: list[int], **sampling: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def start_engine(
-    folder: Path, kind: Kind, *, python: str | None = None, dtype: Literal["float32", "bfloat16"] | None = None
-) -> Iterator[RunningEngine]:
+def start_engine(folder: Path, model: Path, config: EngineConfig = SMALL) -> Iterator[RunningEngine]:
     """An engine of its own, ended at the end."""
-    running = RunningEngine(folder, kind, python=python, dtype=dtype)
+    running = RunningEngine(folder, model, config)
     try:
         running.start()
         yield running
@@ -165,5 +149,6 @@ def start_engine(
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """The session's engine. Tests share it: leave it running and not paused, whatever its weights."""
-    with start_engine(tmp_path_factory.mktemp("engine"), "qwen3") as running:
+    folder = tmp_path_factory.mktemp("engine")
+    with start_engine(folder, make_model(folder / "model", "qwen3")) as running:
         yield running

@@ -1,11 +1,12 @@
-"""A tied policy that really trains: optimiser, export, weight sync and gateway, version after version.
+"""A tied policy: its packed head follows the embedding, also when optimiser, export, weight sync and gateway move it.
 
-Each update learns from what the gateway recorded of the version before it; at the end transformers, by itself and
-from the published folder, gives the logprobs that the gateway recorded.
+In training each update learns from what the gateway recorded of the version before it; at the end transformers, by
+itself and from the published folder, gives the logprobs that the gateway recorded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ pytest.importorskip("torch")
 import numpy as np
 
 from tests.consumers.engine.following import following
-from tests.engine_fixture import start_engine
+from tests.consumers.engine.test_weight_update_on_vllm import perturbed, worst_error
+from tests.engine_fixture import RunningEngine, start_engine
 from tests.producers.llm_gateway.harness import TOPICS, Rig, full_prompt, rig, until
+from tests.tiny_models import make_model
 from tests.versions import sampled_by
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
@@ -88,24 +91,43 @@ def worst(call: CallRecord, expected: Any) -> float:
     return float(np.abs(np.asarray(logprobs_from_bytes(call.logprobs)) - expected).max())
 
 
-async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_records(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    """An engine of the tied model, which began with the model's own weights."""
+    folder = tmp_path_factory.mktemp("tied")
+    with start_engine(folder, make_model(folder / "model", "qwen2")) as engine:
+        assert worst_error(engine, str(engine.model)) < 1e-3
+        yield engine
+
+
+def test_tied_model_has_no_stale_head_after_ten_updates(tied: RunningEngine) -> None:
+    """The head written out and left out by turns: the packed head on CPU follows the embedding."""
+    for version in range(1, 11):
+        tensors = perturbed(tied.model, version, tied=True, with_head=version % 2 == 0)
+        manifest = tied.publish_version(tensors, version, epoch=901)
+        tied.load(manifest)
+        assert worst_error(tied, manifest.uri) < 1e-3
+
+
+async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_records(
+    tied: RunningEngine, tmp_path: Path
+) -> None:
     """Ten optimiser steps on recorded calls; a head left behind by export or engine would show in the logprobs."""
     import torch
     from safetensors.torch import load_file
 
-    with start_engine(tmp_path, "qwen2") as engine:
-        config = TrainerConfig(lr=5e-3, warmup_steps=1)
-        learner = Learner(load_policy(config, str(engine.model), torch.device("cpu")), config)
-        publisher = Publisher(
-            policy="policy",
-            base=engine.model,
-            root=engine.weight_root,
-            adapters=tmp_path / "adapters",
-            keep=0,
-        )
-        async with rig(engine_url=engine.url, engine_wait_s=60) as r:
-            with following(engine, r.log, TOPICS):
-                calls, folders = await _train(r, learner, publisher)
+    config = TrainerConfig(lr=5e-3, warmup_steps=1)
+    learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config)
+    publisher = Publisher(
+        policy="policy",
+        base=tied.model,
+        root=tied.weight_root,
+        adapters=tmp_path / "adapters",
+        keep=0,
+    )
+    async with rig(engine_url=tied.url, engine_wait_s=60) as r:
+        with following(tied, r.log, TOPICS):
+            calls, folders = await _train(r, learner, publisher)
     newest = calls[-CALLS_EACH:]
     published = load_file(f"{folders[-1]}/model.safetensors")
     assert torch.equal(published[HEAD], published[EMBEDDING])

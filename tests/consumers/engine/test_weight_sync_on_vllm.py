@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
 from tests.consumers.engine.following import following
-from tests.engine_fixture import RunningEngine, start_engine
+from tests.engine_fixture import SMALL, RunningEngine
 from tests.memory_log import MemoryLog
+from tests.tiny_models import make_model
 from tests.versions import claim, label
+from tracegrad.compose.run.supervisor import answers
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
@@ -29,13 +33,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
 TOPICS = Topics(run=RunName("run"))
 PROMPT = [5, 9, 77]
-
-
-@pytest.fixture(scope="module")
-def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    """An engine that tests may kill."""
-    with start_engine(tmp_path_factory.mktemp("doomed"), "qwen3") as engine:
-        yield engine
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -93,71 +90,72 @@ def tensors_of(engine: RunningEngine, scale: float) -> dict[str, Any]:
     return tensors
 
 
-def test_killed_engine_gets_the_newest_version_again(doomed: RunningEngine) -> None:
+def test_engine_that_loaded_nothing_since_its_start_takes_no_label(engine: RunningEngine) -> None:
+    """So an engine that was restarted between load and label stays `default`, which gateways refuse."""
+    if engine.control.status().label != "default":
+        engine.kill()
+        engine.start()
+    # On a connection of its own: uvicorn closes it after a 500.
+    answer = httpx.post(f"{engine.url}/finish_weight_update", json={"weight_version": label(9)})
+    assert answer.status_code == 500
+    assert engine.control.status().label == "default"
+    manifest = engine.publish_version(tensors_of(engine, 2.0), 9)
+    engine.load(manifest)
+    assert engine.control.status().label == label(9)
+
+
+def test_killed_engine_gets_the_newest_version_again(engine: RunningEngine) -> None:
     """SIGKILL of the API server: its children end by themselves; after the restart its label is the newest again."""
     versions = Versions()
-    with following(doomed, versions.log, TOPICS):
+    with following(engine, versions.log, TOPICS):
         for version in (1, 2):
-            versions.publish(doomed.publish_version(tensors_of(doomed, 1.0 + version), version))
+            versions.publish(engine.publish_version(tensors_of(engine, 1.0 + version), version))
             wait_until(lambda: version in versions.acks())  # noqa: B023 - used at once
-        spans = doomed.generate(PROMPT)["weight_versions"]
+        spans = engine.generate(PROMPT)["weight_versions"]
         assert [span["version"] for span in spans] == [label(2)]
-        children = psutil.Process(doomed.pid).children(recursive=True)
+        children = psutil.Process(engine.pid).children(recursive=True)
         assert children
-        doomed.kill()
+        engine.kill()
         assert survivors(children) == []
-        doomed.start()
-        wait_until(lambda: doomed.control.status().label == label(2))
+        engine.start()
+        wait_until(lambda: engine.control.status().label == label(2))
         wait_until(lambda: versions.acks() == [1, 2, 2])
-        assert [span["version"] for span in doomed.generate(PROMPT)["weight_versions"]] == [label(2)]
+        assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == [label(2)]
 
 
-def test_engine_that_loaded_nothing_since_its_start_takes_no_label(doomed: RunningEngine) -> None:
-    """So an engine that was restarted between load and label stays `default`, which gateways refuse."""
-    doomed.kill()
-    doomed.start()
-    # On a connection of its own: uvicorn closes it after a 500.
-    answer = httpx.post(f"{doomed.url}/finish_weight_update", json={"weight_version": label(9)})
-    assert answer.status_code == 500
-    assert doomed.control.status().label == "default"
-    manifest = doomed.publish_version(tensors_of(doomed, 2.0), 9)
-    doomed.load(manifest)
-    assert doomed.control.status().label == label(9)
-
-
-def test_engine_left_paused_by_a_killed_weight_sync_is_freed(doomed: RunningEngine) -> None:
+def test_engine_left_paused_by_a_killed_weight_sync_is_freed(engine: RunningEngine) -> None:
     """A request waits through the pause and ends after the reload."""
-    doomed.client.post("/pause", params={"mode": "keep", "clear_cache": "true"})
+    engine.client.post("/pause", params={"mode": "keep", "clear_cache": "true"})
     answers: list[list[int]] = []
-    thread = threading.Thread(target=lambda: answers.append(doomed.generate(PROMPT)["token_ids"]))
+    thread = threading.Thread(target=lambda: answers.append(engine.generate(PROMPT)["token_ids"]))
     thread.start()
-    assert doomed.control.status().is_paused
+    assert engine.control.status().is_paused
     versions = Versions()
-    with following(doomed, versions.log, TOPICS):
-        versions.publish(doomed.publish_version(tensors_of(doomed, 4.0), 7))
+    with following(engine, versions.log, TOPICS):
+        versions.publish(engine.publish_version(tensors_of(engine, 4.0), 7))
         thread.join(60)
         wait_until(lambda: versions.acks() == [7])
     assert len(answers[0]) == 8
 
 
-def test_refused_folder_leaves_the_old_weights_serving(doomed: RunningEngine, tmp_path: Path) -> None:
+def test_refused_folder_leaves_the_old_weights_serving(engine: RunningEngine, tmp_path: Path) -> None:
     """A tensor missing, another shape, no such folder: refused before the model is touched."""
     import torch
 
-    good = tensors_of(doomed, 3.0)
-    manifest = doomed.publish_version(good, 20)
-    doomed.load(manifest)
-    before = doomed.generate(PROMPT, temperature=0.0)
+    good = tensors_of(engine, 3.0)
+    manifest = engine.publish_version(good, 20)
+    engine.load(manifest)
+    before = engine.generate(PROMPT, temperature=0.0)
     missing = {name: tensor for name, tensor in good.items() if name != "model.norm.weight"}
     shape = good | {"model.norm.weight": torch.zeros(3)}
-    bad = [doomed.publish_version(tensors, 21 + i) for i, tensors in enumerate((missing, shape))]
+    bad = [engine.publish_version(tensors, 21 + i) for i, tensors in enumerate((missing, shape))]
     for refused, words in zip(bad, ("missing", "shape"), strict=True):
         with pytest.raises(RecordError, match=words):
-            doomed.control.load(refused, refused.uri)
+            engine.control.load(refused, refused.uri)
     with pytest.raises(RecordError, match="No such file"):
-        doomed.control.load(manifest, str(tmp_path))
-    doomed.control.resume()
-    after = doomed.generate(PROMPT, temperature=0.0)
+        engine.control.load(manifest, str(tmp_path))
+    engine.control.resume()
+    after = engine.generate(PROMPT, temperature=0.0)
     assert (after["token_ids"], after["logprobs"]) == (before["token_ids"], before["logprobs"])
 
 
@@ -244,43 +242,36 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("after", ["core_spawned", "healthy"])
-def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, after: str) -> None:
-    """Neither the server nor the core that it spawned, in the middle of their start or later."""
-    import msgspec
-
-    engine = RunningEngine(tmp_path, "qwen3")
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, msgspec.json.encode((engine.config, engine.handles)).decode()],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@contextlib.contextmanager
+def supervised(engine: RunningEngine) -> Iterator[psutil.Process]:
+    """The server, started by another process that is killed at the end; nothing outlives that one."""
+    arguments = msgspec.json.encode((engine.config, engine.handles)).decode()
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, arguments], stdout=subprocess.PIPE, text=True)
+    family: list[psutil.Process] = []
     try:
         assert supervisor.stdout is not None
         server = psutil.Process(int(supervisor.stdout.readline()))
-        wait_until(lambda: len(server.children()) >= 2, 200)
-        if after == "healthy":
-            wait_until(lambda: is_healthy(engine), 300)
+        yield server
         family = [server, *server.children(recursive=True)]
     finally:
         engine.client.close()
         supervisor.send_signal(signal.SIGKILL)
-        supervisor.wait(10)
-        if supervisor.stdout is not None:
-            supervisor.stdout.close()
+        supervisor.communicate()
+    assert len(family) > 2
     assert survivors(family) == []
 
 
-def is_healthy(engine: RunningEngine) -> bool:
-    """Whether it answers."""
-    try:
-        return engine.client.get("/health", timeout=2.0).status_code == 200
-    except httpx.HTTPError:
-        return False
+def test_an_engine_in_its_start_dies_with_its_supervisor(tmp_path: Path) -> None:
+    """The server, and the core that it has just spawned."""
+    with supervised(RunningEngine(tmp_path, make_model(tmp_path / "model"))) as server:
+        wait_until(lambda: len(server.children()) >= 2, 200)
 
 
 def test_engine_of_another_environment_gets_the_plugin_by_its_path(tmp_path: Path) -> None:
-    """An interpreter where tracegrad cannot be imported: only the folder laid beside it brings the plug-in."""
+    """An interpreter where tracegrad cannot be imported: only the folder laid beside it brings the plug-in.
+
+    With it the engine serves what it is given, and dies with its supervisor.
+    """
     import sysconfig
 
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=60)
@@ -290,7 +281,10 @@ def test_engine_of_another_environment_gets_the_plugin_by_its_path(tmp_path: Pat
     (site / "neighbour.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     alone = subprocess.run([str(python), "-c", "import tracegrad.consumers"], cwd=tmp_path, capture_output=True)
     assert alone.returncode != 0
-    with start_engine(tmp_path / "e", "qwen3", python=str(python)) as engine:
+    config = msgspec.structs.replace(SMALL, python=str(python))
+    engine = RunningEngine(tmp_path / "e", make_model(tmp_path / "model"), config)
+    with supervised(engine):
+        wait_until(lambda: answers(f"{engine.url}/health"), 300)
         manifest = engine.publish_version(tensors_of(engine, 2.0), 1)
         engine.load(manifest)
         assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == [label(1)]

@@ -9,18 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from tests.engine_fixture import SMALL, start_engine
 from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
@@ -34,68 +30,16 @@ OWN_TOKENIZER = os.environ.get("TRACEGRAD_TEST_TOKENIZER")
 LIMIT: dict[str, Any] = {"max_tokens": 120}
 
 
-@contextlib.contextmanager
-def vllm(model: Path, log: Path) -> Iterator[str]:
-    """An engine with the flags of a run; its weight label is set to version 0's."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1",
-        "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }  # fmt: skip
-    environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port),
-        "--model", str(model), "--served-model-name", "policy", "--max-model-len", "1024", "--enforce-eager",
-        "--dtype", "float32", "--kv-cache-memory-bytes", str(64 << 20), "--max-num-batched-tokens", "16384",
-        "--max-num-seqs", "32", "--enable-scale-out", "--logprobs-mode", "processed_logprobs",
-        "--generation-config", "vllm", "--disable-uvicorn-access-log", "--enable-auto-tool-choice",
-        "--tool-call-parser", "hermes",
-    ]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            _wait_healthy(process, url, log)
-            body = b'{"new_version": "%s"}' % label(0).encode()
-            json_type = {"content-type": "application/json"}
-            urllib.request.urlopen(
-                urllib.request.Request(url + "/update_weight_version", body, json_type), timeout=10
-            ).close()
-            yield url
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(10)
-
-
-def _wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the engine ended at start:\n{log.read_text()[-3000:]}")
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(url + "/health", timeout=1).close()
-            return
-        time.sleep(0.3)
-    raise RuntimeError("the engine did not start in time")
-
-
 @pytest.fixture(scope="module", params=["qwen2_5", "trimming"])
 def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(url, model folder) of an engine with one of the templates."""
+    """(url, model folder) of an engine with one of the templates; its label is version 0's."""
     folder = tmp_path_factory.mktemp(request.param)
     template = (DATA / f"{request.param}.jinja").read_text()
     own = {"tokenizer_file": Path(OWN_TOKENIZER), "steps": 0} if OWN_TOKENIZER else {}
     model = make_taught_model(folder / "model", template, **own)  # type: ignore[arg-type]
-    with vllm(model, folder / "engine.log") as url:
-        yield url, model
+    with start_engine(folder, model, msgspec.structs.replace(SMALL, max_model_len=1024)) as engine:
+        engine.client.post("/update_weight_version", json={"new_version": label(0)}).raise_for_status()
+        yield engine.url, model
 
 
 async def _converse(r: Rig) -> list[Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import threading
 import time
 import urllib.request
@@ -24,6 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
+from tests.serving import free_port
 from tests.versions import claim, label, manifest
 from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway
@@ -53,14 +53,6 @@ from tracegrad.schemas.topics import Topic, Topics
 RUN_HASH = RunHash("ab12cd34")
 TOPICS = Topics(run=RunName("test"))
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def rollout_of(index: int, member: int = 0) -> RolloutId:

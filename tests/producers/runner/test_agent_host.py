@@ -16,7 +16,8 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
-from tests.producers.runner.rig import Rig, free_port, is_healthy, until
+from tests.producers.runner.rig import Rig, is_healthy, until
+from tests.serving import free_port
 from tracegrad.producers.runner.agent_result import gateway_fault
 from tracegrad.producers.runner.hosted import agent_host, host_main, span_ledger
 from tracegrad.producers.runner.hosted.agent_host import http_errors
