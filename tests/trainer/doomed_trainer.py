@@ -1,7 +1,7 @@
-"""A trainer in a process of its own that kills itself with SIGKILL at a named seam.
+"""A trainer for a process of its own, which kills itself with SIGKILL at a named seam.
 
-argv: bootstrap servers, Topics as JSON, TrainerConfig and TrainerHandles as JSON, the seam (`none` trains on), at
-which call of it.
+In: bootstrap servers, topics, its configuration, the seam (`none` trains on) and at which call of it. Out: what the
+trainer writes, and a file with what it said on stderr.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
@@ -51,23 +50,15 @@ def arm(seam: str, call: int) -> None:
     setattr(owner, name, armed)
 
 
-def main() -> int:
-    """78 when fenced, as the command line has it."""
-    servers, topics, settings, seam, call = sys.argv[1:]
+def train(
+    servers: str, topics: Topics, config: TrainerConfig, handles: TrainerHandles, seam: str, call: int, errors: Path
+) -> None:
+    """What the process runs; 78 when fenced, as the command line has it."""
+    sys.stderr = errors.open("w", buffering=1)
     if seam != "none":
-        arm(seam, int(call))
+        arm(seam, call)
     try:
-        loop.run(
-            *msgspec.json.decode(settings, type=tuple[TrainerConfig, TrainerHandles]),
-            topics=msgspec.json.decode(topics, type=Topics),
-            log=KafkaLog(servers),
-            stop=threading.Event(),
-        )
+        loop.run(config, handles, topics=topics, log=KafkaLog(servers), stop=threading.Event())
     except FatalError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return FATAL_EXIT_STATUS
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        sys.exit(FATAL_EXIT_STATUS)
