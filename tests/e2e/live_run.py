@@ -93,6 +93,7 @@ class LiveRun:
         self._process: subprocess.Popen[bytes] | None = None
         self._told: tuple[KafkaLog, Topics, RunState] | None = None
         self._read_at = 0.0
+        self._pids: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def start(self, *flags: str) -> None:
@@ -153,9 +154,18 @@ class LiveRun:
 
     def pid_of(self, name: str) -> int | None:
         """Of a living child of this supervisor."""
-        status = self.processes().supervised.get(name)
-        pid = status.pid if status is not None else None
-        return pid if pid is not None and is_alive(pid) and _stat(pid)[1] == str(self.pid) else None
+        # While the one that was told lives, the topic is not read again: what was seen in it ends meanwhile.
+        pid = self._pids.get(name)
+        if pid is None or not self._is_child(pid):
+            status = self.processes().supervised.get(name)
+            pid = status.pid if status is not None else None
+        if pid is None or not self._is_child(pid):
+            return None
+        self._pids[name] = pid
+        return pid
+
+    def _is_child(self, pid: int) -> bool:
+        return is_alive(pid) and _stat(pid)[1:2] == [str(self.pid)]
 
     def worker(self, stage: Stage, ordinal: int) -> dict[str, list[int]] | None:
         """Topic -> partitions of a streams worker that folds; None while it does not."""
