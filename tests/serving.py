@@ -1,17 +1,26 @@
-"""Serves an ASGI application on loopback within a test's event loop, and stops without the waits of a real server."""
+"""What runs beside a test: an entry point in a thread, an ASGI application in the test's own event loop.
+
+`serve` stops without the waits of a real server; `Background` ends what runs until an event is set, and raises what
+it raised; `until` waits for what they bring about.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
-from typing import Any
+import threading
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["free_port", "serve"]
+__all__ = ["Background", "free_port", "is_healthy", "serve", "until"]
+
+T = TypeVar("T")
 
 
 def free_port() -> int:
@@ -20,6 +29,53 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a service answers."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], T | None], timeout_s: float = 60.0, *, what: str = "it") -> T:
+    """The first true value of the condition; AssertionError past the time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"expected {what} within {timeout_s:g} s")
+
+
+class Background(threading.Thread):
+    """An entry point in a thread; as a context manager it ends with the block, with the error that ended it."""
+
+    def __init__(self, run: Callable[[threading.Event], object]) -> None:
+        super().__init__(daemon=True)
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+        self._run = run
+
+    def run(self) -> None:
+        try:
+            self._run(self.stop)
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Background:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.join(60)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
 
 
 class _Server(uvicorn.Server):

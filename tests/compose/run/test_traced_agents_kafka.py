@@ -32,8 +32,8 @@ from tests.compose.run.traced_agents import (
     write_agents,
 )
 from tests.fake_engine.scripted import ScriptedEngine
-from tests.producers.runner.rig import Rig, is_healthy, running_engine, until
-from tests.serving import free_port
+from tests.producers.runner.rig import Rig, running_engine
+from tests.serving import free_port, is_healthy, until
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.run_dir import RunDir

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
-
 from tests.engine_fixture import RunningEngine
 from tests.memory_log import MemoryLog
+from tests.serving import Background
 from tracegrad.consumers.engine import weight_sync
 from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 from tracegrad.schemas.metrics import Metrics
@@ -16,8 +13,7 @@ from tracegrad.schemas.topics import Topics
 __all__ = ["following"]
 
 
-@contextlib.contextmanager
-def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Iterator[None]:
+def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Background:
     """The engine follows what this log publishes, until the context ends."""
     handles = WeightSyncHandles(
         policy="policy",
@@ -25,16 +21,6 @@ def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Iterator
         engine_url=engine.url,
         weight_root=str(engine.weight_root),
     )
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=weight_sync.run,
-        args=(handles,),
-        kwargs={"topics": topics, "log": log, "stop": stop, "metrics": Metrics(), "poll_s": 0.1},
+    return Background(
+        lambda stop: weight_sync.run(handles, topics=topics, log=log, stop=stop, metrics=Metrics(), poll_s=0.1)
     )
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fake_engine.weights import FakeWeights, write_version
 from tests.memory_log import MemoryLog
+from tests.serving import Background
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
 from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S, WeightSync, WeightSyncHandles
@@ -355,21 +356,15 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(httpx, "Client", lambda base_url: real_client(base_url=base_url, transport=transport))
     bench.engine.down_for = 3
     bench.put(write_version(bench.root, 0), write_version(bench.root, 1))
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=weight_sync.run,
-        args=(bench.handles,),
-        kwargs={"topics": TOPICS, "log": bench.log, "stop": stop, "metrics": Metrics(), "poll_s": 0.001},
+    running = Background(
+        lambda stop: weight_sync.run(
+            bench.handles, topics=TOPICS, log=bench.log, stop=stop, metrics=Metrics(), poll_s=0.001
+        )
     )
-    thread.start()
-    try:
+    with running:
         _wait_for(bench, 1)
         bench.put(write_version(bench.root, 2))
         _wait_for(bench, 2)
-    finally:
-        stop.set()
-        thread.join(5)
-    assert not thread.is_alive()
     assert bench.acks() == [label(1), label(2)]
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 from tests.consumers.engine.following import following
 from tests.engine_fixture import SMALL, RunningEngine
 from tests.memory_log import MemoryLog
+from tests.serving import until
 from tests.tiny_models import make_model
 from tests.versions import claim, label
 from tracegrad.compose.run.supervisor import answers
@@ -33,14 +34,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
 TOPICS = Topics(run=RunName("run"))
 PROMPT = [5, 9, 77]
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Polls; fails past the time."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def survivors(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[psutil.Process]:
@@ -110,7 +103,7 @@ def test_killed_engine_gets_the_newest_version_again(engine: RunningEngine) -> N
     with following(engine, versions.log, TOPICS):
         for version in (1, 2):
             versions.publish(engine.publish_version(tensors_of(engine, 1.0 + version), version))
-            wait_until(lambda: version in versions.acks())  # noqa: B023 - used at once
+            until(lambda: version in versions.acks())  # noqa: B023 - used at once
         spans = engine.generate(PROMPT)["weight_versions"]
         assert [span["version"] for span in spans] == [label(2)]
         children = psutil.Process(engine.pid).children(recursive=True)
@@ -118,8 +111,8 @@ def test_killed_engine_gets_the_newest_version_again(engine: RunningEngine) -> N
         engine.kill()
         assert survivors(children) == []
         engine.start()
-        wait_until(lambda: engine.control.status().label == label(2))
-        wait_until(lambda: versions.acks() == [1, 2, 2])
+        until(lambda: engine.control.status().label == label(2))
+        until(lambda: versions.acks() == [1, 2, 2])
         assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == [label(2)]
 
 
@@ -134,7 +127,7 @@ def test_engine_left_paused_by_a_killed_weight_sync_is_freed(engine: RunningEngi
     with following(engine, versions.log, TOPICS):
         versions.publish(engine.publish_version(tensors_of(engine, 4.0), 7))
         thread.join(60)
-        wait_until(lambda: versions.acks() == [7])
+        until(lambda: versions.acks() == [7])
     assert len(answers[0]) == 8
 
 
@@ -264,7 +257,7 @@ def supervised(engine: RunningEngine) -> Iterator[psutil.Process]:
 def test_an_engine_in_its_start_dies_with_its_supervisor(tmp_path: Path) -> None:
     """The server, and the core that it has just spawned."""
     with supervised(RunningEngine(tmp_path, make_model(tmp_path / "model"))) as server:
-        wait_until(lambda: len(server.children()) >= 2, 200)
+        until(lambda: len(server.children()) >= 2, 200)
 
 
 def test_engine_of_another_environment_gets_the_plugin_by_its_path(tmp_path: Path) -> None:
@@ -284,7 +277,7 @@ def test_engine_of_another_environment_gets_the_plugin_by_its_path(tmp_path: Pat
     config = msgspec.structs.replace(SMALL, python=str(python))
     engine = RunningEngine(tmp_path / "e", make_model(tmp_path / "model"), config)
     with supervised(engine):
-        wait_until(lambda: answers(f"{engine.url}/health"), 300)
+        until(lambda: answers(f"{engine.url}/health"), 300)
         manifest = engine.publish_version(tensors_of(engine, 2.0), 1)
         engine.load(manifest)
         assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == [label(1)]

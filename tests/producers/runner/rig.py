@@ -12,18 +12,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
-from tests.serving import free_port
+from tests.serving import Background, free_port, is_healthy, until
 from tests.versions import claim, label, manifest
 from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway
@@ -52,7 +50,6 @@ from tracegrad.schemas.topics import Topic, Topics
 
 RUN_HASH = RunHash("ab12cd34")
 TOPICS = Topics(run=RunName("test"))
-T = TypeVar("T")
 
 
 def rollout_of(index: int, member: int = 0) -> RolloutId:
@@ -60,21 +57,8 @@ def rollout_of(index: int, member: int = 0) -> RolloutId:
     return rollout_id(group_id(RUN_HASH, "train", index), member)
 
 
-def until(condition: Callable[[], T | None], timeout_s: float = 60.0) -> T:
-    """The first true value of the condition."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError("expected the condition to come true in time")
-
-
 class Rig:
     """Everything that a runner talks to. A context manager: all threads end with it."""
-
-    otlp = OtlpConfig()
 
     def __init__(self, log: Log | None = None, topics: Topics = TOPICS) -> None:
         self.memory = MemoryLog()
@@ -84,67 +68,58 @@ class Rig:
         self.log: Log = log or self.memory
         self.engine = ScriptedEngine(label=label(0))
         self.llm_url = self.otlp_url = ""
-        self.errors: list[BaseException] = []
         self._numbers = itertools.count()
-        self._threads: list[tuple[threading.Event, threading.Thread]] = []
+        self._parts = contextlib.ExitStack()
+        self._threads: list[Background] = []
 
     def __enter__(self) -> Rig:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stop, thread in reversed(self._threads):
-            stop.set()
-            thread.join(20)
-            assert not thread.is_alive()
-        if self.errors:
-            raise self.errors[0]
+        self._parts.close()
 
-    def spawn(self, target: Callable[..., Any], **arguments: Any) -> threading.Event:
-        """Runs an entry point in a thread until the rig ends, or until the event returned is set."""
-        stop = threading.Event()
+    def spawn(self, run: Callable[[threading.Event], object]) -> None:
+        """Runs an entry point, given its stop, in a thread until the rig ends."""
+        self._threads.append(self._parts.enter_context(Background(run)))
 
-        def guarded() -> None:
-            try:
-                target(**arguments, stop=stop)
-            except BaseException as error:
-                self.errors.append(error)
-
-        thread = threading.Thread(target=guarded, daemon=True)
-        self._threads.append((stop, thread))
-        thread.start()
-        return stop
-
-    def start_gateways(self, **llm: Any) -> None:
+    def start_gateways(self, *, otlp_token: str | None = None, **llm: Any) -> None:
         """The engine, the LLM gateway and the OTLP gateway."""
-        engine_port, llm_port, otlp_port = free_port(), free_port(), free_port()
-        self.spawn(lambda stop: serve_engine(self.engine, engine_port, stop))
-        self.llm_url, self.otlp_url = f"http://127.0.0.1:{llm_port}", f"http://127.0.0.1:{otlp_port}"
+        port = free_port()
+        engine_url = self._parts.enter_context(running_engine(self.engine))
         self.publish(0)
-        engine = EngineRef(id="e0", url=f"http://127.0.0.1:{engine_port}")
+        config = LlmConfig(**{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm})
+        handles = LlmHandles(port=port, run_hash=RUN_HASH, engines=(EngineRef(id="e0", url=engine_url),))
         self.spawn(
-            llm_gateway.run,
-            config=LlmConfig(**{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm}),
-            policy=PolicyConfig(model="none"),
-            handles=LlmHandles(port=llm_port, run_hash=RUN_HASH, engines=(engine,)),
-            topics=self.topics,
-            log=self.log,
-            metrics=Metrics(),
+            lambda stop: llm_gateway.run(
+                config,
+                PolicyConfig(model="none"),
+                handles,
+                topics=self.topics,
+                log=self.log,
+                stop=stop,
+                metrics=Metrics(),
+            )
         )
-        self.start_otlp(otlp_port)
-        for url in (self.llm_url, self.otlp_url):
-            until(lambda url=url: is_healthy(url))  # type: ignore[misc]
+        self.llm_url = f"http://127.0.0.1:{port}"
+        self.start_otlp(token=otlp_token)
+        until(lambda: is_healthy(self.llm_url))
 
-    def start_otlp(self, port: int) -> threading.Event:
+    def start_otlp(self, *, token: str | None = None) -> None:
         """The OTLP gateway alone."""
+        port = free_port()
+        config, handles = OtlpConfig(token=token), OtlpHandles(port=port, ack_timeout_s=8.0)
+        self.spawn(
+            lambda stop: otlp_gateway.run(
+                config, handles, topics=self.topics, log=self.log, stop=stop, metrics=Metrics()
+            )
+        )
         self.otlp_url = f"http://127.0.0.1:{port}"
-        handles = OtlpHandles(port=port, ack_timeout_s=8.0)
-        common: dict[str, Any] = {"topics": self.topics, "log": self.log, "metrics": Metrics()}
-        return self.spawn(otlp_gateway.run, config=self.otlp, handles=handles, **common)
+        until(lambda: is_healthy(self.otlp_url))
 
-    def start_runner(self, agent: AgentConfig, reward: RewardConfig, folder: Path, **tokens: str) -> threading.Event:
+    def start_runner(self, agent: AgentConfig, reward: RewardConfig, folder: Path, **tokens: str) -> None:
         """A runner; what its children write to stderr goes into the folder."""
         handles = self.runner_handles(folder, **tokens)
-        return self.spawn(runner.run, agent=agent, reward=reward, handles=handles, topics=self.topics, log=self.log)
+        self.spawn(lambda stop: runner.run(agent, reward, handles, topics=self.topics, log=self.log, stop=stop))
 
     def runner_handles(self, folder: Path, **tokens: str) -> RunnerHandles:
         """Where a runner of the test run works."""
@@ -210,8 +185,9 @@ class Rig:
         """The final event of a rollout, waited for."""
 
         def found() -> RolloutEvent | None:
-            if self.errors:
-                raise self.errors[0]
+            for thread in self._threads:
+                if thread.error is not None:
+                    raise thread.error
             return next((event for event in self.events(rollout) if event.is_final), None)
 
         return until(found, timeout_s)
@@ -241,29 +217,9 @@ class Rig:
         return found
 
 
-def serve_engine(engine: ScriptedEngine, port: int, stop: threading.Event) -> None:
-    """The scripted engine on a port."""
-    serve(engine.app, host="127.0.0.1", port=port, stop=stop, name="engine")
-
-
 @contextlib.contextmanager
 def running_engine(engine: ScriptedEngine) -> Iterator[str]:
     """Its URL; it serves, in a thread, what weight sync loads."""
-    stop, port = threading.Event(), free_port()
-    thread = threading.Thread(target=serve_engine, args=(engine, port, stop))
-    thread.start()
-    try:
+    port = free_port()
+    with Background(lambda stop: serve(engine.app, host="127.0.0.1", port=port, stop=stop, name="engine")):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        stop.set()
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-def is_healthy(url: str) -> bool:
-    """Whether a service answers."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False

@@ -16,8 +16,8 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
-from tests.producers.runner.rig import Rig, is_healthy, until
-from tests.serving import free_port
+from tests.producers.runner.rig import Rig
+from tests.serving import free_port, until
 from tracegrad.producers.runner.agent_result import gateway_fault
 from tracegrad.producers.runner.hosted import agent_host, host_main, span_ledger
 from tracegrad.producers.runner.hosted.agent_host import http_errors
@@ -146,8 +146,7 @@ def host_of(folder: Path, otlp_url: str, *, agent: str = AGENT, **env: str) -> I
 def rig() -> Iterator[Rig]:
     """An OTLP gateway."""
     with Rig() as rig:
-        rig.start_otlp(free_port())
-        until(lambda: is_healthy(rig.otlp_url))
+        rig.start_otlp()
         yield rig
 
 

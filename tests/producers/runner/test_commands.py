@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.producers.runner.rig import Rig, until
+from tests.producers.runner.rig import Rig
+from tests.serving import until
 from tests.versions import label
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.commands import check_command

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.producers.runner.rig import TOPICS, Rig, until
+from tests.producers.runner.rig import TOPICS, Rig
+from tests.serving import until
 from tests.versions import label
 from tracegrad.producers.rollout_records import event_of
 from tracegrad.producers.runner import children

@@ -13,8 +13,9 @@ import msgspec
 import psutil
 import pytest
 
-from tests.producers.runner.rig import Rig, until
+from tests.producers.runner.rig import Rig
 from tests.producers.runner.test_runner import AGENT, GRADE, PLAIN
+from tests.serving import until
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.records.calls import CALLS, CallsClosed

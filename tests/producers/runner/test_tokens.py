@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from tests.producers.runner.rig import Rig
-from tracegrad.producers.otlp_gateway.config import OtlpConfig
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
@@ -34,18 +33,12 @@ def grade(task, output, attempt):
 """
 
 
-class GuardedRig(Rig):
-    """Its OTLP gateway has a token."""
-
-    otlp = OtlpConfig(token=OTLP_TOKEN)
-
-
 @pytest.mark.e2e
 def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
     """Begin, call, the agent's spans, end: all are let in."""
     (tmp_path / "agent.py").write_text(AGENT)
-    with GuardedRig() as rig:
-        rig.start_gateways(token=LLM_TOKEN)
+    with Rig() as rig:
+        rig.start_gateways(token=LLM_TOKEN, otlp_token=OTLP_TOKEN)
         agent = AgentConfig(
             callable="agent.py:solve",
             cwd=str(tmp_path),
