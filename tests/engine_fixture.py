@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
 import subprocess
@@ -32,20 +31,12 @@ from tracegrad.compose.engine.server import engine_argv, engine_environment, pro
 from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.compose.run.supervisor import answers
 from tracegrad.consumers.engine.engine_control import EngineControl
-from tracegrad.schemas.records.weights import VersionManifest, WeightFile
+from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["SMALL", "RunningEngine", "engine", "manifest_of", "start_engine"]
+__all__ = ["SMALL", "RunningEngine", "engine", "start_engine"]
 
 SMALL = EngineConfig(max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20)
-
-
-def manifest_of(folder: Path, *, version: int, epoch: int = 1, policy: str = "policy") -> VersionManifest:
-    """The manifest of a version folder as it lies there now."""
-    files = tuple(
-        WeightFile(name=file.name, bytes=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
-        for file in sorted(folder.iterdir())
-    )
-    return manifest(version, epoch, policy=policy, uri=str(folder), files=files)
 
 
 class RunningEngine:
@@ -112,7 +103,7 @@ class RunningEngine:
         """Writes a version folder with exactly these tensors; the caller puts the manifest on `weights`."""
         folder = self.weight_root / label(version, epoch)
         save_version(self.model, folder, state_dict)
-        return manifest_of(folder, version=version, epoch=epoch)
+        return manifest(version, epoch, uri=str(folder), files=describe_files(folder))
 
     def load(self, manifest: VersionManifest) -> None:
         """What weight sync does, without its topics."""

@@ -23,31 +23,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Literal
 
+from aiokafka.partitioner import murmur2
+
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import DEFAULT_PARTITIONS, MAX_MESSAGE_BYTES, REGISTRY, Topics
 
-__all__ = ["MemoryLog", "murmur2", "partition_for"]
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's 32-bit hash of a key."""
-    mask, m = 0xFFFFFFFF, 0x5BD1E995
-    h = 0x9747B28C ^ len(data)
-    whole = len(data) & ~3
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        k = (k ^ k >> 24) * m & mask
-        h = (h * m & mask) ^ k
-    if whole < len(data):
-        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
-    h = (h ^ h >> 13) * m & mask
-    return h ^ h >> 15
+__all__ = ["MemoryLog", "partition_for"]
 
 
 def partition_for(key: bytes, num_partitions: int) -> int:
     """Where every Kafka client of ours puts a key."""
-    return (murmur2(key) & 0x7FFFFFFF) % num_partitions
+    return int(murmur2(key) & 0x7FFFFFFF) % num_partitions
 
 
 class _Partition:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.e2e.evidence import newest_checkpoint
 from tracegrad.schemas.ids import GroupId, rollout_id
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
@@ -64,7 +65,7 @@ class Snapshot:
 
 def take(log: Log, topics: Topics, trainer: Path) -> Snapshot:
     """Reads everything up to the topics' present ends."""
-    records = {topic: _read(log, topics.name(topic)) for topic in COPIED}
+    records = {topic: list(read_to_end(log, topics.name(topic))) for topic in COPIED}
     readers = {
         Topic.ROLLOUT_EVENTS: Stage.NORMALIZE,
         Topic.EPISODE_EVENTS: Stage.ASSEMBLE,
@@ -78,18 +79,6 @@ def take(log: Log, topics: Topics, trainer: Path) -> Snapshot:
     assert state is not None, "expected a checkpoint, got none"
     consumed = (trainer / "checkpoints" / state.folder / "consumed.txt").read_text().split()
     return Snapshot(records, committed, consumed, state.next_offset, state.step, state.version)
-
-
-def _read(log: Log, name: str) -> list[Record]:
-    ends = {partition: offsets.end for partition, offsets in log.offsets(name).items()}
-    reader = log.tail([name])
-    found: list[Record] = []
-    try:
-        while any(reader.positions().get((name, p), 0) < end for p, end in ends.items()):  # type: ignore[call-overload]
-            found += reader.read(timeout_s=0.5)
-    finally:
-        reader.close()
-    return found
 
 
 @dataclass

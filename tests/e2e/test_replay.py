@@ -21,6 +21,7 @@ from tracegrad.compose.kafka.topic_admin import create_topics, start_run
 from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.ids import RunName, run_hash
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -31,17 +32,10 @@ REPLAY = RunName("replay")
 
 def group_values(log: Log, topics: Topics) -> dict[str, bytes]:
     """Group id -> the body of its transitions record."""
-    name = topics.name(Topic.TRANSITIONS)
-    end = log.offsets(name)[0].end
-    reader = log.tail([name])
     found: dict[str, bytes] = {}
-    try:
-        while max(reader.positions().values(), default=0) < end:
-            for record in reader.read(timeout_s=0.5):
-                assert record.value is not None
-                found.setdefault(decode_group(record.value)[0].group_id, record.value)
-    finally:
-        reader.close()
+    for record in read_to_end(log, topics.name(Topic.TRANSITIONS)):
+        assert record.value is not None
+        found.setdefault(decode_group(record.value)[0].group_id, record.value)
     return found
 
 

@@ -8,7 +8,6 @@ moment at which it was running on anything but whole weights under their own lab
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ import httpx
 
 from tests.versions import label, manifest
 from tracegrad.consumers.engine.engine_control import EngineControl
-from tracegrad.schemas.records.weights import VersionManifest, WeightFile
+from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.trainer.store.durable import describe_files
 
 __all__ = ["FakeWeights", "write_version"]
 
@@ -124,9 +124,6 @@ def write_version(root: Path, version: int, *, epoch: int = 1, policy: str = "po
     """A version folder whose weights are its label, and its manifest."""
     folder = root / label(version, epoch)
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for name, text in (("config.json", "{}"), ("model.safetensors", label(version, epoch))):
-        (folder / name).write_text(text)
-        data = text.encode()
-        files.append(WeightFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
-    return manifest(version, epoch, policy=policy, uri=str(folder), files=tuple(files))
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text(folder.name)
+    return manifest(version, epoch, policy=policy, uri=str(folder), files=describe_files(folder))

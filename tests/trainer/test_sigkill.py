@@ -27,7 +27,8 @@ from tests.versions import RUN
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
@@ -58,28 +59,16 @@ def start(
     return process
 
 
-def all_records(log: Log, topic: str) -> list[Record]:
-    """Of a topic's partition 0, to its present end."""
-    end = log.offsets(topic)[0].end
-    reader = log.tail([topic], start={TopicPartition(topic, 0): 0})
-    records: list[Record] = []
-    deadline = time.monotonic() + 30
-    while len(records) < end and time.monotonic() < deadline:
-        records.extend(reader.read(max_records=1, timeout_s=1.0))
-    reader.close()
-    return records
-
-
 def folded(log: Log, topics: Topics) -> tuple[Lineage, int]:
     """The lineage, and how many records are void."""
     lineage = Lineage("policy")
-    counted = [lineage.fold(WEIGHTS.decode(record.value)) for record in all_records(log, topics.name(Topic.WEIGHTS))]
+    counted = [lineage.fold(WEIGHTS.decode(record.value)) for record in read_to_end(log, topics.name(Topic.WEIGHTS))]
     return lineage, counted.count(False)
 
 
 def outcome(log: Log, topics: Topics) -> Outcome:
     """What the run led to: the steps without clock and epoch, the surviving versions' weights, the lineage."""
-    steps = [TRAINING_STEPS.decode(record.value) for record in all_records(log, topics.name(Topic.TRAINING_STEPS))]
+    steps = [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS))]
     lineage, _ = folded(log, topics)
     content = {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage.versions.items()}
     timeless = [msgspec.structs.replace(step, seconds={}, started_at_ms=0, ended_at_ms=0, epoch=0) for step in steps]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import copy_without, memory_log, records, small_run
+from tests.consumers.audit.small_run import memory_log, records, small_run
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams
 from tracegrad.compose.run import demo, report, session
@@ -107,7 +107,7 @@ def test_an_incomplete_audit_is_1(wiring: Wiring, monkeypatch: pytest.MonkeyPatc
     """One record of `episodes` is gone."""
     streams = small_run()
     lost = next(record for topic, record in records(streams) if topic is Topic.EPISODES)
-    assert status(wiring, copy_without(streams, lost), monkeypatch) == 1
+    assert status(wiring, memory_log(streams, lost), monkeypatch) == 1
 
 
 def test_no_acknowledged_version_is_1(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ Only the engine is scripted. The loop keeps admitting, and the topics and logs s
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 import uuid
@@ -27,11 +26,11 @@ from tracegrad.compose.run.session import run_session
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.tasks.dataset import read_tasks, task_of_group
-from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import GroupSummary, decode_group
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -141,28 +140,17 @@ def run_to_its_end(broker: str, folder: Path, tasks: list[str], **more: Any) -> 
     run_dir = RunDir.open(folder / "run")
     log, topics = KafkaLog(broker), Wiring(run_dir).topics
     groups: dict[str, GroupSummary] = {}
-    for value in values(log, topics, Topic.TRANSITIONS):
-        summary, _ = decode_group(value)
+    for record in read_to_end(log, topics.name(Topic.TRANSITIONS)):
+        summary, _ = decode_group(record.value)
         assert groups.setdefault(summary.task_id, summary) == summary
     tasks_by_group = {summary.group_id: task for task, summary in groups.items()}
     steps: dict[str, TrainingStep] = {}
-    for value in values(log, topics, Topic.TRAINING_STEPS):
-        step = TRAINING_STEPS.decode(value)
+    for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS)):
+        step = TRAINING_STEPS.decode(record.value)
         (group,) = (*step.group_ids, *step.excluded_ids)
         assert steps.setdefault(tasks_by_group[group], step) == step
-    episodes = {value: EPISODES.decode(value) for value in values(log, topics, Topic.EPISODES)}
+    episodes = {r.value: EPISODES.decode(r.value) for r in read_to_end(log, topics.name(Topic.EPISODES))}
     return Finished(status, said.getvalue(), list(episodes.values()), groups, steps, settings.pace.staleness, run_dir)
-
-
-def values(log: Log, topics: Topics, topic: Topic) -> list[bytes]:
-    """All that lies on a topic."""
-    name = topics.name(topic)
-    ends = log.offsets(name)
-    found: list[bytes] = []
-    with contextlib.closing(log.tail([name])) as reader:
-        while any(offset < ends[where.partition].end for where, offset in reader.positions().items()):
-            found += [record.value or b"" for record in reader.read(timeout_s=0.2)]
-    return found
 
 
 def test_every_group_was_admitted_and_consumed_by_one_step(finished: Finished) -> None:

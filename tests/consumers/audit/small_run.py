@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tests.memory_log import MemoryLog
 from tests.streams.make import (
     RUN_HASH,
@@ -22,13 +24,13 @@ from tests.streams.make import (
 from tests.versions import RUN, ack, claim, manifest, sampled_by
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
-from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
-from tracegrad.schemas.topics import REGISTRY, Stage, Topic
+from tracegrad.schemas.topics import INPUTS, REGISTRY, STREAMS, Topic
 
-__all__ = ["copy_without", "memory_log", "records", "small_run", "step"]
+__all__ = ["memory_log", "records", "small_run", "step"]
 
 
 def attempt(number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, version: int = 0) -> list[Item]:
@@ -86,10 +88,6 @@ def small_run() -> Streams:
 
 def _later_attempt(item: Item) -> Item:
     """Events of a second try."""
-    import msgspec
-
-    from tracegrad.schemas.records.rollouts import RolloutEvent
-
     return msgspec.structs.replace(item, attempt_number=1) if isinstance(item, RolloutEvent) else item
 
 
@@ -146,21 +144,11 @@ def memory_log(streams: Streams, without: Record | None = None) -> MemoryLog:
         for record in streams.log.get(spec.topic, []):
             if record is not without:
                 log.append(record.topic, record.key, record.value, record.headers, 0)
-    inputs = {
-        Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
-        Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
-        Stage.CREDIT: (Topic.EPISODES,),
-    }
-    for stage, topics in inputs.items():
-        for topic in topics:
+    for stage in STREAMS:
+        for topic in INPUTS[stage]:
             name = TOPICS.name(topic)
             log.groups[TOPICS.group(stage)][TopicPartition(name, 0)] = log.offsets(name)[0].end
     return log
-
-
-def copy_without(streams: Streams, record: Record) -> MemoryLog:
-    """A copy of the run in which one record is gone."""
-    return memory_log(streams, record)
 
 
 def records(streams: Streams) -> list[tuple[Topic, Record]]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import copy_without, memory_log, records, small_run, step
+from tests.consumers.audit.small_run import memory_log, records, small_run, step
 from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
@@ -132,7 +132,7 @@ def test_a_record_that_is_gone_is_named(topic: Topic) -> None:
         if of_topic is not topic or not is_told_by_others(topic, record):
             continue
         tried += 1
-        report = audited(copy_without(run(), record))
+        report = audited(memory_log(run(), record))
         assert not report.is_complete, record
         assert any(name in line for name in names_of(topic, record) for line in report.missing), (
             names_of(topic, record),

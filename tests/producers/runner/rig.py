@@ -31,6 +31,7 @@ from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.runner import runner
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout_id
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed, Purpose
@@ -165,16 +166,7 @@ class Rig:
 
     def values(self, topic: Topic) -> list[bytes]:
         """All values of a topic."""
-        name = self.topics.name(topic)
-        if self.log is self.memory:
-            return [record.value or b"" for record in self.memory.records(name)]
-        reader = self.log.tail([name])
-        ends = self.log.offsets(name)
-        found: list[bytes] = []
-        with contextlib.closing(reader):
-            while any(reader.positions()[where] < ends[where.partition].end for where in reader.positions()):
-                found += [record.value or b"" for record in reader.read(timeout_s=0.1)]
-        return found
+        return [record.value or b"" for record in read_to_end(self.log, self.topics.name(topic))]
 
     def events(self, rollout: str) -> list[RolloutEvent]:
         """The events of a rollout, in order."""
