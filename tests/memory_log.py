@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Literal
 
-from aiokafka.partitioner import murmur2
+from aiokafka.partitioner import murmur2  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
