@@ -91,6 +91,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     _check_bound(key, value, bound)
 
     @classmethod
+    @cache
+    def kinds(cls) -> dict[str, Any]:
+        """The types of its fields, without their bounds."""
+        return typing.get_type_hints(cls)
+
+    @classmethod
     def path_kinds(cls) -> dict[str, PathKind]:
         """The fields that name something in the file system."""
         return {key: kind for key, remarks in _remarks(cls).items() for kind in remarks if isinstance(kind, PathKind)}

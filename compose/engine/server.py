@@ -146,14 +146,14 @@ def engine_environment(
     return environment
 
 
-def check_start(config: EngineConfig, handles: EngineHandles) -> bool:
+def check_start(config: EngineConfig, *, model: str, needs_tools: bool) -> bool:
     """Whether the engine would run on the CPU.
 
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
     is_cpu = probe(config)
-    check_model(handles.model, needs_tools=handles.needs_tools, is_cpu=is_cpu, max_model_len=config.max_model_len)
+    check_model(model, needs_tools=needs_tools, is_cpu=is_cpu, max_model_len=config.max_model_len)
     return is_cpu
 
 
@@ -163,7 +163,7 @@ def serve(config: EngineConfig, handles: EngineHandles) -> NoReturn:
     Raises:
         ConfigurationError: no vLLM there, or a model that it or the agent cannot use.
     """
-    is_cpu = check_start(config, handles)
+    is_cpu = check_start(config, model=handles.model, needs_tools=handles.needs_tools)
     argv = engine_argv(config, handles, is_cpu=is_cpu)
     environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)
     sys.stdout.flush()

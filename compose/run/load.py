@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-import types
 import typing
-from collections.abc import Mapping
-from enum import Enum
-from functools import cache
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +21,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.files import write_atomically
 from tracegrad.schemas.section import PathKind, Section, nearest, section_of
 
-from .settings import RunSettings
+from .settings import RunSettings, choices, type_words
 
 __all__ = ["ENV_PREFIX", "load", "read_resolved", "write_resolved"]
 
@@ -37,14 +34,6 @@ _FLAGS = {
     "policy.model": "--model DIR",
 }
 """How a key that is missing or wrong can be given without editing the file."""
-_TYPES = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    tuple: "a list",
-    dict: "a table",
-}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -67,10 +56,10 @@ def load(
     """
     data = _read_toml(path) if path else {}
     _absolute_paths(data, path.resolve().parent if path else Path.cwd())
-    above = _from_environment(environ)
-    for name, value in flags.items():
-        if value is not None:
-            _put(above, name, value, f"flag for {name}")
+    above: dict[str, Any] = {}
+    given = [(name, value, f"flag for {name}") for name, value in flags.items() if value is not None]
+    for name, value, origin in (*_variables(environ), *given):
+        _put(above, name, value, origin)
     _absolute_paths(above, Path.cwd())
     source = str(path) if path else "the command line"
     try:
@@ -95,13 +84,13 @@ def write_resolved(path: Path, settings: RunSettings) -> None:
 def read_resolved(path: Path) -> RunSettings:
     """The settings that `write_resolved` wrote. Raises ConfigurationError when they are not there."""
     try:
-        return _build(RunSettings, msgspec.json.decode(path.read_bytes()))
+        return msgspec.json.decode(path.read_bytes(), type=RunSettings)
     except FileNotFoundError:
         raise ConfigurationError(
             f"expected a run folder with config.json, got none at {path}; start the run with "
             "`tracegrad up` or `tracegrad train FILE`, or name its folder by --run-dir"
         ) from None
-    except (msgspec.DecodeError, ConfigurationError) as error:
+    except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path}: {error}; it was written by another release") from error
 
 
@@ -119,15 +108,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
 
 
-@cache
-def _kinds(record: type[Section]) -> dict[str, Any]:
-    """The types of a record's fields, without their bounds."""
-    return typing.get_type_hints(record)
-
-
 def _build(record: type[S], table: Mapping[str, Any], where: str = "") -> S:
     """The record that a table describes; `where` is the section's name."""
-    kinds = _kinds(record)
+    kinds = record.kinds()
     given = {}
     for key, value in table.items():
         if key not in kinds:
@@ -152,8 +135,6 @@ def _value(value: Any, kind: Any, path: str) -> Any:
     if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
         names = [item.get("name", number) if isinstance(item, dict) else number for number, item in enumerate(value)]
         return tuple(_value(item, section, f"{path}.{name}") for name, item in zip(names, value, strict=True))
-    if value is None and type(None) in typing.get_args(kind):
-        return None
     if not isinstance(value, dict):
         raise ConfigurationError(f"{_spelt(path)}: expected a table, got {value!r}")
     return _build(section, value, path)
@@ -164,27 +145,9 @@ def _plain(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError:
         pass
-    choices = _choices(kind)
-    hint = f"; {nearest(value, choices)}" if choices and isinstance(value, str) else ""
-    raise ConfigurationError(f"{where}: expected {_expected(kind, choices)}, got {value!r}{hint}")
-
-
-def _expected(kind: Any, choices: list[str]) -> str:
-    if choices:
-        return f"one of {', '.join(choices)}"
-    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-    parts = typing.get_args(kind) if union else (kind,)
-    return " or ".join(_TYPES[typing.get_origin(part) or part] for part in parts if part is not types.NoneType)
-
-
-def _choices(kind: Any) -> list[str]:
-    """The texts that a closed set, or one in a union, allows."""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return [str(member.value) for member in kind]
-    if typing.get_origin(kind) is typing.Literal:
-        return list(typing.get_args(kind))
-    union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
-    return [text for part in typing.get_args(kind) for text in _choices(part)] if union else []
+    allowed = choices(kind)
+    hint = f"; {nearest(value, allowed)}" if allowed and isinstance(value, str) else ""
+    raise ConfigurationError(f"{where}: expected {type_words(kind)}, got {value!r}{hint}")
 
 
 def _spelt(path: str) -> str:
@@ -197,30 +160,22 @@ def _or_flag(path: str) -> str:
     return f", or pass {_FLAGS[path]}" if path in _FLAGS else ""
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Variables of our sections; another one that begins with TRACEGRAD_ is somebody else's business."""
-    above: dict[str, Any] = {}
-    sections = {name for name, kind in _kinds(RunSettings).items() if section_of(kind)}
+def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Name, value and origin of our keys; another variable that begins with TRACEGRAD_ is somebody else's business."""
     for variable in sorted(environ):
-        if not variable.startswith(ENV_PREFIX):
-            continue
-        section, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("_")
-        if section in sections and key:
-            _put(above, f"{section}.{key}", environ[variable], variable)
-        elif section in ("run", "seed") and not key:
-            _put(above, section, environ[variable], variable)
-    return above
+        first, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("_")
+        kind = RunSettings.kinds().get(first) if variable.startswith(ENV_PREFIX) else None
+        if kind is not None and bool(key) == bool(section_of(kind)):
+            yield f"{first}.{key}" if key else first, environ[variable], variable
 
 
 def _put(target: dict[str, Any], name: str, value: Any, source: str) -> None:
     """Sets `section.key`; a text is read as the field's type."""
     section, _, key = name.rpartition(".")
-    record: type[Section] | None = RunSettings
-    if section:
-        record = section_of(_kinds(RunSettings).get(section))
-        if record is None:
-            raise ConfigurationError(f"{source}: unknown section {section!r}; {nearest(section, _kinds(RunSettings))}")
-    kinds = _kinds(record)
+    record = section_of(RunSettings.kinds().get(section)) if section else RunSettings
+    if record is None:
+        raise ConfigurationError(f"{source}: unknown section {section!r}; {nearest(section, RunSettings.kinds())}")
+    kinds = record.kinds()
     if key not in kinds:
         raise ConfigurationError(f"{source}: unknown key {name}; {nearest(key, kinds)}")
     if isinstance(value, str):
@@ -250,7 +205,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def _absolute_paths(data: dict[str, Any], folder: Path) -> None:
     """Makes each path absolute that a table of sections holds."""
-    for name, kind in _kinds(RunSettings).items():
+    for name, kind in RunSettings.kinds().items():
         section, table = section_of(kind), data.get(name)
         if section is None or not isinstance(table, dict):
             continue

@@ -84,7 +84,7 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
 
     url, policy = settings.engine.url, settings.policy
     if url is None:
-        check_start(settings.engine, Wiring.planned(settings).engine())
+        check_start(settings.engine, model=policy.model, needs_tools=policy.tools)
         return
     # What that engine runs on, and how long a context it takes, was its owner's choice.
     check_model(policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1)

@@ -1,30 +1,27 @@
-"""From the settings of a run to each room's own configuration record; the one place that knows both.
+"""What each room of a run is told besides its sections of the settings; the one place that knows both.
 
-In: a run's folder (settings, record, endpoints). Out: `Wiring`, whose methods build one record each. Rooms are
-imported inside the methods: a process pays for its own room only, and torch is needed by the trainer alone.
+In: a run's folder (settings, record, endpoints). Out: `Wiring`, whose methods make one record of handles each. What
+it imports is light: a process pays for its own room only, and torch is needed by the trainer alone.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
+from tracegrad.producers.otlp_gateway.config import OtlpHandles
+from tracegrad.producers.runner.config import RunnerHandles
+from tracegrad.producers.tasks.config import TasksHandles
 from tracegrad.schemas.topics import Stage
+from tracegrad.streams.config import StreamRules, StreamsHandles
+from tracegrad.trainer.config import TrainerHandles
 
 from ..engine.config import EngineHandles
 from ..kafka.log import KafkaLog
-from .run_dir import Endpoints, RunDir, RunRecord
-from .settings import RunSettings
+from .run_dir import RunDir
 
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
-    from tracegrad.producers.llm_gateway.config import LlmHandles
-    from tracegrad.producers.otlp_gateway.config import OtlpHandles
-    from tracegrad.producers.runner.config import RunnerHandles
-    from tracegrad.producers.tasks.config import TasksHandles
-    from tracegrad.streams.config import StreamRules, StreamsHandles
-    from tracegrad.trainer.config import TrainerHandles
 
 __all__ = ["ENGINE_ID", "Wiring"]
 
@@ -38,29 +35,10 @@ _ACK_SHARE = 0.8
 class Wiring:
     """Builds what each process of a run is given."""
 
-    def __init__(self, run_dir: RunDir, start: tuple[RunSettings, RunRecord, Endpoints] | None = None) -> None:
-        """
-        Args:
-            run_dir: the run's folder.
-            start: what else would be read from it.
-        """
+    def __init__(self, run_dir: RunDir) -> None:
         self.run_dir = run_dir
-        self.settings, self.record, self.endpoints = start or (run_dir.settings, run_dir.record, run_dir.endpoints)
+        self.settings, self.record, self.endpoints = run_dir.settings, run_dir.record, run_dir.endpoints
         self.topics = self.settings.topics
-
-    @classmethod
-    def planned(cls, settings: RunSettings) -> Wiring:
-        """Of a run that has not begun, to check its settings: hash and free ports are made up, nothing is read."""
-        record = RunRecord(name=RunName(settings.run), created_at="", hash=RunHash("0" * 8), seed=settings.seed)
-        url = "http://127.0.0.1:1"
-        kafka = settings.kafka.bootstrap_servers
-        endpoints = Endpoints(
-            bootstrap_servers=kafka if kafka is not None else "127.0.0.1:1",
-            llm_url=url,
-            otlp_endpoint=url,
-            engine_url=settings.engine.url or url,
-        )
-        return cls(RunDir(Path("runs", settings.run)), (settings, record, endpoints))
 
     def log(self) -> KafkaLog:
         """The log of the run."""
@@ -68,16 +46,12 @@ class Wiring:
 
     def otlp(self) -> OtlpHandles:
         """`serve otlp`."""
-        from tracegrad.producers.otlp_gateway.config import OtlpHandles
-
         agent = self.settings.agent
         export_timeout_s = min(_EXPORT_TIMEOUT_S, agent.flush_timeout_s) if agent else _EXPORT_TIMEOUT_S
         return OtlpHandles(port=port_of(self.endpoints.otlp_endpoint), ack_timeout_s=_ACK_SHARE * export_timeout_s)
 
     def llm(self) -> LlmHandles:
         """`serve llm`."""
-        from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
-
         engine = self.settings.engine
         return LlmHandles(
             port=port_of(self.endpoints.llm_url),
@@ -89,8 +63,6 @@ class Wiring:
 
     def stream_rules(self) -> StreamRules:
         """`serve streams`: what its folds decide by."""
-        from tracegrad.streams.config import StreamRules
-
         settings, reward = self.settings, self.settings.reward
         return StreamRules(
             run_hash=self.record.hash,
@@ -103,8 +75,6 @@ class Wiring:
 
     def streams(self, stage: Stage, ordinal: int) -> StreamsHandles:
         """`serve streams --stage STAGE --ordinal N`."""
-        from tracegrad.streams.config import StreamsHandles
-
         return StreamsHandles(
             bootstrap_servers=self.endpoints.bootstrap_servers,
             kafka=self.settings.kafka.client,
@@ -115,8 +85,6 @@ class Wiring:
 
     def tasks(self) -> TasksHandles:
         """`serve tasks`."""
-        from tracegrad.producers.tasks.config import TasksHandles
-
         settings = self.settings
         assert settings.agent is not None and settings.reward is not None
         return TasksHandles(
@@ -132,8 +100,6 @@ class Wiring:
 
     def runner(self) -> RunnerHandles:
         """`serve runner`."""
-        from tracegrad.producers.runner.config import RunnerHandles
-
         return RunnerHandles(
             run_hash=self.record.hash,
             llm_url=self.endpoints.llm_url,
@@ -145,8 +111,6 @@ class Wiring:
 
     def trainer(self) -> TrainerHandles:
         """`serve trainer`."""
-        from tracegrad.trainer.config import TrainerHandles
-
         return TrainerHandles(
             run=self.record.hash,
             policy=self.settings.policy.name,

@@ -8,6 +8,7 @@ import pytest
 
 from tracegrad.compose.cli.run import variables
 from tracegrad.compose.run.load import load, read_resolved, write_resolved
+from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.runner.agent_environment import host_environment
 from tracegrad.producers.runner.config import AgentConfig
@@ -70,7 +71,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ("[trainer]\nstep = 1\n", r"unknown key 'step' in \[trainer\]; did you mean 'steps'?"),
         ('[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncapp = 2\n', "did you mean 'cap'?"),
         ("[trainer]\nsteps = 0\n", "steps: expected at least 1, got 0"),
-        ('[trainer]\nsteps = "many"\n', r"\[trainer\] steps: expected a whole number, got 'many'"),
+        ('[trainer]\nsteps = "many"\n', r"\[trainer\] steps: expected whole number, got 'many'"),
         ('[[air.rules]]\nname = "a"\nsignal = "tool_suceeded"\nvalue = 1\n', "did you mean 'tool_succeeded'?"),
         ("[streams]\nworkers = 9\n", r"only \[kafka\] partitions = 4 can work at once"),
         ('[engine]\nurl = "localhost:1"\n', "expected http://host:port"),
@@ -80,7 +81,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ("[trainer]\nclip_low = 2.0\n", r"\[trainer\] clip_low: expected less than 1, got 2"),
         ("[trainer]\nkeep_versions = -3\n", r"\[trainer\] keep_versions: expected at least 0, got -3"),
         ("[trainer]\nthreads = 0\n", r"\[trainer\] threads: expected at least 1, got 0"),
-        ('[trainer]\ndtype = "fp8"\n', r"\[trainer\] dtype: expected one of auto, float32, bfloat16, got 'fp8'"),
+        ('[trainer]\ndtype = "fp8"\n', r"\[trainer\] dtype: expected `auto` or `float32` or `bfloat16`, got 'fp8'"),
         (
             '[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = inf\n',
             r"\[air.rules.a\] value: .*finite number, got inf",
@@ -92,8 +93,8 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0, got 0"),
         ('[engine]\ndtype = "bfloat16"\n', r"\[engine\] dtype is 'bfloat16', but versions are published as 'auto'"),
         ('[trainer]\npublish_dtype = "bfloat16"\n', r"dtype is 'auto', but versions are published as 'bfloat16'"),
-        ('[engine]\ndtype = "fp8"\n', r"\[engine\] dtype: expected one of float32, bfloat16, got 'fp8'"),
-        ('[engine]\ndevice = "tpu"\n', r"\[engine\] device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ('[engine]\ndtype = "fp8"\n', r"\[engine\] dtype: expected `float32` or `bfloat16`, got 'fp8'"),
+        ('[engine]\ndevice = "tpu"\n', r"\[engine\] device: expected `auto` or `cpu` or `cuda`, got 'tpu'"),
         ("[kafka]\nreplication = 0\n", r"\[kafka\] replication: expected at least 1, got 0"),
         ('[kafka]\ntopic_prefix = "a b"\n', r"\[kafka\] topic_prefix: expected letters.*got 'a b'"),
         ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
@@ -148,7 +149,7 @@ def test_a_misspelt_variable_of_a_section_is_refused(folder: Path) -> None:
     path = write(folder, GOOD)
     with pytest.raises(ConfigurationError, match=r"TRACEGRAD_KAFKA_BOOTSTRAP.*did you mean 'bootstrap_servers'"):
         load(path, environ={"TRACEGRAD_KAFKA_BOOTSTRAP": "x:1"}, flags={})
-    with pytest.raises(ConfigurationError, match="TRACEGRAD_TRAINER_STEPS: expected a whole number, got 'soon'"):
+    with pytest.raises(ConfigurationError, match="TRACEGRAD_TRAINER_STEPS: expected whole number, got 'soon'"):
         load(path, environ={"TRACEGRAD_TRAINER_STEPS": "soon"}, flags={})
 
 
@@ -188,14 +189,14 @@ def test_the_otlp_gateway_answers_before_an_agent_gives_up(
 ) -> None:
     """Whichever gives up first: the run's own agent, or one that keeps its SDK's default of 10 s."""
     text = GOOD.replace("[tasks]", f"flush_timeout_s = {flush_timeout_s}\n[tasks]")
-    wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
+    wiring = Wiring(prepare_run(load(write(folder, text), environ={}, flags={}), folder / "run"))
     assert wiring.otlp().ack_timeout_s == ack_timeout_s
 
 
 def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
     """But for the export time-out, which is for hosts."""
     text = GOOD + '[llm]\ntoken = "a"\n[otlp]\ntoken = "b c"\n'
-    wiring = Wiring.planned(load(write(folder, text), environ={}, flags={}))
+    wiring = Wiring(prepare_run(load(write(folder, text), environ={}, flags={}), folder / "run"))
     agent = wiring.settings.agent
     assert agent is not None
     assert host_environment(agent, wiring.runner(), {}) == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"}
