@@ -25,6 +25,7 @@ import threading
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -42,9 +43,9 @@ from .config import TrainerConfig, TrainerHandles
 from .metrics import describe_step
 from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
-from .store.checkpoint import Checkpoint, Checkpoints, CheckpointState, capture_rng
+from .store.checkpoint import Checkpoints
 from .store.epoch import Ownership
-from .store.outbox import APPEND_TIMEOUT_S, Outbox
+from .store.outbox import Outbox
 from .store.publish import Publisher
 from .store.resume import resume
 
@@ -73,15 +74,7 @@ def run(config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: 
     learner = Learner(load_policy(config, handles.model, device), config)
     with ExitStack() as ends:
         writer = ends.enter_context(closing(log.writer()))
-        ownership = Ownership(
-            policy=handles.policy,
-            run=handles.run,
-            topic=topics.name(Topic.WEIGHTS),
-            log=log,
-            writer=writer,
-            timeout_s=APPEND_TIMEOUT_S,
-        )
-        ends.enter_context(closing(ownership))
+        ownership = ends.enter_context(closing(Ownership(handles, topics=topics, log=log, writer=writer)))
         ownership.claim()
         trainer = Trainer(config, handles, topics=topics, log=log, writer=writer, ownership=ownership, learner=learner)
         ends.enter_context(closing(trainer)).train(stop)
@@ -106,15 +99,8 @@ class Trainer:
         self._ownership = ownership
         self._learner = learner
         self._outbox = Outbox(handles.policy, topics=topics, log=log, writer=writer)
-        work_dir = Path(handles.work_dir)
-        self._checkpoints = Checkpoints(work_dir / "checkpoints", keep=config.keep_checkpoints)
-        self._publisher = Publisher(
-            policy=handles.policy,
-            base=Path(handles.model),
-            root=work_dir / "weights",
-            adapters=work_dir / "adapters",
-            keep=config.keep_versions,
-        )
+        self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
+        self._publisher = Publisher(handles, keep=config.keep_versions)
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
@@ -217,15 +203,11 @@ class Trainer:
         self._progress.consumed.update(dict.fromkeys(batch.consumed))
         self._progress.training_step = encoded
         self._save(
-            msgspec.structs.replace(
-                before,
-                step=record.step,
-                version=record.version,
-                base_version=before.version if record.is_updated else before.base_version,
-                epoch=self._ownership.epoch,
-                next_offset=batch.next_offset,
-                accounting=record.accounting,
-            )
+            step=record.step,
+            version=record.version,
+            base_version=before.version if record.is_updated else before.base_version,
+            next_offset=batch.next_offset,
+            accounting=record.accounting,
         )
         saved = time.perf_counter()
         if record.is_updated:
@@ -234,18 +216,11 @@ class Trainer:
         seconds = {"checkpoint": saved - began, "publish": time.perf_counter() - saved}
         self._progress.state = msgspec.structs.replace(self._progress.state, seconds=seconds)
 
-    def _save(self, state: CheckpointState) -> None:
-        learner = self._learner
-        self._progress.state = self._checkpoints.save(
-            Checkpoint(
-                state=state,
-                weights=learner.policy.masters,
-                optimiser=learner.state(),
-                rng=capture_rng(learner.policy.device),
-                consumed=self._progress.consumed,
-                training_step=self._progress.training_step,
-            )
-        )
+    def _save(self, **changes: Any) -> None:
+        """Checkpoints what is there, under the state with these changes and this epoch."""
+        progress = self._progress
+        progress.state = msgspec.structs.replace(progress.state, epoch=self._ownership.epoch, **changes)
+        self._checkpoints.save(progress, self._learner.tensors())
 
     def _publish(self) -> None:
         """Publishes the present weights, which the newest checkpoint holds, under their version and this epoch."""
@@ -265,7 +240,7 @@ class Trainer:
     def _begin(self, *, is_fresh: bool) -> None:
         """Does what the trainer before had not done when it ended; all of it where there was none."""
         if is_fresh:
-            self._save(msgspec.structs.replace(self._progress.state, epoch=self._ownership.epoch))
+            self._save()
         if self._progress.state.version not in self._ownership.lineage.versions:
             self._publish()
         if self._progress.training_step is not None:
@@ -279,8 +254,8 @@ class Trainer:
 
     def _roll_back(self, offset: int, request: RollbackRequest) -> None:
         """Old content under a new number: versions only grow. The optimiser's moments belong to other weights."""
-        before = self._progress.state
-        state = msgspec.structs.replace(before, weights_offset=offset + 1)
+        version = self._progress.state.version + 1
+        self._progress.state = msgspec.structs.replace(self._progress.state, weights_offset=offset + 1)
         manifest = self._ownership.lineage.versions.get(request.to_version)
         try:
             if manifest is None:
@@ -288,19 +263,11 @@ class Trainer:
             self._publisher.recall(self._learner.policy, manifest)
         except (OSError, ValueError) as error:
             _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
-            self._progress.state = state
             return
-        self._learner.restore({})
-        self._save(
-            msgspec.structs.replace(
-                state,
-                version=before.version + 1,
-                base_version=request.to_version,
-                epoch=self._ownership.epoch,
-            )
-        )
+        self._learner.forget_moments()
+        self._save(version=version, base_version=request.to_version)
         self._publish()
-        _log.info("rolled back: version %d has the content of version %d", before.version + 1, request.to_version)
+        _log.info("rolled back: version %d has the content of version %d", version, request.to_version)
 
     def _say(self, record: TrainingStep) -> None:
         _log.info(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -92,11 +93,7 @@ class Learner:
         self._config = config
         # By name, so that sums over them do not depend on the order in which the model was built.
         self._masters = dict(sorted(policy.masters.items()))
-        self._optimiser = self._new_optimiser()
-
-    def _new_optimiser(self) -> torch.optim.AdamW:
-        config = self._config
-        return torch.optim.AdamW(self._masters.values(), lr=config.lr, betas=_BETAS, weight_decay=config.weight_decay)
+        self.forget_moments()
 
     def step(self, rows: Sequence[TrainingRow], *, version: int, step: int) -> StepResult:
         """Trains on one batch.
@@ -162,23 +159,47 @@ class Learner:
         # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
         return (math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan), watch
 
-    def state(self) -> dict[str, Tensor]:
-        """The optimiser's tensors by `<parameter>.<moment>`; empty before the first update."""
-        tensors: dict[str, Tensor] = {}
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next step depends on: `weights/*`, `optimiser/*.<moment>` (none before the first update), and
+        torch's generators, `rng/*`.
+        """
+        tensors: dict[str, Tensor] = {f"weights/{name}": master for name, master in self._masters.items()}
         for name, master in self._masters.items():
             moments = self._optimiser.state.get(master, {})
             for moment in _MOMENTS:
                 if moment in moments:
-                    tensors[f"{name}.{moment}"] = torch.as_tensor(moments[moment])
+                    tensors[f"optimiser/{name}.{moment}"] = torch.as_tensor(moments[moment])
+        tensors["rng/cpu"] = torch.get_rng_state()
+        if self.policy.device.type == "cuda":
+            tensors["rng/cuda"] = torch.cuda.get_rng_state(self.policy.device)
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes `state()` back; an empty mapping makes the optimiser new (first step, rollback)."""
-        self._optimiser = self._new_optimiser()
+        """Takes `tensors()` back; a generator of a device that is not here is left out.
+
+        Raises:
+            ConfigurationError: they are of another model.
+        """
+        parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+        for key, tensor in tensors.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = tensor
+        self.policy.restore(parts["weights"])
+        self.forget_moments()
         for name, master in self._masters.items():
-            moments = {moment: tensors[key] for moment in _MOMENTS if (key := f"{name}.{moment}") in tensors}
+            moments = {m: parts["optimiser"][key] for m in _MOMENTS if (key := f"{name}.{m}") in parts["optimiser"]}
             if moments:
                 self._optimiser.state[master] = {
                     moment: tensor.clone() if moment == "step" else tensor.to(master.device).clone()
                     for moment, tensor in moments.items()
                 }
+        torch.set_rng_state(parts["rng"]["cpu"])
+        if "cuda" in parts["rng"] and self.policy.device.type == "cuda":
+            torch.cuda.set_rng_state(parts["rng"]["cuda"], self.policy.device)
+
+    def forget_moments(self) -> None:
+        """Makes the optimiser new (a start, a rollback)."""
+        config = self._config
+        self._optimiser = torch.optim.AdamW(
+            self._masters.values(), lr=config.lr, betas=_BETAS, weight_decay=config.weight_decay
+        )

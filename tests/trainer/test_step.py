@@ -58,22 +58,24 @@ def test_equal_steps_give_equal_weights_bit_for_bit(untied: Path) -> None:
     for _ in range(2):
         learner = learner_of(untied)
         losses = [learner.step([row(seed=s), row(-1.0, seed=9)], version=s, step=s + 1).loss for s in range(3)]
-        results.append((losses, weights(learner), learner.state()))
+        results.append((losses, weights(learner), learner.tensors()))
     assert results[0][0] == results[1][0]
     assert is_equal(results[0][1], results[1][1])
     assert is_equal(results[0][2], results[1][2])
 
 
 def test_restored_learner_goes_on_bit_for_bit(untied: Path) -> None:
-    """Weights, moments and their step count: the next step is the one that would have been."""
+    """Weights, moments and their step count, generators: the next step is the one that would have been."""
     first = learner_of(untied)
     first.step([row(seed=1)], version=0, step=1)
     second = learner_of(untied)
-    second.policy.restore(weights(first))
-    second.restore({name: tensor.clone() for name, tensor in first.state().items()})
+    saved = {name: tensor.detach().clone() for name, tensor in first.tensors().items()}
+    draws = torch.rand(4)
+    second.restore(saved)
+    assert torch.equal(torch.rand(4), draws)
     assert first.step([row(seed=2)], version=1, step=2).loss == second.step([row(seed=2)], version=1, step=2).loss
     assert is_equal(weights(first), weights(second))
-    assert is_equal(first.state(), second.state())
+    assert is_equal(first.tensors(), second.tensors())
 
 
 @pytest.mark.parametrize(
@@ -85,11 +87,11 @@ def test_skipped_step_moves_nothing(rows: list[TrainingRow], reason: str, untied
     """Neither weights nor optimiser; the reason is told, the figures are finite."""
     learner = learner_of(untied)
     learner.step([row(seed=1)], version=0, step=1)
-    before, state = weights(learner), {name: tensor.clone() for name, tensor in learner.state().items()}
+    before, state = weights(learner), {name: tensor.detach().clone() for name, tensor in learner.tensors().items()}
     result = learner.step(rows, version=1, step=2)
     assert (result.is_updated, result.skipped) == (False, reason)
     assert is_equal(weights(learner), before)
-    assert is_equal(learner.state(), state)
+    assert is_equal(learner.tensors(), state)
     assert np.isfinite([result.loss, result.grad_norm, result.logprob_error_max, result.ratio_mean]).all()
 
 

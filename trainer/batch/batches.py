@@ -72,7 +72,8 @@ class OpenBatch:
         self._num_groups = num_groups
         self._consumed = consumed
         self._limits = limits
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[tuple[Verdict, bool]] = []
+        """Each with whether its group was consumed before."""
         self._seen: set[str] = set()
 
     @property
@@ -102,9 +103,11 @@ class OpenBatch:
                 "records are gone (retention, compaction?): restore the topic, or start a new run"
             )
         verdict = judge(record, self._limits)
-        self._verdicts.append(verdict)
-        if verdict.group_id is not None and verdict.group_id not in self._consumed:
-            self._seen.add(verdict.group_id)
+        group_id = verdict.group_id
+        is_duplicate = group_id in self._consumed or group_id in self._seen
+        self._verdicts.append((verdict, is_duplicate))
+        if group_id is not None and not is_duplicate:
+            self._seen.add(group_id)
 
     def close(self, *, run: RunHash, version: int, max_staleness: int) -> Batch:
         """The batch of these records for a step that starts from the run's `version`."""
@@ -112,33 +115,23 @@ class OpenBatch:
         groups: list[Group] = []
         untrained: list[Group] = []
         excluded: dict[str, str] = {}
-        counted: set[str] = set()
-        num_duplicates = 0
-        for verdict in self._verdicts:
-            known = verdict.group_id in self._consumed or verdict.group_id in counted
-            reason = "duplicate" if known else _reason(verdict, run, version - max_staleness)
+        for verdict, is_duplicate in self._verdicts:
+            reason = "duplicate" if is_duplicate else _reason(verdict, run, version - max_staleness)
             _update(digest, verdict.record, reason)
-            if known:
-                num_duplicates += 1
+            if is_duplicate:
                 continue
-            if verdict.group_id is not None:
-                counted.add(verdict.group_id)
-            if verdict.group is None:
-                if verdict.group_id is not None:
-                    excluded[verdict.group_id] = reason
-            elif reason:
-                excluded[verdict.group.summary.group_id] = reason
-                untrained.append(verdict.group)
-            else:
-                groups.append(verdict.group)
+            if reason and verdict.group_id is not None:
+                excluded[verdict.group_id] = reason
+            if verdict.group is not None:
+                (untrained if reason else groups).append(verdict.group)
         return Batch(
             begin_offset=self._begin_offset,
             next_offset=self.next_offset,
             groups=tuple(groups),
             untrained=tuple(untrained),
             excluded=excluded,
-            num_duplicates=num_duplicates,
-            dead=tuple(verdict for verdict in self._verdicts if verdict.group is None),
+            num_duplicates=sum(is_duplicate for _, is_duplicate in self._verdicts),
+            dead=tuple(verdict for verdict, _ in self._verdicts if verdict.group is None),
             hash=digest.hexdigest(),
         )
 

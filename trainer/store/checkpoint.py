@@ -16,11 +16,10 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -31,7 +30,7 @@ from tracegrad.schemas.records.weights import WeightFile
 
 from .durable import describe_files, remove_half_written, whole_folder
 
-__all__ = ["Checkpoint", "CheckpointState", "Checkpoints", "capture_rng", "restore_rng"]
+__all__ = ["CheckpointState", "Checkpoints", "Progress"]
 
 _log = logging.getLogger(__name__)
 _FOLDER = re.compile(r"step-(\d{8,})-v(\d+)-e(\d+)")
@@ -67,34 +66,24 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
         return f"step-{self.step:08d}-v{self.version}-e{self.epoch}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A checkpoint in memory."""
+@dataclass(slots=True)
+class Progress:
+    """What changes from batch to batch, apart from tensors."""
 
     state: CheckpointState
-    weights: Mapping[str, Tensor]
-    optimiser: Mapping[str, Tensor]
-    rng: Mapping[str, Tensor]
-    consumed: dict[str, None]
+    consumed: dict[str, None] = field(default_factory=dict)
     """All groups consumed, in order (a dictionary: an ordered set)."""
-    training_step: bytes | None
-    """The encoded TrainingStep, so that a missing one is emitted again byte for byte."""
+    training_step: bytes | None = None
+    """The newest step's record, encoded: a missing one is emitted again byte for byte. None before the first."""
 
-
-def capture_rng(device: torch.device) -> dict[str, Tensor]:
-    """torch's generators as tensors."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def restore_rng(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Sets what `capture_rng` gave; a state of a device that is not here is left out."""
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+    @property
+    def metrics(self) -> dict[str, float]:
+        """For the manifest: a few figures of the newest step."""
+        if self.training_step is None:
+            return {}
+        step = TRAINING_STEPS.decode(self.training_step)
+        figures = {"loss": step.loss, "grad_norm": step.grad_norm, "logprob_error_max": step.logprob_error_max}
+        return figures if step.reward is None else figures | {"reward": step.reward}
 
 
 class Checkpoints:
@@ -104,28 +93,22 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
 
-    def save(self, checkpoint: Checkpoint) -> CheckpointState:
-        """Writes one, durable on return, and removes the oldest ones. Returns its state with the files named."""
-        with whole_folder(self._folder / checkpoint.state.folder) as temporary:
-            parts = {"weights": checkpoint.weights, "optimiser": checkpoint.optimiser, "rng": checkpoint.rng}
+    def save(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
+        """Writes one, durable on return, and removes the oldest ones. Its state then names the files."""
+        with whole_folder(self._folder / progress.state.folder) as temporary:
             save_file(
-                {
-                    f"{part}/{name}": tensor.detach().to("cpu").contiguous()
-                    for part, tensors in parts.items()
-                    for name, tensor in tensors.items()
-                },
+                {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()},
                 temporary / _TENSORS,
             )
-            (temporary / _CONSUMED).write_text("".join(f"{group}\n" for group in checkpoint.consumed))
-            if checkpoint.training_step is not None:
-                (temporary / _STEP).write_bytes(checkpoint.training_step)
-            state = msgspec.structs.replace(checkpoint.state, files=describe_files(temporary))
-            (temporary / _STATE).write_bytes(msgspec.json.encode(state))
+            (temporary / _CONSUMED).write_text("".join(f"{group}\n" for group in progress.consumed))
+            if progress.training_step is not None:
+                (temporary / _STEP).write_bytes(progress.training_step)
+            progress.state = msgspec.structs.replace(progress.state, files=describe_files(temporary))
+            (temporary / _STATE).write_bytes(msgspec.json.encode(progress.state))
         for path in self._ordered()[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)
-        return state
 
-    def load_newest(self) -> Checkpoint | None:
+    def load_newest(self) -> tuple[Progress, dict[str, Tensor]] | None:
         """The newest complete one, or None. Newest: highest epoch, then step, then version: a trainer that lost its
         policy may still write, but only under its lower epoch.
         """
@@ -141,33 +124,18 @@ class Checkpoints:
 
     def _ordered(self) -> list[Path]:
         """Complete folders, oldest first."""
-        found: list[tuple[tuple[int, int, int], Path]] = []
-        for path in self._folder.glob("step-*"):
-            match = _FOLDER.fullmatch(path.name)
-            if match:
-                step, version, epoch = map(int, match.groups())
-                found.append(((epoch, step, version), path))
-        return [path for _, path in sorted(found)]
+        found = [(match, path) for path in self._folder.glob("step-*") if (match := _FOLDER.fullmatch(path.name))]
+        return [path for _, path in sorted((tuple(map(int, match.group(3, 1, 2))), path) for match, path in found)]
 
 
-def _load(path: Path) -> Checkpoint:
+def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     state = msgspec.json.decode((path / _STATE).read_bytes(), type=CheckpointState)
     found = tuple(file for file in describe_files(path) if file.name != _STATE)
     if found != state.files or state.folder != path.name:
         raise ValueError("expected the files that state.json names, with their sha256, got others")
-    tensors: dict[str, dict[str, Tensor]] = {"weights": {}, "optimiser": {}, "rng": {}}
-    for key, tensor in load_file(path / _TENSORS).items():
-        part, _, name = key.partition("/")
-        tensors[part][name] = tensor
     step = path / _STEP
     training_step = step.read_bytes() if step.exists() else None
     if training_step is not None:
         TRAINING_STEPS.decode(training_step)
-    return Checkpoint(
-        state=state,
-        weights=tensors["weights"],
-        optimiser=tensors["optimiser"],
-        rng=tensors["rng"],
-        consumed=dict.fromkeys((path / _CONSUMED).read_text().split()),
-        training_step=training_step,
-    )
+    consumed = dict.fromkeys((path / _CONSUMED).read_text().split())
+    return Progress(state, consumed, training_step), load_file(path / _TENSORS)

@@ -14,13 +14,14 @@ import uuid
 from collections import deque
 
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
-from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.log.follow import Chunk, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
+from tracegrad.schemas.topics import Topic, Topics
 
-from .outbox import acknowledged
+from ..config import TrainerHandles
+from .outbox import PATIENCE_S, acknowledged
 
 __all__ = ["Ownership"]
 
@@ -34,25 +35,22 @@ _PARTITION = 0
 class Ownership:
     """This process's claim on a policy. One thread at a time."""
 
-    def __init__(
-        self, *, policy: str, run: RunHash, topic: str, log: Log, writer: LogWriter, timeout_s: float = 60.0
-    ) -> None:
-        self._policy = policy
-        self._run = run
-        self._at = TopicPartition(topic, _PARTITION)
+    def __init__(self, handles: TrainerHandles, *, topics: Topics, log: Log, writer: LogWriter) -> None:
+        self._policy = handles.policy
+        self._run = handles.run
+        self._at = TopicPartition(topics.name(Topic.WEIGHTS), _PARTITION)
         self._log = log
         self._writer = writer
-        self._timeout_s = timeout_s
-        self._chunks = follow(log, [topic], poll_s=_LOOK_S, patience_s=timeout_s)
+        self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=PATIENCE_S)
         self._next_offset = 0
         self._requests: deque[tuple[int, RollbackRequest]] = deque()
         self.trainer_id = uuid.uuid4().hex
         self.epoch = 0
         """0 until claimed."""
-        self.lineage = Lineage(policy)
+        self.lineage = Lineage(handles.policy)
 
     def claim(self) -> None:
-        """Takes the next epoch. Blocks for at most the time given at each of three waits.
+        """Takes the next epoch. Blocks for at most a minute at each of three waits.
 
         Raises:
             FencedError: another trainer's claim of the same number came first.
@@ -85,7 +83,7 @@ class Ownership:
         future = self._writer.append(
             self._at.topic, key=policy_key(self._policy), value=WEIGHTS.encode(record), partition=self._at.partition
         )
-        self._read_until(acknowledged(future, self._timeout_s).offset + 1)
+        self._read_until(acknowledged(future).offset + 1)
         self._require()
 
     def next_request(self, handled_below: int) -> tuple[int, RollbackRequest] | None:
@@ -113,12 +111,12 @@ class Ownership:
         return self._log.offsets(self._at.topic)[self._at.partition].end
 
     def _read_until(self, next_offset: int) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         while self._next_offset < next_offset:
             self._take(next(self._chunks))
             if time.monotonic() > deadline and self._next_offset < next_offset:
                 raise UnavailableError(
-                    f"expected to read {self._at.topic!r} up to offset {next_offset} in {self._timeout_s:g} s, "
+                    f"expected to read {self._at.topic!r} up to offset {next_offset} in {PATIENCE_S:g} s, "
                     f"got to {self._next_offset}"
                 )
 

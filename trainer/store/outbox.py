@@ -20,20 +20,20 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from ..batch.groups import Verdict
 
-__all__ = ["APPEND_TIMEOUT_S", "Outbox", "acknowledged"]
+__all__ = ["PATIENCE_S", "Outbox", "acknowledged"]
 
-APPEND_TIMEOUT_S = 60.0
-"""For one record to be acknowledged by the log."""
+PATIENCE_S = 60.0
+"""For the log to acknowledge one record, or to give what is known to lie there."""
 
 _log = logging.getLogger(__name__)
 
 
-def acknowledged(future: Future[Position], timeout_s: float) -> Position:
+def acknowledged(future: Future[Position]) -> Position:
     """Where an appended record lies. Raises UnavailableError when the log does not say so in time."""
     try:
-        return future.result(timeout_s)
+        return future.result(PATIENCE_S)
     except TimeoutError as error:
-        raise UnavailableError(f"expected an acknowledgement within {timeout_s:g} s, got none") from error
+        raise UnavailableError(f"expected an acknowledgement within {PATIENCE_S:g} s, got none") from error
 
 
 class Outbox:
@@ -48,13 +48,11 @@ class Outbox:
 
     def training_step(self, encoded: bytes) -> None:
         """Appends one record of `training_steps`."""
-        acknowledged(
-            self._writer.append(self._steps_topic, key=self._key, value=encoded, partition=0), APPEND_TIMEOUT_S
-        )
+        acknowledged(self._writer.append(self._steps_topic, key=self._key, value=encoded, partition=0))
 
     def training_step_if_missing(self, encoded: bytes) -> None:
         """Appends it unless these very bytes are on the topic."""
-        steps = read_to_end(self._log, self._steps_topic, patience_s=APPEND_TIMEOUT_S)
+        steps = read_to_end(self._log, self._steps_topic, patience_s=PATIENCE_S)
         if not any(record.value == encoded for record in steps):
             _log.info("the checkpoint's training_step is not on the log: emitted again")
             self.training_step(encoded)
@@ -74,6 +72,6 @@ class Outbox:
             letters.append((letter, letter(value=verdict.record.value)))
         for letter, future in letters:
             try:
-                acknowledged(future, APPEND_TIMEOUT_S)
+                acknowledged(future)
             except RecordError:  # too large for the topic: its headers still name where the original lies
-                acknowledged(letter(value=b""), APPEND_TIMEOUT_S)
+                acknowledged(letter(value=b""))

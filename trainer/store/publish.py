@@ -21,6 +21,7 @@ from torch import Tensor
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 
+from ..config import TrainerHandles
 from ..model.policy import Policy
 from .durable import describe_files, remove_half_written, whole_folder
 
@@ -35,14 +36,13 @@ _ADAPTERS = "adapters.safetensors"
 class Publisher:
     """Writes the version folders of one policy."""
 
-    def __init__(self, *, policy: str, base: Path, root: Path, adapters: Path, keep: int) -> None:
-        self._policy = policy
-        self._base = base
-        self._root = root.absolute()
-        self._adapters = adapters
+    def __init__(self, handles: TrainerHandles, *, keep: int) -> None:
+        self._handles = handles
+        self._root = Path(handles.work_dir).absolute() / "weights"
+        self._adapters = Path(handles.work_dir) / "adapters"
         self._keep = keep
         remove_half_written(self._root)
-        remove_half_written(adapters)
+        remove_half_written(self._adapters)
 
     def write(
         self,
@@ -66,7 +66,7 @@ class Publisher:
             files = describe_files(temporary)
         self._retire()
         return VersionManifest(
-            policy=self._policy,
+            policy=self._handles.policy,
             run=version.run,
             version=version.version,
             epoch=version.epoch,
@@ -90,7 +90,7 @@ class Publisher:
         model.restore(_read(folder / manifest.label / name, set(model.masters)))
 
     def _copy_base(self, folder: Path, dtype: torch.dtype) -> None:
-        for path in sorted(self._base.iterdir()):
+        for path in sorted(Path(self._handles.model).iterdir()):
             if path.suffix in _COPIED and path.is_file() and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, folder / path.name)
         config = json.loads((folder / "config.json").read_text())

@@ -8,42 +8,29 @@ ahead of its checkpoints would publish other content under numbers that engines 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import Lineage
 
 from ..config import TrainerHandles
 from ..step import Learner
-from .checkpoint import Checkpoint, CheckpointState, restore_rng
+from .checkpoint import CheckpointState, Progress
 
-__all__ = ["Progress", "resume"]
+__all__ = ["resume"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Progress:
-    """What changes from batch to batch, apart from tensors."""
-
-    state: CheckpointState
-    consumed: dict[str, None]
-    """Groups consumed, in order."""
-    training_step: bytes | None
-    """The newest step's record, encoded; None before the first."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """For the manifest: a few figures of the newest step."""
-        if self.training_step is None:
-            return {}
-        step = TRAINING_STEPS.decode(self.training_step)
-        figures = {"loss": step.loss, "grad_norm": step.grad_norm, "logprob_error_max": step.logprob_error_max}
-        return figures if step.reward is None else figures | {"reward": step.reward}
-
-
-def resume(handles: TrainerHandles, loaded: Checkpoint | None, *, lineage: Lineage, learner: Learner) -> Progress:
+def resume(
+    handles: TrainerHandles,
+    loaded: tuple[Progress, Mapping[str, Tensor]] | None,
+    *,
+    lineage: Lineage,
+    learner: Learner,
+) -> Progress:
     """Sets the learner to the checkpoint and says where it stands; step 0 without one.
 
     Raises:
@@ -59,8 +46,9 @@ def resume(handles: TrainerHandles, loaded: Checkpoint | None, *, lineage: Linea
         state = CheckpointState(
             policy=handles.policy, run=handles.run, step=0, version=0, base_version=0, epoch=0, next_offset=0
         )
-        return Progress(state, {}, None)
-    state = loaded.state
+        return Progress(state)
+    progress, tensors = loaded
+    state = progress.state
     if (state.run, state.policy) != (handles.run, handles.policy):
         raise ConfigurationError(
             f"[trainer] work_dir: expected checkpoints of run {handles.run!r}, policy {handles.policy!r}, got "
@@ -71,8 +59,6 @@ def resume(handles: TrainerHandles, loaded: Checkpoint | None, *, lineage: Linea
             f"expected a checkpoint of version {newest} (published), got version {state.version} as the newest under "
             f"{handles.work_dir}: restore the folder, or start a new run"
         )
-    learner.policy.restore(loaded.weights)
-    learner.restore(loaded.optimiser)
-    restore_rng(loaded.rng, learner.policy.device)
+    learner.restore(tensors)
     _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
-    return Progress(state, loaded.consumed, loaded.training_step)
+    return progress

@@ -21,13 +21,13 @@ from tests.consumers.engine.test_weight_update_on_vllm import perturbed, worst_e
 from tests.engine_fixture import RunningEngine, start_engine
 from tests.producers.llm_gateway.harness import TOPICS, Rig, full_prompt, rig, until
 from tests.tiny_models import make_model
-from tests.versions import sampled_by
+from tests.versions import RUN, sampled_by
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.batch.rows import TrainingRow
-from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import load_policy
 from tracegrad.trainer.step import Learner
 from tracegrad.trainer.store.publish import Publisher
@@ -109,22 +109,15 @@ def test_tied_model_has_no_stale_head_after_ten_updates(tied: RunningEngine) -> 
         assert worst_error(tied, manifest.uri) < 1e-3
 
 
-async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_records(
-    tied: RunningEngine, tmp_path: Path
-) -> None:
+async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_records(tied: RunningEngine) -> None:
     """Ten optimiser steps on recorded calls; a head left behind by export or engine would show in the logprobs."""
     import torch
     from safetensors.torch import load_file
 
     config = TrainerConfig(lr=5e-3, warmup_steps=1)
     learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config)
-    publisher = Publisher(
-        policy="policy",
-        base=tied.model,
-        root=tied.weight_root,
-        adapters=tmp_path / "adapters",
-        keep=0,
-    )
+    handles = TrainerHandles(run=RUN, model=str(tied.model), work_dir=str(tied.weight_root.parent))
+    publisher = Publisher(handles, keep=0)
     async with rig(engine_url=tied.url, engine_wait_s=60) as r:
         with following(tied, r.log, TOPICS):
             calls, folders = await _train(r, learner, publisher)

@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from tests.versions import sampled_by
+from tests.versions import RUN, sampled_by
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
 from tracegrad.trainer.store.publish import Publisher
 
@@ -39,7 +39,7 @@ def disturb(policy: Policy) -> None:
 
 def published(policy: Policy, base: Path, tmp_path: Path) -> Path:
     """The folder of its version 1."""
-    publisher = Publisher(policy="policy", base=base, root=tmp_path / "weights", adapters=tmp_path / "adapters", keep=0)
+    publisher = Publisher(TrainerHandles(run=RUN, model=str(base), work_dir=str(tmp_path)), keep=0)
     manifest = publisher.write(policy, sampled_by(1), base_version=0, step=1, next_offset=0, metrics={})
     return Path(manifest.uri)
 

@@ -7,27 +7,34 @@ import pytest
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, claim, manifest
 from tracegrad.schemas.errors import FencedError
+from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import LogWriter
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
+from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.trainer.config import TrainerHandles
 from tracegrad.trainer.store.epoch import Ownership
+
+TOPICS = Topics(run=RunName("mine"))
+WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
 
 
 @pytest.fixture
 def log(memory_log: MemoryLog) -> MemoryLog:
     """With a weights topic."""
-    memory_log.create_topic("weights", 1)
+    memory_log.create_topic(WEIGHTS_TOPIC, 1)
     return memory_log
 
 
 def ownership(log: MemoryLog, *, policy: str = "policy", writer: LogWriter | None = None) -> Ownership:
     """A starting trainer's."""
-    return Ownership(policy=policy, run=RUN, topic="weights", log=log, writer=writer or log.writer(), timeout_s=5.0)
+    handles = TrainerHandles(run=RUN, policy=policy, model="", work_dir="")
+    return Ownership(handles, topics=TOPICS, log=log, writer=writer or log.writer())
 
 
 def lineage(log: MemoryLog) -> Lineage:
     """What any reader makes of the topic."""
     folded = Lineage("policy")
-    for record in log.records("weights"):
+    for record in log.records(WEIGHTS_TOPIC):
         folded.fold(WEIGHTS.decode(record.value))
     return folded
 
@@ -90,7 +97,7 @@ def test_first_claim_of_a_number_owns_it(log: MemoryLog) -> None:
 
 def test_unreadable_records_are_passed_over(log: MemoryLog) -> None:
     """Somebody's garbage must not stop training."""
-    log.writer().append("weights", key=b"policy", value=b"garbage", partition=0)
+    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=b"garbage", partition=0)
     owner = ownership(log)
     owner.claim()
     assert owner.epoch == 1
@@ -102,7 +109,7 @@ def test_rollback_requests_are_given_once_and_in_order(log: MemoryLog) -> None:
     owner = ownership(log)
     for version in (4, 5, 6):
         request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="me")
-        log.writer().append("weights", key=b"policy", value=WEIGHTS.encode(request), partition=0)
+        log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
     owner.claim()
     found = [owner.next_request(1) for _ in range(3)]
     assert [(item[0], item[1].to_version) for item in found if item] == [(1, 5), (2, 6)]

@@ -14,9 +14,9 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from tests.versions import label, sampled_by
+from tests.versions import RUN, label, sampled_by
 from tracegrad.schemas.records.weights import VersionManifest
-from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
 from tracegrad.trainer.store.publish import Publisher
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 
 def publisher(base: Path, root: Path, *, keep: int = 0) -> Publisher:
     """Of a test's folder."""
-    return Publisher(policy="policy", base=base, root=root / "weights", adapters=root / "adapters", keep=keep)
+    return Publisher(TrainerHandles(run=RUN, model=str(base), work_dir=str(root)), keep=keep)
 
 
 def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
