@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 
 import tenacity
 
 from .errors import UnavailableError
 
-__all__ = ["retry", "retry_async"]
+__all__ = ["How", "retry", "retry_async"]
 
 T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
@@ -27,54 +27,51 @@ logger = logging.getLogger(__name__)
 _QUIET_S = 1.0
 
 
-def retry(
-    call: Callable[[], T],
-    *,
-    doing: str,
-    on: Errors = UnavailableError,
-    patience_s: float | None = None,
-    stop: threading.Event | None = None,
-    first_s: float = 0.2,
-    max_s: float = 5.0,
-) -> T:
-    """The call's answer. Blocks.
+class How(TypedDict, total=False):
+    """How a call is tried again."""
 
-    Args:
-        doing: what is tried, for the log lines.
-        on: what another try may cure; other errors pass.
-        patience_s: no try begins after it; None: for ever.
-        stop: ends the tries when set.
-        first_s: the first pause; each doubles.
-        max_s: the greatest pause.
+    doing: Required[str]
+    """What is tried, for the log lines."""
+    on: Errors
+    """What another try may cure (UnavailableError, unless it says otherwise); other errors pass."""
+    patience_s: float | None
+    """No try begins after it; None: for ever."""
+    stop: threading.Event | None
+    """Ends the tries when set."""
+    first_s: float
+    """The first pause (0.2); each doubles."""
+    max_s: float
+    """The greatest pause (5)."""
+
+
+def retry(call: Callable[[], T], **how: Unpack[How]) -> T:
+    """The call's answer. Blocks.
 
     Raises:
         Exception: the last try's error, one of `on`.
     """
+    stop = how.get("stop")
     sleep = tenacity.sleep_using_event(stop) if stop is not None else tenacity.sleep
-    return tenacity.Retrying(sleep=sleep, **_policy(doing, on, patience_s, stop, first_s, max_s))(call)
+    return tenacity.Retrying(sleep=sleep, **_policy(**how))(call)
 
 
-async def retry_async(
-    call: Callable[[], Awaitable[T]],
-    *,
-    doing: str,
-    on: Errors = UnavailableError,
-    patience_s: float | None = None,
-    stop: threading.Event | None = None,
-    first_s: float = 0.2,
-    max_s: float = 5.0,
-) -> T:
+async def retry_async(call: Callable[[], Awaitable[T]], **how: Unpack[How]) -> T:
     """`retry` in an event loop."""
 
     async def once() -> T:
         # tenacity awaits coroutine functions alone; what a lambda returns it would hand back unawaited.
         return await call()
 
-    return await tenacity.AsyncRetrying(**_policy(doing, on, patience_s, stop, first_s, max_s))(once)
+    return await tenacity.AsyncRetrying(**_policy(**how))(once)
 
 
 def _policy(
-    doing: str, on: Errors, patience_s: float | None, stop: threading.Event | None, first_s: float, max_s: float
+    doing: str,
+    on: Errors = UnavailableError,
+    patience_s: float | None = None,
+    stop: threading.Event | None = None,
+    first_s: float = 0.2,
+    max_s: float = 5.0,
 ) -> dict[str, Any]:
     ends: list[tenacity.stop.stop_base] = []
     if patience_s is not None:

@@ -12,16 +12,18 @@ first. Failure: a log that is away is waited for; LogGapError where records are 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import LogGapError, OverloadedError, RecordError, UnavailableError
 from ..records.codec import Codec
 from ..retry import retry, retry_async
-from .protocol import Headers, Log, LogReader, LogWriter, Offsets, Position, Record, TopicPartition
+from .protocol import Headers, Log, LogReader, LogWriter, Position, Record, TopicPartition
 
 __all__ = ["Chunk", "append_patiently", "decoded", "follow", "in_thread", "read_to_end"]
 
@@ -125,63 +127,71 @@ def follow(
         UnavailableError: the log was away for longer than `patience_s`.
     """
     stop = stop or threading.Event()
-    reader: LogReader | None = None
-    ends: Mapping[TopicPartition, int] = {}
-    positions = dict(starts or {})
-
-    def step() -> Sequence[Record]:
-        nonlocal reader, ends, positions
-        try:
-            if reader is None:
-                kept = _kept(log, topics, partitions)
-                if not ends:
-                    ends = {where: offsets.end for where, offsets in kept.items()}
-                    positions = {where: end for where, end in ends.items() if where.topic in from_end} | positions
-                begins = _begins(kept, positions, may_skip=may_skip)
-                reader = log.tail(topics, start=begins)
-                has_backlog = any(begin < kept[where].end for where, begin in begins.items())
-                records = reader.read(max_records=max_records, timeout_s=poll_s if has_backlog else 0.0)
-            else:
-                records = reader.read(max_records=max_records, timeout_s=poll_s)
-        except LogGapError as error:
-            if not may_skip:
-                raise
-            logger.warning("records are gone, going on with what is left: %s", error)
-            if reader is not None:
-                reader.close()
-                reader = None
-            return ()
-        positions = dict(reader.positions())
-        return records
-
+    reading = _Reading(log, topics, dict(starts or {}), from_end, partitions, may_skip)
+    step = functools.partial(reading.step, max_records, poll_s)
     try:
         while not stop.is_set():
             records = retry(step, doing=f"reading {', '.join(topics)}", patience_s=patience_s, stop=stop)
-            yield Chunk(records, positions, ends)
+            yield Chunk(records, reading.positions, reading.ends)
     except UnavailableError:
         if not stop.is_set():
             raise
     finally:
-        if reader is not None:
-            reader.close()
+        reading.close()
 
 
-def _kept(log: Log, topics: Sequence[str], partitions: Collection[int] | None) -> dict[TopicPartition, Offsets]:
-    return {
-        TopicPartition(topic, number): offsets
-        for topic in topics
-        for number, offsets in log.offsets(topic).items()
-        if partitions is None or number in partitions
-    }
+@dataclass
+class _Reading:
+    """The reader behind `follow`: opened by the first step, and anew where records are gone that may be skipped."""
 
+    log: Log
+    topics: Sequence[str]
+    positions: Mapping[TopicPartition, int]
+    from_end: Collection[str]
+    partitions: Collection[int] | None
+    may_skip: bool
+    ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    reader: LogReader | None = None
 
-def _begins(
-    kept: Mapping[TopicPartition, Offsets], wanted: Mapping[TopicPartition, int], *, may_skip: bool
-) -> dict[TopicPartition, int]:
-    begins = {where: wanted.get(where, offsets.begin) for where, offsets in kept.items()}
-    if may_skip:
-        return {where: max(kept[where].begin, min(begin, kept[where].end)) for where, begin in begins.items()}
-    return begins
+    def step(self, max_records: int, poll_s: float) -> Sequence[Record]:
+        """The next records. Raises LogGapError where some are gone that may not be skipped."""
+        try:
+            if self.reader is None and not self._open():
+                poll_s = 0.0
+            assert self.reader is not None
+            records = self.reader.read(max_records=max_records, timeout_s=poll_s)
+        except LogGapError as error:
+            if not self.may_skip:
+                raise
+            logger.warning("records are gone, going on with what is left: %s", error)
+            self.close()
+            return ()
+        self.positions = dict(self.reader.positions())
+        return records
+
+    def _open(self) -> bool:
+        """Opens the reader; whether any record lies before it."""
+        kept = {
+            TopicPartition(topic, number): offsets
+            for topic in self.topics
+            for number, offsets in self.log.offsets(topic).items()
+            if self.partitions is None or number in self.partitions
+        }
+        if not self.ends:
+            self.ends = {where: offsets.end for where, offsets in kept.items()}
+            past = {where: end for where, end in self.ends.items() if where.topic in self.from_end}
+            self.positions = past | dict(self.positions)
+        begins = {where: self.positions.get(where, offsets.begin) for where, offsets in kept.items()}
+        if self.may_skip:
+            begins = {where: max(kept[where].begin, min(begin, kept[where].end)) for where, begin in begins.items()}
+        self.reader = self.log.tail(self.topics, start=begins)
+        return any(begin < kept[where].end for where, begin in begins.items())
+
+    def close(self) -> None:
+        """Releases the reader."""
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
 
 
 async def in_thread(steps: Generator[T, None, None]) -> AsyncGenerator[T, None]:

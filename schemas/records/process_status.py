@@ -6,16 +6,14 @@ A `ProcessReport` is the process's own, every 2 s; a `SupervisedProcess` is its 
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-from .codec import Codec
+from .codec import Codec, OpenEnum
 
 __all__ = ["PROCESS_STATUS", "ProcessReport", "ProcessState", "ProcessStatus", "SupervisedProcess"]
 
 
-class ProcessState(StrEnum):
+class ProcessState(OpenEnum):
     """Where a supervised process stands."""
 
     WAITING = "waiting"
@@ -28,10 +26,6 @@ class ProcessState(StrEnum):
     STOPPED = "stopped"
     UNKNOWN = "unknown"
     """How a value of a later release is read."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> ProcessState:
-        return cls.UNKNOWN
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
