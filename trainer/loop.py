@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tracegrad.schemas.log.protocol import Log, LogWriter
+from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.versions import Version
 from tracegrad.schemas.records.weights import RollbackRequest
@@ -70,54 +70,40 @@ def run(config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: 
         ConfigurationError, LogGapError: a person must act.
         UnavailableError, OSError: a restart may cure it.
     """
-    device = configure_torch(config, seed=handles.seed)
-    learner = Learner(load_policy(config, handles.model, device), config)
     with ExitStack() as ends:
-        writer = ends.enter_context(closing(log.writer()))
-        ownership = ends.enter_context(closing(Ownership(handles, topics=topics, log=log, writer=writer)))
-        ownership.claim()
-        trainer = Trainer(config, handles, topics=topics, log=log, writer=writer, ownership=ownership, learner=learner)
-        ends.enter_context(closing(trainer)).train(stop)
+        Trainer(config, handles, topics=topics, log=log, ends=ends).train(stop)
 
 
 class Trainer:
-    """One policy's training, from its newest checkpoint on. Owns its topics' readers; one thread."""
+    """One policy's training, from its newest checkpoint on; one thread. `ends` closes its readers and its writer."""
 
     def __init__(
-        self,
-        config: TrainerConfig,
-        handles: TrainerHandles,
-        *,
-        topics: Topics,
-        log: Log,
-        writer: LogWriter,
-        ownership: Ownership,
-        learner: Learner,
+        self, config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: Log, ends: ExitStack
     ) -> None:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
-        self._ownership = ownership
-        self._learner = learner
+        device = configure_torch(config, seed=handles.seed)
+        self._learner = Learner(load_policy(config, handles.model, device), config)
+        writer = ends.enter_context(closing(log.writer()))
+        self._ownership = ends.enter_context(closing(Ownership(handles, topics=topics, log=log, writer=writer)))
+        self._ownership.claim()
         self._outbox = Outbox(handles.policy, topics=topics, log=log, writer=writer)
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
         self._publisher = Publisher(handles, keep=config.keep_versions)
         self._limits = GroupLimits(
-            policy=handles.policy, vocabulary=learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
+            policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
         newest = self._checkpoints.load_newest()
-        self._progress = resume(handles, newest, lineage=ownership.lineage, learner=learner)
+        self._progress = resume(handles, newest, lineage=self._ownership.lineage, learner=self._learner)
         self._begin(is_fresh=newest is None)
-        self._source = TransitionsSource(
+        source = TransitionsSource(
             log,
             topic=topics.name(Topic.TRANSITIONS),
             partition=handles.partition,
             next_offset=self._progress.state.next_offset,
             poll_s=_POLL_S,
         )
-
-    def close(self) -> None:
-        """Releases the reader."""
-        self._source.close()
+        self._source = ends.enter_context(closing(source))
 
     def train(self, stop: threading.Event) -> None:
         """The loop."""

@@ -51,41 +51,30 @@ class _InFlight:
     futures: list[tuple[Output, Future[Position]]] = field(default_factory=list)
 
 
+@dataclass(kw_only=True)
 class Emissions:
-    """What has been handed to the broker and is not acknowledged yet, in order.
+    """What has been handed to the broker and is not acknowledged yet, in order."""
 
-    Args:
-        stage: named in dead letters.
-        max_in_flight: emissions; `emit` waits at the bound.
-        before_marker: called between an emission's last acknowledged output and its marker.
-    """
+    writer: LogWriter
+    topics: Topics
+    ledger: Ledger
+    stage: Stage
+    """Named in dead letters."""
+    metrics: Metrics
+    max_in_flight: int = MAX_IN_FLIGHT
+    before_marker: Callable[[], None] = lambda: None
+    """Called between an emission's last acknowledged output and its marker."""
+    num_in_flight: int = 0
+    """Emissions whose inputs are not done yet."""
+    _num_bytes: int = 0
+    _outputs: deque[_InFlight] = field(default_factory=deque)
+    _markers: deque[_InFlight] = field(default_factory=deque)
+    _has_work: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_room: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __init__(
-        self,
-        writer: LogWriter,
-        topics: Topics,
-        ledger: Ledger,
-        *,
-        stage: Stage,
-        metrics: Metrics,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        before_marker: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._metrics = metrics
-        self._writer = writer
-        self._names = {topic: topics.name(topic) for topic in Topic}
-        self._ledger = ledger
-        self._stage = stage
-        self._max_in_flight = max_in_flight
-        self._before_marker = before_marker
-        self._outputs: deque[_InFlight] = deque()
-        self._markers: deque[_InFlight] = deque()
-        self._num_bytes = 0
-        self.num_in_flight = 0
-        """Emissions whose inputs are not done yet."""
+    def __post_init__(self) -> None:
+        self._names = {topic: self.topics.name(topic) for topic in Topic}
         self._loop = asyncio.get_running_loop()
-        self._has_work = asyncio.Event()
-        self._has_room = asyncio.Event()
         self._has_room.set()
 
     @property
@@ -97,23 +86,23 @@ class Emissions:
     async def emit(self, emission: Emission, record: Record, *, epoch: int) -> None:
         """Hands an emission's outputs to the broker; waits at the bounds. Void when `epoch` ends meanwhile."""
         if not emission.outputs and emission.marker is None:
-            self._ledger.done(emission.done, epoch=epoch)
+            self.ledger.done(emission.done, epoch=epoch)
             return
         while not self._has_room.is_set():
             await self._has_room.wait()
-        if epoch != self._ledger.epoch:
+        if epoch != self.ledger.epoch:
             return
         item = _InFlight(emission, record, epoch, self._loop.time())
         for output in emission.outputs:
             future = await self.append(output)
             item.futures.append((output, future))
             item.num_bytes += len(output.value)
-        self._metrics.add(EMISSIONS)
+        self.metrics.add(EMISSIONS)
         self._num_bytes += item.num_bytes
         self.num_in_flight += 1
         self._outputs.append(item)
         self._has_work.set()
-        if self.num_in_flight >= self._max_in_flight or self._num_bytes >= MAX_BYTES_IN_FLIGHT:
+        if self.num_in_flight >= self.max_in_flight or self._num_bytes >= MAX_BYTES_IN_FLIGHT:
             self._has_room.clear()
 
     async def append(self, output: Output) -> Future[Position]:
@@ -122,12 +111,12 @@ class Emissions:
         By a loop of its own: each record passes here, and `retry_async` takes 130 us before its first try.
         """
         topic = output.topic
-        self._metrics.add(OUTPUTS, topic.value)
+        self.metrics.add(OUTPUTS, topic.value)
         if topic is Topic.DEAD_LETTERS:
             self._count_dead_letter(output)
         while True:
             try:
-                return self._writer.append(
+                return self.writer.append(
                     self._names[topic],
                     key=output.key,
                     value=output.value,
@@ -163,22 +152,22 @@ class Emissions:
                 break
             outputs.popleft()
             self._num_bytes -= item.num_bytes
-            if item.emission.marker is None or item.epoch != self._ledger.epoch:
+            if item.emission.marker is None or item.epoch != self.ledger.epoch:
                 self._finish(item)
                 continue
-            self._before_marker()
+            self.before_marker()
             item.futures = [(item.emission.marker, await self.append(item.emission.marker))]
             markers.append(item)
         while markers and markers[0].futures[0][1].done():
             item = markers.popleft()
             item.futures[0][1].result()
             self._finish(item)
-        if self.num_in_flight < self._max_in_flight and self._num_bytes < MAX_BYTES_IN_FLIGHT:
+        if self.num_in_flight < self.max_in_flight and self._num_bytes < MAX_BYTES_IN_FLIGHT:
             self._has_room.set()
 
     def _finish(self, item: _InFlight) -> None:
         self.num_in_flight -= 1
-        self._ledger.done(item.emission.done, epoch=item.epoch)
+        self.ledger.done(item.emission.done, epoch=item.epoch)
 
     async def _check(self, item: _InFlight) -> bool:
         """Raises what an append failed with. False: a dead letter took an output's place and is on its way."""
@@ -192,7 +181,7 @@ class Emissions:
             headers = output.headers
             if output.topic is not Topic.DEAD_LETTERS:
                 reason = f"unwritable_{output.topic.value}"
-                headers = dead_letter_headers(item.record, stage=self._stage.value, reason=reason, detail=str(error))
+                headers = dead_letter_headers(item.record, stage=self.stage.value, reason=reason, detail=str(error))
             letter = Output(topic=Topic.DEAD_LETTERS, key=original_key(item.record), value=b"", headers=headers)
             item.futures[index] = (letter, await self.append(letter))
             replaced = True
@@ -201,4 +190,4 @@ class Emissions:
     def _count_dead_letter(self, output: Output) -> None:
         for name, value in output.headers:
             if name == _REASON:
-                self._metrics.add(DEAD_LETTERS, value.decode(errors="replace"))
+                self.metrics.add(DEAD_LETTERS, value.decode(errors="replace"))

@@ -120,7 +120,12 @@ class _Worker:
         self._seam = FaustSeam(handles, stage=fold.stage, topics=topics)
         self._ledger = Ledger()
         self._emissions = Emissions(
-            writer, topics, self._ledger, stage=fold.stage, metrics=metrics, before_marker=before_marker
+            writer=writer,
+            topics=topics,
+            ledger=self._ledger,
+            stage=fold.stage,
+            metrics=metrics,
+            before_marker=before_marker,
         )
         self._liveness = Liveness(log)
         self._assignment = Assignment(

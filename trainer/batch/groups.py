@@ -82,14 +82,10 @@ def judge(record: Record, limits: GroupLimits) -> Verdict:
             _check_row(row, limits)
         _check_together(summary, rows)
     except RecordError as error:
-        return Verdict(record, _salvage_group_id(record.value), None, error.reason, str(error))
+        named = group_id_of(record.value)
+        group_id = named if named is not None and _GROUP_ID.fullmatch(named) else None
+        return Verdict(record, group_id, None, error.reason, str(error))
     return Verdict(record, summary.group_id, Group(summary, tuple(rows)))
-
-
-def _salvage_group_id(data: bytes | None) -> str | None:
-    """The group that malformed bytes still name, when what they name can be one."""
-    group_id = group_id_of(data)
-    return group_id if group_id is not None and _GROUP_ID.fullmatch(group_id) else None
 
 
 def _check_summary(summary: GroupSummary, limits: GroupLimits) -> None:

@@ -43,15 +43,15 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "checkpoint/1"
     policy: str
     run: RunHash
-    step: int
+    step: int = 0
     """Batches done."""
-    version: int
+    version: int = 0
     """Of the weights in here."""
-    base_version: int
+    base_version: int = 0
     """The version that the step (or rollback) started from."""
-    epoch: int
+    epoch: int = 0
     """Of the trainer that wrote it."""
-    next_offset: int
+    next_offset: int = 0
     """The first offset of the policy's partition of `transitions` that is not consumed."""
     weights_offset: int = 0
     """Rollback requests below this offset of `weights` are done."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -67,9 +68,7 @@ class Publisher:
         self._retire()
         return VersionManifest(
             policy=self._handles.policy,
-            run=version.run,
-            version=version.version,
-            epoch=version.epoch,
+            **msgspec.structs.asdict(version),
             base_version=base_version,
             kind="full",
             uri=str(target),
@@ -100,16 +99,12 @@ class Publisher:
 
     def _retire(self) -> None:
         """Removes versions beyond the newest `keep`; version 0 stays, a run can always be compared with its start."""
-        versions: dict[int, list[Path]] = {}
-        for path in (*self._root.glob("*-v*-e*"), *self._adapters.glob("*-v*-e*")):
-            found = parse_label(path.name)
-            if found is not None:
-                versions.setdefault(found.version, []).append(path)
-        retired = sorted(versions)[: -self._keep] if self._keep else []
-        for version in retired:
-            if version != 0:
-                for path in versions[version]:
-                    shutil.rmtree(path, ignore_errors=True)
+        folders = (*self._root.glob("*-v*-e*"), *self._adapters.glob("*-v*-e*"))
+        found = {path: version.version for path in folders if (version := parse_label(path.name))}
+        kept = {0, *sorted(set(found.values()))[-self._keep :]}
+        for path, number in found.items():
+            if self._keep and number not in kept:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _read(path: Path, names: set[str]) -> dict[str, Tensor]:

@@ -43,10 +43,7 @@ def resume(
                 f"expected a checkpoint under {handles.work_dir}, since version {newest} of policy "
                 f"{handles.policy!r} was published, got none: restore the folder, or start a new run"
             )
-        state = CheckpointState(
-            policy=handles.policy, run=handles.run, step=0, version=0, base_version=0, epoch=0, next_offset=0
-        )
-        return Progress(state)
+        return Progress(CheckpointState(policy=handles.policy, run=handles.run))
     progress, tensors = loaded
     state = progress.state
     if (state.run, state.policy) != (handles.run, handles.policy):

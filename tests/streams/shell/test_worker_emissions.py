@@ -34,9 +34,9 @@ class _Shell:
         self.epoch = self.ledger.reset()
         self.metrics = Metrics()
         self.emissions = Emissions(
-            log.writer(),
-            TOPICS,
-            self.ledger,
+            writer=log.writer(),
+            topics=TOPICS,
+            ledger=self.ledger,
             stage=Stage.ASSEMBLE,
             metrics=self.metrics,
             max_in_flight=bounds.get("max_in_flight", 100),
