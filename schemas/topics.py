@@ -1,23 +1,22 @@
 """The topic registry: the only place that names topics, their keys, partitions and settings.
 
-Raw topics are shared facts and bear the prefix only; all others belong to a run: `<prefix><run>.<name>`.
-Consumer groups are `<prefix><run>.<stage>`. `docs/topics.md` is generated from `REGISTRY`.
+Raw topics are shared facts and bear the prefix only; all others belong to a run: `<prefix><run>.<name>`. Consumer
+groups are `<prefix><run>.<stage>`. A writer takes a record's key from the function that REGISTRY names: records that
+have to stay in order, or that compaction or a marker has to find again, have one key. docs/topics.md is made of this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from types import MappingProxyType
 
 import msgspec
 
-from . import keys
 from .errors import ConfigurationError, RecordError
 from .ids import RunName
+from .log.protocol import Record
 
 __all__ = [
-    "DEFAULT_PARTITIONS",
     "INPUTS",
     "MAX_CLIENT_BYTES",
     "MAX_MESSAGE_BYTES",
@@ -27,9 +26,17 @@ __all__ = [
     "Topic",
     "TopicSpec",
     "Topics",
+    "closed_key",
+    "engine_key",
+    "episode_key",
+    "group_key",
+    "original_key",
+    "policy_key",
+    "process_key",
+    "rollout_key",
+    "trace_key",
 ]
 
-DEFAULT_PARTITIONS = 4
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """`max.message.bytes` of a topic, unless its spec or `[kafka.max_message_bytes]` says otherwise."""
 MAX_CLIENT_BYTES = 64 * 1024 * 1024
@@ -37,7 +44,6 @@ MAX_CLIENT_BYTES = 64 * 1024 * 1024
 _FRAME_BYTES = 64 * 1024
 """Of a message's bytes, room for key, headers and the batch's frame; a value beyond would be refused by the broker."""
 _DAY_MS = 24 * 3600 * 1000
-_FOREVER = "-1"
 
 
 class Topic(StrEnum):
@@ -80,7 +86,53 @@ INPUTS: Mapping[Stage, tuple[Topic, ...]] = {
 STREAMS = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 """The stages that are stream workers, in the order of the flow."""
 
-_KEPT: Mapping[str, str] = MappingProxyType({"retention.ms": _FOREVER})
+
+def trace_key(trace_id: str) -> bytes:
+    """the trace id in hex; a Collector may leave it out"""
+    return trace_id.encode()
+
+
+def episode_key(rollout_id: str | None, trace_id: str | None) -> bytes:
+    """the rollout id, else the trace id"""
+    # All attempts of a rollout lie in one partition, in order.
+    return (rollout_id or trace_id or "").encode()
+
+
+def rollout_key(rollout_id: str) -> bytes:
+    """the rollout id"""
+    return rollout_id.encode()
+
+
+def group_key(group_id: str | None, episode_id: str) -> bytes:
+    """the group id, else the episode id"""
+    # The members of a group meet in one partition.
+    return (group_id or episode_id).encode()
+
+
+def closed_key(identifier: str) -> bytes:
+    """the id of what is closed"""
+    return identifier.encode()
+
+
+def policy_key(policy: str) -> bytes:
+    """the policy"""
+    return policy.encode()
+
+
+def engine_key(engine_id: str) -> bytes:
+    """the engine's id"""
+    return engine_id.encode()
+
+
+def process_key(process: str, by: str) -> bytes:
+    """who says it (report or supervised), a slash, and the process's name"""
+    # A process and its supervisor write side by side, and compaction keeps the last word of both.
+    return f"{by}/{process}".encode()
+
+
+def original_key(origin: Record) -> bytes | None:
+    """the key of the record that could not be used"""
+    return origin.key
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +152,10 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`run`: the run's count; `policies`: one partition per policy; `one`."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """`max.message.bytes`, where `Topics` has no other."""
-    settings: Mapping[str, str] = _KEPT
+    settings: Mapping[str, str] = msgspec.field(default_factory=lambda: {"retention.ms": "-1"})
     """Kept for ever unless it says otherwise."""
 
 
-_STATE = {"retention.ms": str(2 * _DAY_MS)}
 _NEWEST = {"cleanup.policy": "compact,delete", "retention.ms": str(_DAY_MS), "segment.ms": str(600_000)}
 """Only the last record of a key counts; without short segments a day of reports would wait for compaction."""
 _MARKERS = {"cleanup.policy": "compact,delete", "retention.ms": str(8 * _DAY_MS)}
@@ -113,7 +164,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_SPANS,
         raw=True,
-        key=keys.trace_key,
+        key=trace_key,
         value="OTLP ExportTraceServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
         read_by="normalize, audit, `up` (what arrives)",
@@ -121,7 +172,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.OTLP_LOGS,
         raw=True,
-        key=keys.trace_key,
+        key=trace_key,
         value="OTLP ExportLogsServiceRequest bytes",
         written_by="any OpenTelemetry Collector",
         read_by="nobody of ours yet",
@@ -129,7 +180,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.LLM_CALLS,
         raw=True,
-        key=keys.episode_key,
+        key=episode_key,
         value="call record or calls_closed (msgpack)",
         written_by="LLM gateway",
         read_by="normalize, audit, report, `up`",
@@ -137,7 +188,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.REWARDS,
         raw=True,
-        key=keys.rollout_key,
+        key=rollout_key,
         value="reward (JSON)",
         written_by="runner (graders)",
         read_by="normalize, audit",
@@ -145,14 +196,14 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.ROLLOUT_EVENTS,
         raw=True,
-        key=keys.rollout_key,
+        key=rollout_key,
         value="rollout event (JSON)",
         written_by="runner, tasks (giving up)",
         read_by="normalize, runner, tasks, audit",
     ),
     TopicSpec(
         topic=Topic.ROLLOUTS,
-        key=keys.rollout_key,
+        key=rollout_key,
         value="rollout request (JSON)",
         written_by="tasks",
         read_by="runner, tasks, audit",
@@ -160,16 +211,16 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.EPISODE_EVENTS,
         public=False,
-        key=keys.episode_key,
+        key=episode_key,
         value="facts of one episode, or close (msgpack)",
         written_by="normalize, assemble (close proposals)",
         read_by="assemble, audit",
-        settings=_STATE,
+        settings={"retention.ms": str(2 * _DAY_MS)},
     ),
     TopicSpec(
         topic=Topic.CLOSED_EPISODES,
         public=False,
-        key=keys.closed_key,
+        key=closed_key,
         value="closed marker (JSON)",
         written_by="assemble",
         read_by="assemble at assignment, audit",
@@ -178,7 +229,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.CLOSED_GROUPS,
         public=False,
-        key=keys.closed_key,
+        key=closed_key,
         value="closed marker (JSON)",
         written_by="credit",
         read_by="credit at assignment, audit",
@@ -186,14 +237,14 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.EPISODES,
-        key=keys.group_key,
+        key=group_key,
         value="episode (JSON)",
         written_by="assemble",
         read_by="credit, tasks, audit, report, live view",
     ),
     TopicSpec(
         topic=Topic.TRANSITIONS,
-        key=keys.policy_key,
+        key=policy_key,
         value="Arrow IPC stream: the segments of one training group",
         written_by="credit",
         read_by="trainer, audit",
@@ -202,7 +253,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHTS,
-        key=keys.policy_key,
+        key=policy_key,
         value="epoch claim, version manifest or rollback request (JSON)",
         written_by="trainer; rollback requests: a person",
         read_by="trainer, weight sync, LLM gateway, audit, report",
@@ -210,7 +261,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.WEIGHT_ACKS,
-        key=keys.engine_key,
+        key=engine_key,
         value="an engine serves a version (JSON)",
         written_by="weight sync",
         read_by="tasks, report, live view",
@@ -218,7 +269,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.TRAINING_STEPS,
-        key=keys.policy_key,
+        key=policy_key,
         value="metrics and accounting of one batch (JSON)",
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, report, live view",
@@ -226,7 +277,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.PROCESS_STATUS,
-        key=keys.process_key,
+        key=process_key,
         value="how a process stands, by itself or by its supervisor (JSON)",
         written_by="every process of ours, every 2 s; the supervisor",
         read_by="`status`",
@@ -235,15 +286,13 @@ REGISTRY: tuple[TopicSpec, ...] = (
     ),
     TopicSpec(
         topic=Topic.DEAD_LETTERS,
-        key=keys.original_key,
+        key=original_key,
         value="the original bytes; headers tell reason, stage and origin",
         written_by="streams, gateways, runner, trainer",
         read_by="audit, people",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
     ),
 )
-
-
 _SPECS = {spec.topic: spec for spec in REGISTRY}
 
 

@@ -13,12 +13,11 @@ from typing import Generic, TypeVar
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.keys import closed_key, original_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CLOSED_IDS_FORGOTTEN, MARKERS_REFUSED, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic, Topics, closed_key, original_key
 
 from .config import StreamRules
 

@@ -27,7 +27,7 @@ from aiokafka.partitioner import murmur2  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
-from tracegrad.schemas.topics import DEFAULT_PARTITIONS, MAX_MESSAGE_BYTES, REGISTRY, Topics
+from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Topics
 
 __all__ = ["MemoryLog", "partition_for"]
 
@@ -63,7 +63,7 @@ class MemoryLog:
         with self.changed:
             self._topics.setdefault(name, [_Partition() for _ in range(partitions)])
 
-    def create_topics(self, topics: Topics, *, policies: Sequence[str], partitions: int = DEFAULT_PARTITIONS) -> None:
+    def create_topics(self, topics: Topics, *, policies: Sequence[str], partitions: int = 4) -> None:
         """All topics of a run."""
         counts = {"run": partitions, "policies": len(policies), "one": 1}
         for spec in REGISTRY:

@@ -17,16 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.topics import (
-    DEFAULT_PARTITIONS,
-    INPUTS,
-    MAX_MESSAGE_BYTES,
-    REGISTRY,
-    Stage,
-    Topic,
-    Topics,
-    TopicSpec,
-)
+from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics, TopicSpec
 
 from .client_settings import TAIL_GROUP
 from .log import KafkaLog
@@ -34,6 +25,8 @@ from .log import KafkaLog
 __all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics", "start_run"]
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_PARTITIONS = 4
 
 CO_PARTITIONED = (Topic.EPISODE_EVENTS, Topic.EPISODES, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 """A marker lies in the partition number of its input, so these have equal counts."""

@@ -26,7 +26,6 @@ import httpx
 import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
-from tracegrad.schemas.keys import engine_key
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
 from tracegrad.schemas.metrics import (
@@ -39,7 +38,7 @@ from tracegrad.schemas.metrics import (
     Metrics,
 )
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic, Topics, engine_key
 
 from .engine_control import EngineControl, EngineStatus
 from .version_files import verify_version

@@ -24,7 +24,6 @@ import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
 from tracegrad.schemas.ids import CallId
-from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Headers, LogWriter, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -37,7 +36,7 @@ from tracegrad.schemas.metrics import (
 from tracegrad.schemas.records.calls import CALLS as CALL_RECORDS
 from tracegrad.schemas.records.calls import CallRecord, ToolCall
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic, Topics, episode_key
 
 from .api.chat_request import ChatRequest, Message, NamedTool, ToolUse
 from .api.events import Event, Finished, Reasoning, Started, Text, ToolCalled

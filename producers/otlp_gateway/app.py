@@ -29,11 +29,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
-from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
 from tracegrad.schemas.metrics import DEAD_LETTERS, REQUESTS, REQUESTS_REFUSED, SPANS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic, Topics, original_key, trace_key
 
 from ..asgi import serve
 from ..http_request import path_ids, read_body

@@ -13,12 +13,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from tracegrad.schemas.keys import original_key, rollout_key
 from tracegrad.schemas.log.follow import Chunk, append_patiently, decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic, Topics, original_key, rollout_key
 
 from ..rollout_histories import Histories
 

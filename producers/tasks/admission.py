@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash, group_id, rollout_id
-from tracegrad.schemas.keys import rollout_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
@@ -32,7 +31,7 @@ from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRe
 from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic, Topics, rollout_key
 
 from ..rollout_records import event_of
 from .config import PaceConfig, TasksConfig, TasksHandles

@@ -17,7 +17,6 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
-from tracegrad.schemas.keys import episode_key, group_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker
@@ -31,7 +30,7 @@ from tracegrad.schemas.records.facts import (
     RewardFact,
     RolloutFact,
 )
-from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic, episode_key, group_key
 
 from ..config import SelectConfig
 from ..stage_fold import StageFold, dead_letter

@@ -12,13 +12,12 @@ import hashlib
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, GROUPS
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.topics import Stage, Topic
+from tracegrad.schemas.topics import Stage, Topic, policy_key
 
 from ..stage_fold import StageFold
 from .return_to_go import credit_group

@@ -17,7 +17,6 @@ from typing import Any
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
-from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import FACTS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
@@ -32,7 +31,7 @@ from tracegrad.schemas.records.facts import (
     RolloutFact,
 )
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, RolloutEvent
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 
 from tracegrad.schemas.errors import OverloadedError, RecordError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.keys import original_key
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
 from tracegrad.schemas.metrics import DEAD_LETTERS, EMISSIONS, OUTPUTS, Metrics
 from tracegrad.schemas.records.dead_letters import HEADER_PREFIX, dead_letter_headers
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import Stage, Topic, Topics, original_key
 
 __all__ = ["Emissions"]
 

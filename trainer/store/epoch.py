@@ -14,11 +14,10 @@ import uuid
 from collections import deque
 
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
-from tracegrad.schemas.keys import policy_key
 from tracegrad.schemas.log.follow import Chunk, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic, Topics, policy_key
 
 from ..config import TrainerHandles
 from .outbox import PATIENCE_S, acknowledged

@@ -12,11 +12,10 @@ from concurrent.futures import Future
 from functools import partial
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
-from tracegrad.schemas.keys import original_key, policy_key
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
 
 from ..batch.groups import Verdict
 

@@ -7,7 +7,6 @@ itself and from the published folder, gives the logprobs that the gateway record
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
