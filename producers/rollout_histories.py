@@ -1,4 +1,5 @@
-"""What `rollout_events` say of each rollout: the fold that runner and tasks rest on after a restart.
+"""What `rollout_events` say of each rollout: how runner and tasks write them, and the fold that both rest on after a
+restart.
 
 In: events in the order of their partition. Out: a History of each rollout that is asked for. Invariant: the first
 `started` of an attempt number owns it; the first end of an attempt is its end; once final, always final, and no later
@@ -9,16 +10,73 @@ delivered again, or read after its final event, and must not run again.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.text import clean
 
-from .members import Members
+__all__ = ["Histories", "History", "Members", "event_of"]
 
-__all__ = ["Histories", "History"]
+_MAX_ERROR_CHARS = 2000
+
+
+class Members:
+    """Which members of which groups, of one run and purpose: small enough to be kept for a whole run. Not thread-safe.
+
+    Groups are numbered from 0 without gaps, and complete about in that order, so those below the first incomplete one
+    need not be kept: memory follows the groups in the works, not the run.
+    """
+
+    def __init__(self) -> None:
+        self._num_dropped = 0
+        """Groups 0 .. this - 1 are complete."""
+        self._later: dict[int, set[int] | None] = {}
+        """Index of a group -> its members; None: all of them."""
+
+    def add(self, group: GroupRef) -> bool:
+        """Adds the member that `group` names. False: it was there."""
+        if group in self:
+            return False
+        members = self._later.setdefault(group.index, set())
+        assert members is not None
+        members.add(group.member)
+        if len(members) == group.size:
+            self._later[group.index] = None
+        while self._later.get(self._num_dropped, ()) is None:
+            del self._later[self._num_dropped]
+            self._num_dropped += 1
+        return True
+
+    def __contains__(self, group: GroupRef) -> bool:
+        return self._has(group.index, group.member)
+
+    def _has(self, index: int, member: int) -> bool:
+        if 0 <= index < self._num_dropped:
+            return True
+        members = self._later.get(index, ())
+        return members is None or member in members
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of which any member was added."""
+        return self._num_dropped + len(self._later)
+
+    @property
+    def num_kept(self) -> int:
+        """Groups that take memory."""
+        return len(self._later)
+
+    def missing(self, index: int, size: int) -> list[int]:
+        """Those of members 0 .. size - 1 of a group that were not added."""
+        return [member for member in range(size) if not self._has(index, member)]
+
+    def incomplete(self) -> list[int]:
+        """Groups of which some members were added, and not all."""
+        return [index for index, members in self._later.items() if members is not None]
 
 
 @dataclass
@@ -92,3 +150,29 @@ class Histories:
     def num_kept(self) -> int:
         """Rollouts whose history takes memory."""
         return len(self._rollouts)
+
+
+def event_of(
+    request: RolloutRequest,
+    attempt: str,
+    number: int,
+    state: RolloutState,
+    *,
+    is_final: bool = False,
+    error: str | None = None,
+) -> RolloutEvent:
+    """An event that repeats what later stages need of the request."""
+    return RolloutEvent(
+        rollout_id=request.rollout_id,
+        attempt_id=attempt,
+        attempt_number=number,
+        state=state,
+        is_final=is_final,
+        error=clean(error[:_MAX_ERROR_CHARS]) if error else None,
+        rewards_awaited=request.rewards_awaited,
+        group=request.group,
+        task_id=request.task_id,
+        policy=request.policy,
+        purpose=request.purpose,
+        at_ms=int(time.time() * 1000),
+    )

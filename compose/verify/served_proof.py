@@ -21,7 +21,7 @@ from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.calls import CALLS, CallRecord
 from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.prompts import rebuild_prompt
+from tracegrad.schemas.records.episodes import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.versions import are_complete
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest

@@ -25,7 +25,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from tracegrad.schemas.errors import (
@@ -68,42 +68,29 @@ APIS = (OPENAI_CHAT,)
 
 _LOGGER = logging.getLogger(__name__)
 _PROOF_RETRY_S = 2.0
-_ROLLOUT = "/rollout/{rollout}/attempt/{attempt}"
 _Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Gateway:
     """All parts of one gateway, alive within `application`'s lifespan."""
 
-    def __init__(
-        self,
-        config: LlmConfig,
-        policy: PolicyConfig,
-        handles: LlmHandles,
-        *,
-        topics: Topics,
-        log: Log,
-        metrics: Metrics,
-    ) -> None:
-        self.parts = Parts(config, policy, handles, topics, log.writer(), metrics)
-        self.versions = KnownVersions(policy.name, topics=topics, log=log, metrics=metrics)
-        self._client = EngineClient(handles.engines, metrics=metrics)
-        self._calls = CallServer(self.parts, self._client, self.versions)
-        self._chat = ChatEndpoints(self.parts, self._calls)
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.versions = KnownVersions(parts.policy.name, topics=parts.topics, log=parts.log, metrics=parts.metrics)
+        self._client = EngineClient(parts.handles.engines, metrics=parts.metrics)
+        self._calls = CallServer(parts, self._client, self.versions)
+        self._chat = ChatEndpoints(parts, self._calls)
         self.application = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
-    def _routes(self) -> list[Route]:
-        rows: list[tuple[str, str, _Endpoint, Api]] = [
-            ("POST", f"{_ROLLOUT}/begin", self._begin, APIS[0]),
-            ("POST", f"{_ROLLOUT}/end", self._end, APIS[0]),
-            ("GET", "/v1/models", self._models, APIS[0]),
-            ("GET", f"{_ROLLOUT}/v1/models", self._models, APIS[0]),
-            ("GET", "/health", self._health, APIS[0]),
-        ]
-        for api in APIS:
-            chat = functools.partial(self._chat.chat, api=api)
-            rows += [("POST", prefix + api.path, chat, api) for prefix in ("", _ROLLOUT)]
-        return [Route(path, self._guarded(endpoint, api), methods=[verb]) for verb, path, endpoint, api in rows]
+    def _routes(self) -> list[BaseRoute]:
+        chats = [self._route("POST", api.path, functools.partial(self._chat.chat, api=api), api) for api in APIS]
+        agents = [self._route("GET", "/v1/models", self._models), *chats]
+        runners = [self._route("POST", "/begin", self._begin), self._route("POST", "/end", self._end)]
+        rollout = Mount("/rollout/{rollout}/attempt/{attempt}", routes=[*agents, *runners])
+        return [*agents, rollout, self._route("GET", "/health", self._health)]
+
+    def _route(self, verb: str, path: str, endpoint: _Endpoint, api: Api = APIS[0]) -> Route:
+        return Route(path, self._guarded(endpoint, api), methods=[verb])
 
     def _guarded(self, endpoint: _Endpoint, api: Api) -> _Endpoint:
         """The endpoint behind the token, its errors counted and in the API's words."""
@@ -113,15 +100,13 @@ class Gateway:
             try:
                 self._authorize(request)
                 return await endpoint(request)
-            except IdentityError as error:
-                metrics.add(REQUESTS_QUARANTINED, error.reason)
-                await self._quarantine(request, error)
-                answer: TracegradError = RequestError(str(error), code=error.reason)
             except TracegradError as error:
-                answer = error
-            problem = problem_of(answer)
-            metrics.add(REQUESTS_REFUSED, str(problem.status))
-            return problem_response(problem, api)
+                if isinstance(error, IdentityError):
+                    metrics.add(REQUESTS_QUARANTINED, error.reason)
+                    await self._quarantine(request, error)
+                problem = problem_of(error)
+                metrics.add(REQUESTS_REFUSED, str(problem.status))
+                return problem_response(problem, api)
 
         return guarded
 
@@ -222,7 +207,7 @@ def run(
     metrics: Metrics,
 ) -> None:
     """Serves until `stop` is set. Raises FatalError when a restart would not help."""
-    gateway = Gateway(config, policy, handles, topics=topics, log=log, metrics=metrics)
+    gateway = Gateway(Parts(config, policy, handles, topics, log, metrics))
     serve(
         gateway.application,
         host=config.host,

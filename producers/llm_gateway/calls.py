@@ -24,7 +24,7 @@ import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
 from tracegrad.schemas.ids import CallId
-from tracegrad.schemas.log.protocol import Headers, LogWriter, Position
+from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
     CALLS_NOT_REMEMBERED,
@@ -48,7 +48,7 @@ from .identity import Caller
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import Answer, Session, Sessions
-from .splice import EndOfTurn, Prompt, ServedCall, build_prompt, splice_context
+from .splice import EarlierCall, EndOfTurn, Prompt, build_prompt, splice_context
 
 __all__ = ["CallServer", "Parts", "Served"]
 
@@ -63,10 +63,11 @@ class Parts:
     policy: PolicyConfig
     handles: LlmHandles
     topics: Topics
-    writer: LogWriter
+    log: Log
     metrics: Metrics
 
     def __post_init__(self) -> None:
+        self.writer = self.log.writer()
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
 
     async def append(
@@ -113,45 +114,17 @@ class CallServer:
 
     async def serve(self, session: Session, caller: Caller, request: ChatRequest) -> Served:
         """Samples and records one answer."""
-        started_ns, policy = time.time_ns(), self._parts.policy
-        waits = waits_until(session.sticky, self._parts.config.engine_wait_s)
+        started_ns, policy = time.time_ns(), self._parts.policy.name
         with session.cancellable() as number:
-            renderer = self.renderer
-            prompt, grammar = await build_prompt(renderer, self._ends, session.history, request, waits)
-            self._parts.metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
-            sampling = decide(request, session.purpose, policy, grammar)
-            ids: list[int] = prompt.ids.tolist()
-            generation = await self._generator.generate(session.purpose, ids, engine_parameters(sampling), waits)
-            if generation.has_terminal:
-                self._ends.saw(generation.ids[-1])
-            said = _said(ids, generation, sampling)
-            # The engine refuses to derender nothing.
-            parsed = await renderer.parse(request, said, waits) if said.ids else ParsedMessage(content="")
+            prompt, sampling, generation, parsed = await self._sample(session, request)
         answer = _finish(parsed, generation, request)
-        record = self._record(session, caller, request, prompt, sampling, generation, answer, started_ns)
-        await self._append(session, caller, prompt, answer, record, number)
-        self._remember(session, request, prompt, generation, answer)
-        events = _events(answer, parsed.logprobs, request.model or policy.name, len(ids))
-        return Served(answer=answer, events=tuple(events))
-
-    def _record(
-        self,
-        session: Session,
-        caller: Caller,
-        request: ChatRequest,
-        prompt: Prompt,
-        sampling: Sampling,
-        generation: Generation,
-        answer: Answer,
-        started_ns: int,
-    ) -> CallRecord:
-        return CallRecord(
+        record = CallRecord(
             call_id=answer.call_id,
             rollout_id=caller.rollout_id,
             attempt_id=caller.attempt_id,
             trace_id=caller.trace_id,
             parent_span_id=caller.parent_span_id,
-            policy=self._parts.policy.name,
+            policy=policy,
             purpose=session.purpose,
             parent_call_id=prompt.parent.call_id if prompt.parent else None,
             shared_tokens=prompt.shared_tokens,
@@ -167,18 +140,40 @@ class CallServer:
             is_constrained=sampling.is_constrained,
             is_truncated=not generation.has_terminal,
             splice=prompt.outcome,
-            identity=caller.claims,
+            claims=caller.claims,
             engine_id=generation.engine_id,
             started_at_ns=started_ns,
             ended_at_ns=time.time_ns(),
         )
+        await self._append(record, functools.partial(session.register, answer, prompt.ids, number))
+        self._remember(session, request, prompt, generation, answer)
+        events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids))
+        return Served(answer=answer, events=tuple(events))
 
-    async def _append(
-        self, session: Session, caller: Caller, prompt: Prompt, answer: Answer, record: CallRecord, number: int
-    ) -> None:
+    async def _sample(
+        self, session: Session, request: ChatRequest
+    ) -> tuple[Prompt, Sampling, Generation, ParsedMessage]:
+        renderer, metrics = self.renderer, self._parts.metrics
+        waits = waits_until(session.sticky, self._parts.config.engine_wait_s)
+        prompt, grammar = await build_prompt(renderer, self._ends, session.history, request, waits)
+        metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
+        sampling = decide(request, session.purpose, self._parts.policy, grammar)
+        ids: list[int] = prompt.ids.tolist()
+        generation = await self._generator.generate(session.purpose, ids, engine_parameters(sampling), waits)
+        said = generation.ids
+        if generation.has_terminal:
+            self._ends.saw(said[-1])
+            said = said[:-1]
+        if not said:
+            # The engine refuses to derender nothing.
+            return prompt, sampling, generation, ParsedMessage(content="")
+        logprobs = None if sampling.top_logprobs is None else generation.logprobs[: len(said)]
+        parsed = await renderer.parse(request, Sampled(ids, said, logprobs), waits)
+        return prompt, sampling, generation, parsed
+
+    async def _append(self, record: CallRecord, register: Callable[[asyncio.Future[Position]], None]) -> None:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
-        register = functools.partial(session.register, answer=answer, prompt_ids=prompt.ids, number=number)
-        key = episode_key(caller.rollout_id, caller.trace_id)
+        key = episode_key(record.rollout_id, record.trace_id)
         try:
             await self._parts.append(Topic.LLM_CALLS, key=key, value=CALL_RECORDS.encode(record), handed=register)
         except RecordError as error:
@@ -193,7 +188,7 @@ class CallServer:
         if not self._parts.sessions.has_room(session):
             self._parts.metrics.add(CALLS_NOT_REMEMBERED)
             return
-        call = ServedCall(
+        call = EarlierCall(
             call_id=answer.call_id,
             prompt_ids=prompt.ids,
             sampled_ids=np.asarray(generation.ids, np.int32),
@@ -206,12 +201,6 @@ class CallServer:
         )
         session.history.remember(splice_context(request), request.messages, message, call)
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
-
-
-def _said(prompt_ids: list[int], generation: Generation, sampling: Sampling) -> Sampled:
-    ids = generation.ids[:-1] if generation.has_terminal else generation.ids
-    logprobs = None if sampling.top_logprobs is None else generation.logprobs[: len(ids)]
-    return Sampled(prompt_ids, ids, logprobs)
 
 
 def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest) -> Answer:

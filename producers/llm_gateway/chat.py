@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tracegrad.schemas.errors import OverloadedError, RequestError, UnavailableError
+from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, UnavailableError
 from tracegrad.schemas.ids import TraceId
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
 from ..http_request import read_object
 from .api.chat_request import ChatRequest
-from .api.events import Api, Failed, Problem
+from .api.events import Api, Event, Failed, Problem
 from .calls import CallServer, Parts, Served
 from .identity import Caller, claims_of, judge
 from .sampling import without_strict
@@ -123,6 +123,7 @@ class CallResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves the request."""
         self._writer = self.api.write(self.request)
+        self._has_begun = False
         gone = asyncio.create_task(_wait_until_gone(receive))
         call = asyncio.create_task(self.call())
         try:
@@ -141,15 +142,18 @@ class CallResponse:
                 await gone
 
     async def _answer(self, call: asyncio.Task[Served], gone: asyncio.Task[None], send: Send) -> None:
-        started = await self._keep_alive(call, send) if self.request.is_stream else False
-        await asyncio.wait({call})
+        is_stream = self.request.is_stream
+        while not (await asyncio.wait({call}, timeout=self.keep_alive_s if is_stream else None))[0]:
+            await self._push(send, b": keep-alive\n\n")
         if (error := _error_of(call)) is not None:
-            await self._send_problem(send, problem_of(error), started)
+            problem = problem_of(error)
+            await self._send(send, [Failed(problem)], None if self._has_begun else problem_response(problem, self.api))
             return
         served = call.result()
         await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
         is_here = not gone.done()
-        await self._send(send, served, started)
+        whole = None if is_stream else Response(self._writer.whole(served.events), media_type="application/json")
+        await self._send(send, served.events, whole)
         if is_here:
             served.answer.outcome = CallOutcome.DELIVERED
 
@@ -157,44 +161,26 @@ class CallResponse:
         error = _error_of(call)
         self.settled(call.result() if error is None else None, error)
 
-    async def _keep_alive(self, call: asyncio.Task[Served], send: Send) -> bool:
-        """Comments while the call runs; whether the response has begun."""
-        started = False
-        while True:
-            done, _ = await asyncio.wait({call}, timeout=self.keep_alive_s)
-            if done:
-                return started
-            if not started:
-                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-                started = True
-            await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
-
-    async def _send(self, send: Send, served: Served, started: bool) -> None:
-        if not self.request.is_stream:
-            await _send_whole(send, Response(self._writer.whole(served.events), media_type="application/json"))
+    async def _send(self, send: Send, events: Iterable[Event], whole: Response | None) -> None:
+        """Sends a whole response, else the events as the stream's rest."""
+        if whole is not None:
+            await send({"type": "http.response.start", "status": whole.status_code, "headers": whole.raw_headers})
+            await send({"type": "http.response.body", "body": whole.body})
             return
-        if not started:
-            await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-        for event in served.events:
+        for event in events:
             for chunk in self._writer.chunks(event):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await self._push(send, chunk)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send_problem(self, send: Send, problem: Problem, started: bool) -> None:
-        if started:
-            body = b"".join(self._writer.chunks(Failed(problem)))
-            await send({"type": "http.response.body", "body": body})
-        else:
-            await _send_whole(send, problem_response(problem, self.api))
+    async def _push(self, send: Send, chunk: bytes) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 def _error_of(call: asyncio.Task[Served]) -> BaseException | None:
     return asyncio.CancelledError() if call.cancelled() else call.exception()
-
-
-async def _send_whole(send: Send, response: Response) -> None:
-    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    await send({"type": "http.response.body", "body": response.body})
 
 
 async def _wait_until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
@@ -206,6 +192,8 @@ def _status_of(error: BaseException) -> int:
     """The HTTP status of an error; from 500 on the agent is not to blame."""
     if isinstance(error, RequestError):
         return error.status
+    if isinstance(error, IdentityError):
+        return 400
     if isinstance(error, OverloadedError | UnavailableError):
         return 503
     return 410 if isinstance(error, asyncio.CancelledError) else 500
@@ -216,6 +204,8 @@ def problem_of(error: BaseException) -> Problem:
     status, message = _status_of(error), str(error)
     wait_s = 1 if status == 503 else None
     match error:
+        case IdentityError():
+            return Problem(status=status, message=message, code=error.reason)
         case RequestError():
             return Problem(status=status, message=message, param=error.param, code=error.code, retry_after_s=wait_s)
         case OverloadedError():

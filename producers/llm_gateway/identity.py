@@ -17,7 +17,7 @@ from starlette.requests import Request
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import IdentityError
 from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, attempt_of, parse_attempt_id, parse_rollout_id
-from tracegrad.schemas.records.calls import Identity
+from tracegrad.schemas.records.calls import Claims
 
 __all__ = ["Caller", "api_key_of", "claims_of", "judge"]
 
@@ -33,14 +33,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """None with a rollout: the claims named no attempt."""
     trace_id: TraceId | None
     parent_span_id: str | None
-    claims: Identity
+    claims: Claims
 
 
-def claims_of(request: Request) -> Identity:
+def claims_of(request: Request) -> Claims:
     """The claims as received, each as `<rollout>.<attempt>` (traceparent as it is)."""
     names, headers = request.path_params, request.headers
     key = api_key_of(headers)
-    return Identity(
+    return Claims(
         path=_join(names.get("rollout"), names.get("attempt")),
         api_key=key if key.startswith(_KEY_PREFIX) else None,
         header=_join(headers.get("x-rollout-id"), headers.get("x-attempt-id")),
@@ -70,7 +70,7 @@ def _from_baggage(baggage: str) -> str | None:
     return _join(entries.get(ROLLOUT_ID), entries.get(ATTEMPT_ID))
 
 
-def judge(claims: Identity, run_hash: str) -> Caller:
+def judge(claims: Claims, run_hash: str) -> Caller:
     """The one identity that all claims name.
 
     Raises:
@@ -78,14 +78,9 @@ def judge(claims: Identity, run_hash: str) -> Caller:
     """
     trace_id, span_id = _parse_traceparent(claims.traceparent)
     named: list[tuple[RolloutId, AttemptId | None]] = []
-    for what, claim in (
-        ("path", claims.path),
-        ("API key", claims.api_key and claims.api_key[len(_KEY_PREFIX) :]),
-        ("x-rollout-id header", claims.header),
-        ("baggage", claims.baggage),
-    ):
-        if claim is not None:
-            named.append(_parse_claim(what, claim))
+    for what in ("path", "api_key", "header", "baggage"):
+        if (claim := getattr(claims, what)) is not None:
+            named.append(_parse_claim(what, claim.removeprefix(_KEY_PREFIX) if what == "api_key" else claim))
     if trace_id is not None and (own := attempt_of(trace_id, {run_hash})):
         named.append(own)
     rollouts = {rollout for rollout, _ in named}

@@ -12,8 +12,8 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -114,7 +114,7 @@ class Session:
         finally:
             self._running.discard(task)
 
-    def register(self, append: asyncio.Future[Any], answer: Answer, prompt_ids: Ids, number: int) -> None:
+    def register(self, answer: Answer, prompt_ids: Ids, number: int, append: asyncio.Future[Any]) -> None:
         """Adds a call whose record was just handed to the log; one that the log refuses, now or late, is withdrawn.
 
         The session is in flight until the append has ended: `/end` waits for a late one and then names the call, as
@@ -145,12 +145,10 @@ class Session:
             raise SessionError(f"attempt {self.key}: calls in flight do not end; try again", status=503)
 
     async def _is_idle(self, wait_s: float) -> bool:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._idle.is_set()
 
     def answers(self) -> list[Answer]:
         """All calls' in order; a disconnected one is superseded when the client asked the same again and got it."""
@@ -172,18 +170,10 @@ class Session:
 class Sessions:
     """All sessions of this gateway."""
 
-    def __init__(
-        self,
-        config: LlmConfig,
-        *,
-        run_hash: str,
-        metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, config: LlmConfig, *, run_hash: str, metrics: Metrics) -> None:
         self._config = config
         self._run_hash = run_hash
         self._metrics = metrics
-        self._clock = clock
         self._attempts: OrderedDict[str, Session] = OrderedDict()
         self._captured: OrderedDict[str, Session] = OrderedDict()
         self._num_ids = 0
@@ -213,7 +203,7 @@ class Sessions:
         named = (session for key, session in self._attempts.items() if split_episode_id(key)[0] == caller.rollout_id)
         running = [session for session in named if not session.is_closing]
         if len(running) == 1:
-            return self._touch(running[0])
+            return self._touch(self._attempts, running[0].key)
         if run_hash_of(caller.rollout_id) == self._run_hash or running:
             raise SessionError(
                 f"rollout {caller.rollout_id}: expected one attempt that runs here, found {len(running)}; "
@@ -225,21 +215,19 @@ class Sessions:
     def get(self, rollout: RolloutId, attempt: AttemptId) -> Session:
         """The attempt, ended or not. Raises SessionError (409)."""
         episode = episode_id(rollout, attempt)
-        session = self._attempts.get(episode)
-        if session is None:
+        if episode not in self._attempts:
             self._metrics.add(ATTEMPTS_BEGUN_ELSEWHERE)
             raise SessionError(
                 f"attempt {episode} did not begin at this gateway (was it restarted?); abort and retry the attempt",
                 status=409,
             )
-        self._attempts.move_to_end(episode)
-        return self._touch(session)
+        return self._touch(self._attempts, episode)
 
     def captured(self, key: str) -> Session:
         """The session of an agent that nobody began, by its trace or rollout id."""
-        session = self._captured.get(key) or self._open(self._captured, key, Purpose.UNKNOWN)
-        self._captured.move_to_end(key)
-        return self._touch(session)
+        if key not in self._captured:
+            self._open(self._captured, key, Purpose.UNKNOWN)
+        return self._touch(self._captured, key)
 
     def has_room(self, session: Session) -> bool:
         """Counts what a session holds now, forgets old captured traces; whether another call may be remembered."""
@@ -263,16 +251,16 @@ class Sessions:
         """Attempts that have begun and not ended."""
         return sum(not session.is_closing for session in self._attempts.values())
 
-    def _touch(self, session: Session) -> Session:
-        session.last_used = self._clock()
-        return session
+    def _touch(self, sessions: OrderedDict[str, Session], key: str) -> Session:
+        sessions.move_to_end(key)
+        sessions[key].last_used = time.monotonic()
+        return sessions[key]
 
-    def _open(self, sessions: OrderedDict[str, Session], key: str, purpose: Purpose) -> Session:
-        now = self._clock()
+    def _open(self, sessions: OrderedDict[str, Session], key: str, purpose: Purpose) -> None:
+        now = time.monotonic()
         self._evict(self._attempts, self._config.max_attempts, now)
         self._evict(self._captured, _MAX_CAPTURED, now)
-        session = sessions[key] = Session(key, purpose=purpose, now=now)
-        return session
+        sessions[key] = Session(key, purpose=purpose, now=now)
 
     def _evict(self, sessions: OrderedDict[str, Session], bound: int, now: float) -> None:
         """Forgets from the least recently used end, so that each look is cheap."""

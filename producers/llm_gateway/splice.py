@@ -32,10 +32,10 @@ from .engines.client import Waits
 from .render.engine_render import Renderer, engine_fields
 
 __all__ = [
+    "EarlierCall",
     "EndOfTurn",
     "Match",
     "Prompt",
-    "ServedCall",
     "SpliceHistory",
     "build_prompt",
     "end_of_turn",
@@ -48,7 +48,7 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 _ASK = Message(role="user", content="x")
 
 
-class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
+class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call as it was sampled and as the agent saw its answer."""
 
     call_id: CallId
@@ -62,7 +62,7 @@ class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """What of a request was served before."""
 
-    call: ServedCall | None
+    call: EarlierCall | None
     """The latest served call with equal history; None: nothing to splice."""
     position: int
     """Index of its answer among the messages; -1 without a call."""
@@ -74,7 +74,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """The ids to sample from, and how they continue an earlier call."""
 
     ids: npt.NDArray[np.int32]
-    parent: ServedCall | None
+    parent: EarlierCall | None
     shared_tokens: int
     outcome: SpliceOutcome
 
@@ -83,7 +83,7 @@ class SpliceHistory:
     """The served calls of one episode, found by what was said before them. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._by_conversation: dict[bytes, list[ServedCall]] = {}
+        self._by_conversation: dict[bytes, list[EarlierCall]] = {}
         self._before: set[bytes] = set()
         """Conversations that were asked."""
         self._answers: set[bytes] = set()
@@ -91,7 +91,7 @@ class SpliceHistory:
         self.num_ids = 0
         """Token ids that are held."""
 
-    def remember(self, context: Any, messages: Sequence[Message], answer: Message, call: ServedCall) -> None:
+    def remember(self, context: Any, messages: Sequence[Message], answer: Message, call: EarlierCall) -> None:
         """Adds a served answer.
 
         Args:
@@ -123,7 +123,7 @@ class SpliceHistory:
             reason = reason or self._why_unserved(keys[position], messages[position])
         return Match(call=None, position=-1, outcome=SpliceOutcome(kind="new_segment", reason=reason))
 
-    def _served(self, key: bytes, message: Message) -> ServedCall | None:
+    def _served(self, key: bytes, message: Message) -> EarlierCall | None:
         """Equal answers to equal messages differ in their minted ids, or else the newest is meant."""
         served = self._by_conversation.get(key, [])
         ids = tuple(call.id for call in message.tool_calls)

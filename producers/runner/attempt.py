@@ -22,7 +22,7 @@ from tracegrad.schemas.records.rollouts import (
 )
 from tracegrad.schemas.text import clean
 
-from ..rollout_records import event_of
+from ..rollout_histories import event_of
 from .agent_result import AgentResult
 from .gateway_client import GatewayClient
 from .grading import Grader

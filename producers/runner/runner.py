@@ -31,7 +31,7 @@ from tracegrad.schemas.records.rollouts import (
 )
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ..rollout_records import event_of
+from ..rollout_histories import event_of
 from .attempt import AttemptPerformer, Outcome, records_of
 from .children import Launcher
 from .commands import CommandPool, check_command

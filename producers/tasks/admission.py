@@ -33,7 +33,7 @@ from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics, rollout_key
 
-from ..rollout_records import event_of
+from ..rollout_histories import event_of
 from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
 from .pace import capacity

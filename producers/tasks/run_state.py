@@ -22,8 +22,7 @@ from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
 
-from ..members import Members
-from ..rollout_histories import Histories
+from ..rollout_histories import Histories, Members
 from .pace import RunProgress
 
 __all__ = ["OpenRollout", "RunState", "Score"]

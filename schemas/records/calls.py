@@ -19,7 +19,7 @@ __all__ = [
     "CallOutcome",
     "CallRecord",
     "CallsClosed",
-    "Identity",
+    "Claims",
     "Purpose",
     "SamplingParameters",
     "SpliceOutcome",
@@ -80,7 +80,7 @@ class SpliceOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Why a new segment started: `answer_changed`, `history_dropped`, `no_match`, ...; empty otherwise."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class Claims(msgspec.Struct, frozen=True, kw_only=True):
     """The identity claims as received, before the gateway judged them; see producers/llm_gateway/identity.py."""
 
     path: str | None = None
@@ -135,7 +135,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     is_truncated: bool = False
     """Cut at the token limit or at a stop string: the end of turn was not the policy's; leaves the loss."""
     splice: SpliceOutcome
-    identity: Identity = Identity()
+    claims: Claims = Claims()
     engine_id: str = ""
     started_at_ns: int = 0
     """Gateway's clock, for people; order is the record's order on the topic."""

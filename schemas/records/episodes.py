@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from .calls import CallOutcome, Purpose, SpliceOutcome, ToolCall
+from .calls import CallOutcome, CallRecord, Purpose, SpliceOutcome, ToolCall
 from .codec import Codec
 from .facts import ToolStatus
 from .rollouts import GroupRef, Reward, RolloutState, is_usable
@@ -18,8 +20,11 @@ __all__ = [
     "Episode",
     "EpisodeCall",
     "ToolExecution",
+    "rebuild_prompt",
     "why_excluded",
 ]
+
+_TOKEN_BYTES = 4
 
 
 class AppliedReward(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,3 +143,22 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")
 CLOSED: Codec[ClosedMarker] = Codec(ClosedMarker, released=("closed/1",), wire="json")
+
+
+def rebuild_prompt(call: CallRecord | EpisodeCall, full: Mapping[str, bytes]) -> bytes | None:
+    """The call's prompt ids, which the record holds as a difference to an earlier call of its episode; None where the
+    chain of parents is broken: whoever rebuilds a prompt gets the ids that the engine was given, or nothing.
+
+    Args:
+        call: as the gateway or assemble wrote it, in the order of the log.
+        full: prompt + sampled ids of the episode's earlier calls, by call id.
+    """
+    if len(call.suffix_ids) % _TOKEN_BYTES or len(call.sampled_ids) % _TOKEN_BYTES or call.shared_tokens < 0:
+        return None
+    if call.parent_call_id is None:
+        return call.suffix_ids if call.shared_tokens == 0 else None
+    parent = full.get(call.parent_call_id)
+    num_shared = call.shared_tokens * _TOKEN_BYTES
+    if parent is None or num_shared > len(parent):
+        return None
+    return parent[:num_shared] + call.suffix_ids

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.episodes import Episode, EpisodeCall
-from tracegrad.schemas.records.prompts import rebuild_prompt
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall, rebuild_prompt
 from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import MAX_LOGPROB, SegmentRow, Turn

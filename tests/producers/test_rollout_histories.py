@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.producers.members import Members
-from tracegrad.producers.rollout_histories import Histories
+from tracegrad.producers.rollout_histories import Histories, Members
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutEvent, RolloutRequest, RolloutState
 

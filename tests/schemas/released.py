@@ -60,7 +60,7 @@ CALL = calls.CallRecord(
     is_constrained=True,
     is_truncated=True,
     splice=calls.SpliceOutcome(kind="new_segment", reason="turn_changed"),
-    identity=calls.Identity(path=f"{ROLLOUT}/9a3c", traceparent=f"00-{EPISODE}-00f067aa0ba902b7-01"),
+    claims=calls.Claims(path=f"{ROLLOUT}/9a3c", traceparent=f"00-{EPISODE}-00f067aa0ba902b7-01"),
     engine_id="engine-0",
     started_at_ns=1_700_000_000_000_000_000,
     ended_at_ns=1_700_000_000_500_000_000,

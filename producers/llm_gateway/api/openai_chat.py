@@ -86,16 +86,11 @@ class _Tool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class _Named(msgspec.Struct):
-    function: _Arguments
-    type: Literal["function"] = "function"
-
-
 class _Body(msgspec.Struct):
     messages: Annotated[list[_Message], Meta(min_length=1)]
     model: str | None = None
     tools: list[_Tool] | None = None
-    tool_choice: ToolUse | _Named | None = None
+    tool_choice: ToolUse | _Call | None = None
     parallel_tool_calls: bool | None = None
     n: int | None = None
     stream: bool | None = None
@@ -112,7 +107,7 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
         model=read.model,
         tools=None if read.tools is None else tuple(map(_tool, read.tools, body["tools"])),
-        tool_choice=NamedTool(choice.function.name) if isinstance(choice, _Named) else choice,
+        tool_choice=NamedTool(choice.function.name) if isinstance(choice, _Call) else choice,
         allows_parallel_calls=read.parallel_tool_calls is not False,
         wishes=_wishes(read, body),
         is_stream=bool(read.stream),

@@ -17,6 +17,7 @@ from tests.memory_log import MemoryLog
 from tests.serving import serve
 from tests.versions import claim, label, manifest
 from tracegrad.producers.llm_gateway.app import Gateway
+from tracegrad.producers.llm_gateway.calls import Parts
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
 from tracegrad.producers.llm_gateway.engines import lineage
 from tracegrad.schemas.ids import RunName
@@ -126,7 +127,7 @@ async def rig(
     publish(log, 0, claims=True, uri=folder)
     async with contextlib.AsyncExitStack() as stack:
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
-        gateway = Gateway(*config(*urls, **settings), topics=TOPICS, log=log, metrics=Metrics())
+        gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, log, Metrics()))
         gateway_url = await stack.enter_async_context(serve(gateway.application))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Rig(gateway_url, engine, log, gateway, http)

@@ -82,7 +82,7 @@ async def test_a_captured_agent_is_keyed_by_its_trace() -> None:
         assert one.trace_id == two.trace_id == "0af7651916cd43dd8448eb211c80319c"
         assert (one.sampling_used.temperature, one.sampling_used.seed) == (0.3, 7)
         assert two.splice.kind == "extended" and two.is_constrained
-        assert three.trace_id not in (None, one.trace_id) and three.identity.api_key is None
+        assert three.trace_id not in (None, one.trace_id) and three.claims.api_key is None
         keys = {record.key for record in r.log.records(TOPICS.name(Topic.LLM_CALLS))}
         assert keys == {(one.trace_id or "").encode(), (three.trace_id or "").encode()}
 

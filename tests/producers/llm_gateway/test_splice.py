@@ -14,7 +14,7 @@ from tests.fake_engine.scripted import ScriptedEngine
 from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tracegrad.producers.llm_gateway.api.chat_request import Message
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.splice import Match, ServedCall, SpliceHistory, end_of_turn, splice, whole
+from tracegrad.producers.llm_gateway.splice import EarlierCall, Match, SpliceHistory, end_of_turn, splice, whole
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
@@ -32,7 +32,7 @@ def read(messages: Sequence[Any]) -> tuple[Message, ...]:
     return OPENAI_CHAT.read({"messages": messages}).messages if messages else ()
 
 
-def remember(history: SpliceHistory, context: Any, messages: Sequence[Any], answer: Any, call: ServedCall) -> None:
+def remember(history: SpliceHistory, context: Any, messages: Sequence[Any], answer: Any, call: EarlierCall) -> None:
     history.remember(context, read(messages), read([answer])[0], call)
 
 
@@ -62,7 +62,7 @@ def test_every_prompt_starts_with_all_that_was_sampled(turns: list[tuple[str, st
             assert prompt.shared_tokens == len(before)
         sampled = TOKENIZER.encode(answer, merge=False) + ([EOT] if ends else [])
         message = {"role": "assistant", "content": answer}
-        call = ServedCall(
+        call = EarlierCall(
             call_id=CallId(f"c{i}"),
             prompt_ids=prompt.ids,
             sampled_ids=np.asarray(sampled, np.int32),
@@ -79,7 +79,7 @@ def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, mo
     """Whatever was changed, the prompt is then the template's own, with a reason."""
     history = SpliceHistory()
     messages: list[dict[str, Any]] = [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
-    call = ServedCall(
+    call = EarlierCall(
         call_id=CallId("c"),
         prompt_ids=np.asarray(rendered(messages[:1]), np.int32),
         sampled_ids=np.asarray([*TOKENIZER.encode(answer, merge=False), EOT], np.int32),
@@ -97,9 +97,9 @@ def test_a_changed_message_never_inherits_sampled_ids(said: str, answer: str, mo
         assert prompt.outcome.kind == "new_segment" and prompt.outcome.reason
 
 
-def _call(name: str, *tool_call_ids: str) -> ServedCall:
+def _call(name: str, *tool_call_ids: str) -> EarlierCall:
     ids = np.asarray([1], np.int32)
-    return ServedCall(call_id=CallId(name), prompt_ids=ids, sampled_ids=ids, tool_call_ids=tool_call_ids, is_cut=False)
+    return EarlierCall(call_id=CallId(name), prompt_ids=ids, sampled_ids=ids, tool_call_ids=tool_call_ids, is_cut=False)
 
 
 def _asks(call_id: str, arguments: str) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_odd_arguments_are_matched(arguments: str) -> None:
     message = Message(role="assistant", tool_calls=(ToolCall(id="c0", name="calc", arguments=arguments),))
     asked = Message(role="user", content="a")
     ids = np.asarray([1], np.int32)
-    call = ServedCall(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
+    call = EarlierCall(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
     history = SpliceHistory()
     history.remember({}, [asked], message, call)
     assert history.match({}, [asked, message]).call is call

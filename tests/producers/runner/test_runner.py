@@ -14,7 +14,7 @@ import pytest
 from tests.producers.runner.rig import TOPICS, Rig
 from tests.serving import until
 from tests.versions import label
-from tracegrad.producers.rollout_records import event_of
+from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.runner import children
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed

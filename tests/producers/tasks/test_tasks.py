@@ -14,7 +14,7 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, ack
-from tracegrad.producers.rollout_records import event_of
+from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.tasks.admission import TaskAdmission, run
 from tracegrad.producers.tasks.config import PaceConfig, TasksConfig, TasksHandles
 from tracegrad.producers.tasks.run_state import RunState

@@ -1,4 +1,4 @@
-"""Why a rollout is excluded: one rule, whoever asks."""
+"""Why a rollout is excluded: one rule, whoever asks; prompts put together from the differences they were cut into."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.streams.credit.test_credit import feed, member, turns
+from tests.streams.credit.test_segments import call
 from tests.streams.make import RUN_HASH, TOPICS, config
 from tracegrad.producers.tasks.run_state import RunState
-from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, why_excluded
+from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, rebuild_prompt, why_excluded
 from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.streams.credit.fold import Credit
 
 OURS = turns(0.0)
 FOREIGN = tuple(msgspec.structs.replace(call, policy="critic") for call in OURS)
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 REWARDS = (None, float("nan"), float("inf"), 1e13, 0.0, -1.0, 1.0)
 
 
@@ -53,3 +56,31 @@ def test_the_reason_nearest_to_the_cause_is_told(
 ) -> None:
     """Without a call there was nothing to score for this policy, so a missing score is no news."""
     assert why_excluded(member(0, state=state, calls=calls, reward=reward), "policy") == reason
+
+
+@given(IDS, IDS, IDS, st.data())
+def test_a_difference_and_its_parent_give_the_prompt(
+    prompt: list[int], sampled: list[int], suffix: list[int], data: st.DataObject
+) -> None:
+    """At whatever length the two part."""
+    first = call("a", prompt, sampled)
+    before = [*prompt, *sampled]
+    shared = data.draw(st.integers(0, len(before)))
+    second = call("b", suffix, [1], parent_call_id="a", shared_tokens=shared)
+    rebuilt = rebuild_prompt(second, {"a": first.suffix_ids + first.sampled_ids})
+    assert rebuilt is not None
+    assert ids_from_bytes(rebuilt).tolist() == [*before[:shared], *suffix]
+
+
+def test_a_broken_chain_gives_nothing() -> None:
+    """An unknown parent, more shared than it has, a share of no parent, or half a token."""
+    full = {"a": ids_to_bytes([1, 2])}
+    for broken in (
+        call("b", [3], [4], parent_call_id="gone", shared_tokens=1),
+        call("b", [3], [4], parent_call_id="a", shared_tokens=3),
+        call("b", [3], [4], parent_call_id="a", shared_tokens=-1),
+        call("b", [3], [4], shared_tokens=1),
+        msgspec.structs.replace(call("b", [3], [4]), suffix_ids=b"123"),
+        msgspec.structs.replace(call("b", [3], [4]), sampled_ids=b"123"),
+    ):
+        assert rebuild_prompt(broken, full) is None
