@@ -2,8 +2,8 @@
 
 In: the markers at assignment, then the input. Out: an Emission for each record. Invariant: an id closes once, so that a
 restart emits nothing twice; its marker follows its outputs, and only then are its inputs done. Closed ids are bounded:
-beyond `max_ids` the oldest are forgotten; facts of a forgotten id would open it anew, as a stray. Failure: an input
-that cannot be used is a dead letter, so that its neighbours go on.
+beyond `max_closed_ids` the oldest are forgotten; facts of a forgotten id would open it anew, as a stray. Failure: an
+input that cannot be used is a dead letter, so that its neighbours go on.
 """
 
 from __future__ import annotations
@@ -21,32 +21,9 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, closed_key, original_
 
 from .config import StreamRules
 
-__all__ = ["ClosedIds", "StageFold", "dead_letter"]
+__all__ = ["StageFold", "dead_letter"]
 
 Opened = TypeVar("Opened")
-
-
-class ClosedIds:
-    """A set of ids in the order in which they were closed."""
-
-    def __init__(self, max_ids: int, metrics: Metrics) -> None:
-        self._max_ids = max_ids
-        self._metrics = metrics
-        self._ids: dict[bytes, None] = {}
-
-    def __contains__(self, id_: str) -> bool:
-        return _packed(id_) in self._ids
-
-    def add(self, id_: str) -> None:
-        """Remembers an id; forgets the oldest one when there are too many."""
-        self._ids[_packed(id_)] = None
-        if len(self._ids) > self._max_ids:
-            del self._ids[next(iter(self._ids))]
-            self._metrics.add(CLOSED_IDS_FORGOTTEN)
-
-    def clear(self) -> None:
-        """Forgets all: the markers will be read again."""
-        self._ids.clear()
 
 
 class StageFold(Generic[Opened]):
@@ -59,7 +36,8 @@ class StageFold(Generic[Opened]):
         self.metrics = metrics or Metrics()
         self._rules = rules
         self._topics = topics
-        self._closed = ClosedIds(rules.streams.max_closed_ids, self.metrics)
+        self._closed: dict[bytes, None] = {}
+        """Packed ids, in the order in which they were closed."""
         self._open: dict[str, Opened] = {}
 
     @property
@@ -76,7 +54,7 @@ class StageFold(Generic[Opened]):
         """As Fold.restore; a marker that cannot be read is counted and skipped."""
         for record in markers:
             try:
-                self._closed.add(CLOSED.decode(record.value).id)
+                self._remember(CLOSED.decode(record.value).id)
             except RecordError as error:
                 self.metrics.add(MARKERS_REFUSED, error.reason)
 
@@ -95,13 +73,23 @@ class StageFold(Generic[Opened]):
         """Folds a record. Raises RecordError for one that cannot be used."""
         raise NotImplementedError
 
+    def _is_closed(self, id_: str) -> bool:
+        return _packed(id_) in self._closed
+
+    def _remember(self, id_: str) -> None:
+        """Keeps a closed id; forgets the oldest one when there are too many."""
+        self._closed[_packed(id_)] = None
+        if len(self._closed) > self._rules.streams.max_closed_ids:
+            del self._closed[next(iter(self._closed))]
+            self.metrics.add(CLOSED_IDS_FORGOTTEN)
+
     def _close(
         self, marker: ClosedMarker, record: Record, positions: Iterable[Position], outputs: tuple[Output, ...]
     ) -> Emission:
         """Closes an id by its last input record; `positions` are all of its inputs."""
         assert self.marker_topic is not None
         del self._open[marker.id]
-        self._closed.add(marker.id)
+        self._remember(marker.id)
         return Emission(
             outputs=outputs,
             marker=Output(

@@ -6,7 +6,7 @@
     loss       Learner.step, Recipe           micro-batches, forward, backward
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
     checkpoint Checkpoints.save               one rename; from here on the batch is consumed, whatever is killed
-    publish    Publisher, Ownership.announce  folder, then manifest on `weights`; unblocks weight sync
+    publish    Publisher, PolicyLog.announce  folder, then manifest on `weights`; unblocks weight sync
     record     training_steps                 unblocks tasks (admission counts consumed groups)
 
 At start: load the model, claim an epoch, then load the newest checkpoint (in this order: what an older trainer writes
@@ -43,11 +43,9 @@ from .config import TrainerConfig, TrainerHandles
 from .metrics import describe_step
 from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
-from .store.checkpoint import Checkpoints
-from .store.epoch import Ownership
-from .store.outbox import Outbox
+from .store.checkpoint import Checkpoints, resume
+from .store.policy_log import PolicyLog
 from .store.publish import Publisher
-from .store.resume import resume
 
 __all__ = ["Trainer", "run"]
 
@@ -85,17 +83,15 @@ class Trainer:
         device = configure_torch(config, seed=handles.seed)
         self._learner = Learner(load_policy(config, handles.model, device), config)
         writer = ends.enter_context(closing(log.writer()))
-        self._ownership = ends.enter_context(closing(Ownership(handles, topics=topics, log=log, writer=writer)))
-        self._ownership.claim()
-        self._outbox = Outbox(handles.policy, topics=topics, log=log, writer=writer)
+        self._policy_log = ends.enter_context(closing(PolicyLog(handles, topics=topics, log=log, writer=writer)))
+        self._policy_log.claim()
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
         self._publisher = Publisher(handles, keep=config.keep_versions)
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
-        newest = self._checkpoints.load_newest()
-        self._progress = resume(handles, newest, lineage=self._ownership.lineage, learner=self._learner)
-        self._begin(is_fresh=newest is None)
+        self._progress = resume(handles, self._checkpoints, lineage=self._policy_log.lineage, learner=self._learner)
+        self._begin()
         source = TransitionsSource(
             log,
             topic=topics.name(Topic.TRANSITIONS),
@@ -158,12 +154,12 @@ class Trainer:
     # advantage, loss, optimise
 
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
-        self._outbox.dead_letter(batch.dead)
+        self._policy_log.dead_letter(batch.dead)
         before = self._progress.state
         rows, result = self._learn(batch)
         record = describe_step(
             before,
-            epoch=self._ownership.epoch,
+            epoch=self._policy_log.epoch,
             batch=batch,
             rows=rows,
             result=result,
@@ -171,7 +167,7 @@ class Trainer:
             started_at_ms=started_at_ms,
             ended_at_ms=_now_ms(),
         )
-        self._ownership.check()
+        self._policy_log.check()
         self._conclude(batch, record)
         self._say(record)
 
@@ -198,14 +194,14 @@ class Trainer:
         saved = time.perf_counter()
         if record.is_updated:
             self._publish()
-        self._outbox.training_step(encoded)
+        self._policy_log.training_step(encoded)
         seconds = {"checkpoint": saved - began, "publish": time.perf_counter() - saved}
         self._progress.state = msgspec.structs.replace(self._progress.state, seconds=seconds)
 
     def _save(self, **changes: Any) -> None:
         """Checkpoints what is there, under the state with these changes and this epoch."""
         progress = self._progress
-        progress.state = msgspec.structs.replace(progress.state, epoch=self._ownership.epoch, **changes)
+        progress.state = msgspec.structs.replace(progress.state, epoch=self._policy_log.epoch, **changes)
         self._checkpoints.save(progress, self._learner.tensors())
 
     def _publish(self) -> None:
@@ -213,36 +209,36 @@ class Trainer:
         state = self._progress.state
         manifest = self._publisher.write(
             self._learner.policy,
-            Version(run=state.run, version=state.version, epoch=self._ownership.epoch),
+            Version(run=state.run, version=state.version, epoch=self._policy_log.epoch),
             base_version=state.base_version,
             step=state.step,
             next_offset=state.next_offset,
             metrics=self._progress.metrics,
         )
-        self._ownership.announce(manifest)
+        self._policy_log.announce(manifest)
 
     # begin, roll back
 
-    def _begin(self, *, is_fresh: bool) -> None:
+    def _begin(self) -> None:
         """Does what the trainer before had not done when it ended; all of it where there was none."""
-        if is_fresh:
+        if not self._progress.state.files:
             self._save()
-        if self._progress.state.version not in self._ownership.lineage.versions:
+        if self._progress.state.version not in self._policy_log.lineage.versions:
             self._publish()
         if self._progress.training_step is not None:
-            self._outbox.training_step_if_missing(self._progress.training_step)
+            self._policy_log.training_step_if_missing(self._progress.training_step)
 
     def _look(self) -> None:
         """Stops when another trainer owns the policy; serves what people asked for."""
-        self._ownership.look()
-        while (found := self._ownership.next_request(self._progress.state.weights_offset)) is not None:
+        self._policy_log.look()
+        while (found := self._policy_log.next_request(self._progress.state.weights_offset)) is not None:
             self._roll_back(*found)
 
     def _roll_back(self, offset: int, request: RollbackRequest) -> None:
         """Old content under a new number: versions only grow. The optimiser's moments belong to other weights."""
         version = self._progress.state.version + 1
         self._progress.state = msgspec.structs.replace(self._progress.state, weights_offset=offset + 1)
-        manifest = self._ownership.lineage.versions.get(request.to_version)
+        manifest = self._policy_log.lineage.versions.get(request.to_version)
         try:
             if manifest is None:
                 raise FileNotFoundError(f"version {request.to_version} was never published")

@@ -65,7 +65,7 @@ class Assemble(StageFold[OpenEpisode]):
 
     def _take(self, record: Record) -> Emission:
         event = EPISODE_EVENTS.decode(record.value)
-        if event.episode_id in self._closed:
+        if self._is_closed(event.episode_id):
             self._count_late(event)
             return Emission(done=(record.position,))
         return self._obey(record, event) if isinstance(event, Close) else self._add(record, event)

@@ -66,7 +66,7 @@ class Credit(StageFold[_OpenGroup]):
             return "not_training"
         if not episode.is_final:
             return "superseded"
-        return "of_closed_group" if episode.group.id in self._closed else ""
+        return "of_closed_group" if self._is_closed(episode.group.id) else ""
 
     def _add(self, record: Record, episode: Episode, group: GroupRef) -> Emission:
         if not 0 <= group.member < group.size <= MAX_GROUP_SIZE:

@@ -6,8 +6,10 @@
                                        training_step.json   the record of that step, as emitted (absent at step 0)
 
 Invariant: resuming from the newest one and reading from its offset gives the batch, loss and weights that an
-undisturbed run gives. On failure: a half-written folder is removed, a damaged one is passed over for the one before
-it (the weights topic then tells whether that is too old). No pickle, no torch.load.
+undisturbed run gives. Versions never go back: a run whose weights topic is ahead of its checkpoints would publish
+other content under numbers that engines know, so it is refused. On failure: a half-written folder is removed, a
+damaged one is passed over for the one before it (the weights topic then tells whether that is too old). No pickle, no
+torch.load.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
-from tracegrad.schemas.records.weights import WeightFile
+from tracegrad.schemas.records.weights import Lineage, WeightFile
 
+from ..config import TrainerHandles
+from ..step import Learner
 from .durable import describe_files, remove_half_written, whole_folder
 
-__all__ = ["CheckpointState", "Checkpoints", "Progress"]
+__all__ = ["CheckpointState", "Checkpoints", "Progress", "resume"]
 
 _log = logging.getLogger(__name__)
 _FOLDER = re.compile(r"step-(\d{8,})-v(\d+)-e(\d+)")
@@ -139,3 +144,32 @@ def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
         TRAINING_STEPS.decode(training_step)
     consumed = dict.fromkeys((path / _CONSUMED).read_text().split())
     return Progress(state, consumed, training_step), load_file(path / _TENSORS)
+
+
+def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineage, learner: Learner) -> Progress:
+    """Sets the learner to the newest checkpoint and says where it stands; step 0, with no files, without one.
+
+    Raises:
+        ConfigurationError: the checkpoint is another run's, or older than what was published.
+    """
+    progress, tensors = checkpoints.load_newest() or (
+        Progress(CheckpointState(policy=handles.policy, run=handles.run)),
+        {},
+    )
+    state = progress.state
+    if (state.run, state.policy) != (handles.run, handles.policy):
+        raise ConfigurationError(
+            f"[trainer] work_dir: expected checkpoints of run {handles.run!r}, policy {handles.policy!r}, got "
+            f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
+        )
+    published = lineage.newest.version if lineage.newest else 0
+    if published > state.version:
+        raise ConfigurationError(
+            f"expected a checkpoint of version {published} (published) of policy {handles.policy!r} under "
+            f"{handles.work_dir}, got {f'version {state.version}' if tensors else 'none'} as the newest: restore the "
+            "folder, or start a new run"
+        )
+    if tensors:
+        learner.restore(tensors)
+        _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
+    return progress

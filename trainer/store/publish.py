@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -68,7 +67,9 @@ class Publisher:
         self._retire()
         return VersionManifest(
             policy=self._handles.policy,
-            **msgspec.structs.asdict(version),
+            run=version.run,
+            version=version.version,
+            epoch=version.epoch,
             base_version=base_version,
             kind="full",
             uri=str(target),

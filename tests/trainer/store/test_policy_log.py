@@ -12,7 +12,7 @@ from tracegrad.schemas.log.protocol import LogWriter
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer.config import TrainerHandles
-from tracegrad.trainer.store.epoch import Ownership
+from tracegrad.trainer.store.policy_log import PolicyLog
 
 TOPICS = Topics(run=RunName("mine"))
 WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
@@ -25,10 +25,10 @@ def log(memory_log: MemoryLog) -> MemoryLog:
     return memory_log
 
 
-def ownership(log: MemoryLog, *, policy: str = "policy", writer: LogWriter | None = None) -> Ownership:
+def ownership(log: MemoryLog, *, policy: str = "policy", writer: LogWriter | None = None) -> PolicyLog:
     """A starting trainer's."""
     handles = TrainerHandles(run=RUN, policy=policy, model="", work_dir="")
-    return Ownership(handles, topics=TOPICS, log=log, writer=writer or log.writer())
+    return PolicyLog(handles, topics=TOPICS, log=log, writer=writer or log.writer())
 
 
 def lineage(log: MemoryLog) -> Lineage:

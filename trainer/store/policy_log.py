@@ -1,9 +1,13 @@
-"""Who owns the policy: a starting trainer claims an epoch on `weights`, reads it back, and watches for higher claims.
+"""All that one trainer writes of its policy, and the claim that it may: epochs, versions, training steps, dead letters.
 
-In: the `weights` topic from its beginning. Out: claims and manifests on it; rollback requests for the live trainer.
-Invariant: nothing is announced that this trainer does not know to be its own to announce; a record that a higher
-claim precedes is void for every reader (schemas/records/weights.py Lineage), and its writer learns so on reading.
-On failure: FencedError, which ends the process with status 78: two trainers must not restart against each other.
+A starting trainer claims an epoch on `weights`, reads it back, and watches for higher claims. In: the `weights` topic
+from its beginning. Out: claims and manifests on it, `training_steps`, dead letters, each acknowledged before the
+trainer goes on; rollback requests for the live trainer. Invariant: nothing is announced that this trainer does not know
+to be its own to announce; a record that a higher claim precedes is void for every reader (schemas/records/weights.py
+Lineage), and its writer learns so on reading. On failure: FencedError, which ends the process with status 78: two
+trainers must not restart against each other; UnavailableError past a minute: the process ends, resumes from its
+checkpoint and appends again (a dead letter may then stand there twice, a training step only if its first append was
+still under way).
 """
 
 from __future__ import annotations
@@ -12,35 +16,42 @@ import logging
 import time
 import uuid
 from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
 
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
-from tracegrad.schemas.log.follow import Chunk, follow
-from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
+from tracegrad.schemas.log.follow import Chunk, follow, read_to_end
+from tracegrad.schemas.log.protocol import Log, LogWriter, Position, TopicPartition
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
-from tracegrad.schemas.topics import Topic, Topics, policy_key
+from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
 
+from ..batch.groups import Verdict
 from ..config import TrainerHandles
-from .outbox import PATIENCE_S, acknowledged
 
-__all__ = ["Ownership"]
+__all__ = ["PolicyLog"]
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 """A look at what has come waits so long when nothing has."""
+_PATIENCE_S = 60.0
+"""For the log to acknowledge one record, or to give what is known to lie there."""
 _PARTITION = 0
 """`weights` has one partition: claims and manifests need one order."""
 
 
-class Ownership:
-    """This process's claim on a policy. One thread at a time."""
+class PolicyLog:
+    """This process's claim on a policy, and its hand on the log. One thread at a time."""
 
     def __init__(self, handles: TrainerHandles, *, topics: Topics, log: Log, writer: LogWriter) -> None:
         self._policy = handles.policy
         self._run = handles.run
+        self._topics = topics
         self._at = TopicPartition(topics.name(Topic.WEIGHTS), _PARTITION)
         self._log = log
         self._writer = writer
-        self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=PATIENCE_S)
+        self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=_PATIENCE_S)
         self._next_offset = 0
         self._requests: deque[tuple[int, RollbackRequest]] = deque()
         self.trainer_id = uuid.uuid4().hex
@@ -82,8 +93,42 @@ class Ownership:
         future = self._writer.append(
             self._at.topic, key=policy_key(self._policy), value=WEIGHTS.encode(record), partition=self._at.partition
         )
-        self._read_until(acknowledged(future).offset + 1)
+        self._read_until(_acknowledged(future).offset + 1)
         self._require()
+
+    def training_step(self, encoded: bytes) -> None:
+        """Appends one record of `training_steps`."""
+        _acknowledged(
+            self._writer.append(
+                self._topics.name(Topic.TRAINING_STEPS), key=policy_key(self._policy), value=encoded, partition=0
+            )
+        )
+
+    def training_step_if_missing(self, encoded: bytes) -> None:
+        """Appends it unless these very bytes are on the topic."""
+        steps = read_to_end(self._log, self._topics.name(Topic.TRAINING_STEPS), patience_s=_PATIENCE_S)
+        if not any(record.value == encoded for record in steps):
+            _log.info("the checkpoint's training_step is not on the log: emitted again")
+            self.training_step(encoded)
+
+    def dead_letter(self, verdicts: Iterable[Verdict]) -> None:
+        """Appends malformed records, with reason and origin."""
+        topic, letters = self._topics.name(Topic.DEAD_LETTERS), []
+        for verdict in verdicts:
+            headers = dead_letter_headers(verdict.record, stage="trainer", reason=verdict.reason, detail=verdict.detail)
+            _log.warning(
+                "transitions offset=%d is not usable: reason=%s group=%s",
+                verdict.record.offset,
+                verdict.reason,
+                verdict.group_id,
+            )
+            letter = partial(self._writer.append, topic, key=original_key(verdict.record), headers=headers)
+            letters.append((letter, letter(value=verdict.record.value)))
+        for letter, future in letters:
+            try:
+                _acknowledged(future)
+            except RecordError:  # too large for the topic: its headers still name where the original lies
+                _acknowledged(letter(value=b""))
 
     def next_request(self, handled_below: int) -> tuple[int, RollbackRequest] | None:
         """The oldest rollback request at or above an offset, with its offset; each is given once."""
@@ -110,12 +155,12 @@ class Ownership:
         return self._log.offsets(self._at.topic)[self._at.partition].end
 
     def _read_until(self, next_offset: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + _PATIENCE_S
         while self._next_offset < next_offset:
             self._take(next(self._chunks))
             if time.monotonic() > deadline and self._next_offset < next_offset:
                 raise UnavailableError(
-                    f"expected to read {self._at.topic!r} up to offset {next_offset} in {PATIENCE_S:g} s, "
+                    f"expected to read {self._at.topic!r} up to offset {next_offset} in {_PATIENCE_S:g} s, "
                     f"got to {self._next_offset}"
                 )
 
@@ -129,3 +174,11 @@ class Ownership:
             if self.lineage.fold(decoded) and isinstance(decoded, RollbackRequest):
                 self._requests.append((record.offset, decoded))
         self._next_offset = chunk.positions.get(self._at, 0)
+
+
+def _acknowledged(future: Future[Position]) -> Position:
+    """Where an appended record lies. Raises UnavailableError when the log does not say so in time."""
+    try:
+        return future.result(_PATIENCE_S)
+    except TimeoutError as error:
+        raise UnavailableError(f"expected an acknowledgement within {_PATIENCE_S:g} s, got none") from error
