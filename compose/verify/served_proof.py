@@ -1,7 +1,7 @@
 """Which trained version the engine can be shown to have served, and calls that prove it.
 
-In: `weights`, `weight_acks`, `llm_calls` of a run. Out: a Proof to be checked by `recheck_served.py`, or a sentence
-that says what is missing. Invariant: a version counts only when it was trained in this run (> 0), survives in the
+In: `weights`, `weight_acks`, `llm_calls` of a run. Out: a Proof for `check_served.py`, or a sentence that says what is
+missing. Invariant: a version counts only when it was trained in this run (> 0), survives in the
 lineage, was acknowledged under its own epoch, and whole calls that began after that bear its label; the newest such
 version with its predecessor's folder still there wins. After and before are by the machines' clocks.
 """
@@ -9,8 +9,8 @@ version with its predecessor's folder still there wins. After and before are by 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.versions import are_complete
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 
 __all__ = ["Proof", "ServedCall", "find_proof"]
@@ -34,8 +34,9 @@ _CALLS = 48
 _TOKENS = 4_096
 """And their tokens, prompts included: two minutes for half a billion weights on one CPU core."""
 
-
 T = TypeVar("T")
+Sampler = Callable[[CallRecord], str | None]
+"""The label of the version that sampled a call, when the call can prove it."""
 
 
 class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What `recheck_served.py` recomputes."""
+    """What `check_served.py` has recomputed."""
 
     version: int
     folder: str
@@ -59,46 +60,38 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | str:
     """The proof, or why there is none."""
-    versions = _versions(log, topics, policy)
-    trained = {manifest.label: manifest for manifest in versions.values() if manifest.version > 0}
-    if not trained:
-        return "no version was trained in this run"
-    acknowledged = {label: at for label, at in _acknowledged(log, topics, policy).items() if label in trained}
-    if not acknowledged:
-        return "no version trained in this run was acknowledged by an engine"
-    chosen = _rollouts_by_label(log, topics, run, policy, acknowledged)
-    if not chosen:
-        return "no call made after its acknowledgement bears the label of a version trained in this run"
-    for version, label in sorted(((trained[label].version, label) for label in chosen), reverse=True):
-        previous = max((other for other in versions if other < version), default=None)
-        if previous is None or not all(Path(versions[v].uri).is_dir() for v in (version, previous)):
-            continue
-        calls = _whole_calls(log, topics, set(chosen[label]), label, after_ms=acknowledged[label])
-        if calls:
-            return Proof(
-                version=version,
-                folder=versions[version].uri,
-                previous_version=previous,
-                previous_folder=versions[previous].uri,
-                calls=tuple(_bounded(calls)),
-            )
-    return "the folders of the versions that served calls are gone; raise [trainer] keep_versions"
-
-
-def _versions(log: Log, topics: Topics, policy: str) -> dict[int, VersionManifest]:
     lineage = Lineage(policy)
     for record in _all(log, topics.name(Topic.WEIGHTS), WEIGHTS):
         lineage.fold(record)
-    return lineage.versions
-
-
-def _acknowledged(log: Log, topics: Topics, policy: str) -> dict[str, int]:
-    """When each label was first acknowledged, in unix ms."""
-    found: dict[str, int] = {}
+    versions = lineage.versions
+    trained = {manifest.label: manifest for manifest in versions.values() if manifest.version > 0}
+    if not trained:
+        return "no version was trained in this run"
+    since_ms: dict[str, int] = {}
     for ack in _all(log, topics.name(Topic.WEIGHT_ACKS), WEIGHT_ACKS):
-        if ack.policy == policy:
-            found[ack.label] = min(ack.at_ms, found.get(ack.label, ack.at_ms))
-    return found
+        if ack.policy == policy and ack.label in trained:
+            since_ms[ack.label] = min(ack.at_ms, since_ms.get(ack.label, ack.at_ms))
+    if not since_ms:
+        return "no version trained in this run was acknowledged by an engine"
+    sampler = partial(_sampler, run=run, policy=policy, since_ms=since_ms)
+    chosen = _rollouts_by_label(_calls(log, topics), sampler)
+    if not chosen:
+        return "no call made after its acknowledgement bears the label of a version trained in this run"
+    for own in sorted((trained[label] for label in chosen), key=lambda manifest: manifest.version, reverse=True):
+        earlier = [manifest for manifest in versions.values() if manifest.version < own.version]
+        previous = max(earlier, key=lambda manifest: manifest.version, default=own)
+        if previous is own or not (Path(own.uri).is_dir() and Path(previous.uri).is_dir()):
+            continue
+        calls = _whole_calls(_calls(log, topics), chosen[own.label], own.label, sampler)
+        if calls:
+            return Proof(
+                version=own.version,
+                folder=own.uri,
+                previous_version=previous.version,
+                previous_folder=previous.uri,
+                calls=tuple(calls),
+            )
+    return "the folders of the versions that served calls are gone; raise [trainer] keep_versions"
 
 
 def _all(log: Log, topic: str, codec: Codec[T]) -> Iterator[T]:
@@ -110,60 +103,50 @@ def _calls(log: Log, topics: Topics) -> Iterator[CallRecord]:
     return (call for call in _all(log, topics.name(Topic.LLM_CALLS), CALLS) if isinstance(call, CallRecord))
 
 
-def _label(call: CallRecord) -> str | None:
-    """Of the version that sampled the whole call; None when there are several, or a grammar took part."""
-    num_tokens = len(ids_from_bytes(call.sampled_ids))
-    if len(call.versions) != 1 or not are_complete(call.versions, num_tokens) or call.is_constrained:
+def _sampler(call: CallRecord, *, run: RunHash, policy: str, since_ms: Mapping[str, int]) -> str | None:
+    """The one version that sampled a call of this run, without a grammar, when it began after the acknowledgement."""
+    if call.policy != policy or call.rollout_id is None or run_hash_of(call.rollout_id) != run or call.is_constrained:
         return None
-    return call.versions[0].label
+    if len(call.versions) != 1 or not are_complete(call.versions, call.num_sampled):
+        return None
+    label = call.versions[0].label
+    return label if label in since_ms and call.started_at_ns >= since_ms[label] * 1_000_000 else None
 
 
-def _is_after(call: CallRecord, at_ms: int) -> bool:
-    return call.started_at_ns >= at_ms * 1_000_000
-
-
-def _rollouts_by_label(
-    log: Log, topics: Topics, run: RunHash, policy: str, acknowledged: Mapping[str, int]
-) -> dict[str, deque[str]]:
-    """Per acknowledged label the last rollouts with a call that it sampled whole, later; bounded."""
+def _rollouts_by_label(calls: Iterable[CallRecord], sampler: Sampler) -> dict[str, deque[str]]:
+    """Per label the last rollouts with a call that proves it; bounded."""
     found: dict[str, deque[str]] = {}
-    for call in _calls(log, topics):
-        if call.policy != policy or call.rollout_id is None or run_hash_of(call.rollout_id) != run:
-            continue
-        label = _label(call)
-        if label is None or label not in acknowledged or not _is_after(call, acknowledged[label]):
-            continue
-        rollouts = found.setdefault(label, deque(maxlen=_CALLS))
-        if call.rollout_id not in rollouts:
-            rollouts.append(call.rollout_id)
+    for call in calls:
+        label = sampler(call)
+        if label is not None and call.rollout_id is not None:
+            rollouts = found.setdefault(label, deque(maxlen=_CALLS))
+            if call.rollout_id not in rollouts:
+                rollouts.append(call.rollout_id)
     return found
 
 
-def _whole_calls(log: Log, topics: Topics, rollouts: set[str], label: str, *, after_ms: int) -> list[ServedCall]:
-    """The label's calls of those rollouts that began after its acknowledgement, prompts put together from parents."""
+def _whole_calls(
+    calls: Iterable[CallRecord], rollouts: Collection[str], label: str, sampler: Sampler
+) -> list[ServedCall]:
+    """The first calls of those rollouts that prove the label, prompts put together: as many as are cheap, or one."""
     full: dict[str, bytes] = {}
-    found = []
-    for call in _calls(log, topics):
-        if call.rollout_id not in rollouts:
-            continue
-        prompt = rebuild_prompt(call, full)
+    found: list[ServedCall] = []
+    num_tokens = 0
+    for call in calls:
+        prompt = rebuild_prompt(call, full) if call.rollout_id in rollouts else None
         if prompt is None:
             continue
         full[call.call_id] = prompt + call.sampled_ids
-        if prompt and call.sampled_ids and _label(call) == label and _is_after(call, after_ms):
-            found.append(
-                ServedCall(
-                    prompt_ids=ids_from_bytes(prompt).tolist(),
-                    sampled_ids=ids_from_bytes(call.sampled_ids).tolist(),
-                    logprobs=logprobs_from_bytes(call.logprobs).tolist(),
-                    temperature=call.sampling_used.temperature,
-                )
-            )
+        if not prompt or not call.sampled_ids or sampler(call) != label:
+            continue
+        served = ServedCall(
+            prompt_ids=ids_from_bytes(prompt).tolist(),
+            sampled_ids=ids_from_bytes(call.sampled_ids).tolist(),
+            logprobs=logprobs_from_bytes(call.logprobs).tolist(),
+            temperature=call.sampling_used.temperature,
+        )
+        num_tokens += len(served.prompt_ids) + len(served.sampled_ids)
+        if found and (num_tokens > _TOKENS or len(found) == _CALLS):
+            break
+        found.append(served)
     return found
-
-
-def _bounded(calls: list[ServedCall]) -> list[ServedCall]:
-    """The first ones, as many as are cheap to recompute; one at least."""
-    totals = accumulate(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
-    num_cheap = sum(total <= _TOKENS for total in totals)
-    return calls[: max(1, min(num_cheap, _CALLS))]

@@ -38,7 +38,7 @@ PROGRAMS = {
     "trainer": (SERVE, "tracegrad.trainer.loop"),
 }
 """Extra -> where its program begins."""
-LAUNCHERS = ("compose/run/serve.py", "compose/run/wiring.py", "compose/verify/recheck_served.py")
+LAUNCHERS = ("compose/run/serve.py", "compose/run/wiring.py")
 """They import a room in a function, when its turn comes: that room is another program's."""
 DISTRIBUTIONS = {
     "faust": "faust-streaming",

@@ -8,27 +8,29 @@ Failure: ConfigurationError when the folder cannot be opened. Read-only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from transformers import AutoModelForCausalLM
 
 from tracegrad.schemas.errors import ConfigurationError
 
-__all__ = ["recompute_logprobs"]
+__all__ = ["main", "recompute_logprobs"]
+
+Sequences = Sequence[tuple[Sequence[int], Sequence[int], float]]
+"""(prompt ids, sampled ids, temperature) each."""
 
 
-def recompute_logprobs(
-    folder: Path, sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], *, threads: int = 1
-) -> list[list[float]]:
+def recompute_logprobs(folder: Path, sequences: Sequences, *, threads: int = 1) -> list[list[float]]:
     """Natural-log probabilities of each sequence's sampled tokens.
 
     Args:
         folder: config and safetensors of one version; weights stored in bfloat16 are widened, which changes none.
-        sequences: (prompt ids, sampled ids, temperature); temperature 0 means greedy, whose logprobs are the
-            undivided distribution's.
+        sequences: temperature 0 means greedy, whose logprobs are the undivided distribution's.
         threads: CPU threads.
     Raises:
         ConfigurationError: the folder is not a model that transformers can open.
@@ -50,3 +52,19 @@ def recompute_logprobs(
             chosen_T = logprobs_TV.gather(1, ids_1T[0, len(prompt) :, None])[:, 0]
             found.append([float(value) for value in chosen_T])
     return found
+
+
+def main() -> None:
+    """A process of its own: on stdin folders, sequences and threads as JSON, on stdout a list of each folder's rows."""
+    folders, sequences, threads = msgspec.json.decode(
+        sys.stdin.buffer.read(), type=tuple[list[str], list[tuple[list[int], list[int], float]], int]
+    )
+    try:
+        found = [recompute_logprobs(Path(folder), sequences, threads=threads) for folder in folders]
+    except ConfigurationError as error:
+        sys.exit(str(error))
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.compose.verify import check_served
-from tracegrad.compose.verify.recheck_served import EXACT, Tolerance, compare
+from tracegrad.compose.verify.check_served import EXACT, Tolerance, compare
 from tracegrad.compose.verify.served_proof import Proof, find_proof
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import RecordError

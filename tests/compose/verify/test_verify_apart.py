@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tracegrad.compose.verify.recheck_served import Verdict, main, verify_apart
+from tracegrad.compose.verify.check_served import Verdict, compare, tolerance_of, verify_apart
 from tracegrad.compose.verify.served_proof import Proof, ServedCall
 from tracegrad.schemas.errors import UnavailableError
 
@@ -41,21 +38,13 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     )
 
 
-Judge = Callable[[Proof], Verdict]
+def judge(proof: Proof) -> Verdict:
+    """What verify_apart does, in this process, which has the other one's libraries already."""
+    from tracegrad.trainer.model.recompute import recompute_logprobs
 
-
-@pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Judge:
-    """What that process does, in this one, which has its libraries already."""
-
-    def judged(proof: Proof) -> Verdict:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(msgspec.msgpack.encode(proof))))
-        status = main()
-        verdict = msgspec.json.decode(capsys.readouterr().out, type=Verdict)
-        assert status == int(not verdict.holds)
-        return verdict
-
-    return judged
+    sequences = [(call.prompt_ids, call.sampled_ids, call.temperature) for call in proof.calls]
+    own, previous = (recompute_logprobs(Path(at), sequences) for at in (proof.folder, proof.previous_folder))
+    return compare(proof, own, previous, tolerance=tolerance_of(Path(proof.folder)))
 
 
 def test_the_version_that_served_is_confirmed(proof: Proof) -> None:
@@ -65,7 +54,7 @@ def test_the_version_that_served_is_confirmed(proof: Proof) -> None:
     assert verdict.num_tokens == 6 and verdict.num_telling >= 4 and verdict.error_max < 1e-5
 
 
-def test_a_label_on_the_wrong_weights_is_found(proof: Proof, judge: Judge) -> None:
+def test_a_label_on_the_wrong_weights_is_found(proof: Proof) -> None:
     """The calls claim version 1, whose folder gives other logprobs."""
     swapped = msgspec.structs.replace(proof, folder=proof.previous_folder, previous_folder=proof.folder)
     verdict = judge(swapped)
@@ -82,7 +71,7 @@ def test_a_label_on_the_wrong_weights_is_found(proof: Proof, judge: Judge) -> No
     ],
 )
 def test_the_tolerance_follows_the_versions_precision(
-    dtype: str, shift: float, why: str, proof: Proof, judge: Judge, tmp_path: Path
+    dtype: str, shift: float, why: str, proof: Proof, tmp_path: Path
 ) -> None:
     """One call is off by so much; a folder says by itself in which precision it was published."""
     folder = tmp_path / "v2-e1"
