@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["AgentResult", "from_host", "gateway_fault"]
+__all__ = ["AgentResult", "RunAgent", "from_host", "gateway_fault"]
 
 _GATEWAY_FAULTS = frozenset({408, 409, 410, 425, 429})
 """Beside 5xx: the gateway forgot or closed the attempt, or was overloaded. Other 4xx are the agent's doing."""
@@ -22,11 +23,15 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     state: RolloutState
     output: Any = None
     error: str | None = None
-    duration_s: float
+    duration_s: float = 0.0
     spans_exported: int | None = None
     spans_lost: int = 0
     is_crash: bool = False
     """Its process died of itself while this try ran in it, perhaps because of it."""
+
+
+RunAgent = Callable[[RolloutRequest, str], Awaitable[AgentResult]]
+"""A place where an agent can run now: a request and its attempt -> how that ended."""
 
 
 def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None:

@@ -7,8 +7,6 @@ are closed. Failure: none; every fault becomes part of the outcome.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from tracegrad.schemas.errors import UnavailableError
@@ -23,18 +21,11 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.text import clean
 
 from ..rollout_histories import event_of
-from .agent_result import AgentResult
+from .agent_result import AgentResult, RunAgent
 from .gateway_client import GatewayClient
 from .grading import Grader
 
-__all__ = ["AttemptPerformer", "Outcome", "Slot", "records_of"]
-
-
-class Slot(Protocol):
-    """A place where an agent can run now."""
-
-    async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
-        """Runs the agent once."""
+__all__ = ["Outcome", "perform", "records_of"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +40,7 @@ def _unrecordable(outcome: Outcome, why: str) -> Outcome:
     """The outcome without what no record can hold: a failed attempt without a score, unless it was aborted."""
     result, error = outcome.result, f"its outcome cannot be recorded: {why}"
     state = RolloutState.ABORTED if result.state is RolloutState.ABORTED else RolloutState.FAILED
-    plain = AgentResult(state=state, error=error, duration_s=0.0, spans_lost=1)
+    plain = AgentResult(state=state, error=error, spans_lost=1)
     rewards = [reward for reward in outcome.rewards if clean(reward.name) == reward.name]
     unscored = tuple(msgspec.structs.replace(reward, value=None, reason=error) for reward in rewards)
     return Outcome(result=plain, calls_closed=outcome.calls_closed, rewards=unscored)
@@ -78,51 +69,37 @@ def records_of(
         return records_of(request, attempt, number, plain, is_final=is_final)
 
 
-class AttemptPerformer:
-    """Performs attempts; one per runner, many at once."""
+async def perform(
+    run: RunAgent, request: RolloutRequest, attempt: str, gateway: GatewayClient, grader: Grader, *, is_alone: bool
+) -> Outcome:
+    """One attempt; ends within its limits and the gateway's and the grader's time-outs.
 
-    def __init__(self, gateway: GatewayClient, grader: Grader) -> None:
-        self._gateway = gateway
-        self._grader = grader
-
-    async def perform(self, slot: Slot, request: RolloutRequest, attempt: str, *, is_alone: bool) -> Outcome:
-        """Ends within the attempt's limits and the gateway's and the grader's time-outs.
-
-        `is_alone`: nothing else runs in the agent's process, so a crash of it is the agent's own failure.
-        """
-        try:
-            await self._gateway.begin(request, attempt)
-        except UnavailableError as error:
-            result = AgentResult(state=RolloutState.ABORTED, error=str(error), duration_s=0.0)
-            return Outcome(result=result, calls_closed=False)
-        result = await slot.run(request, attempt)
-        if result.is_crash and is_alone:
-            crashed = "the agent crashes its process"
-            result = msgspec.structs.replace(result, state=RolloutState.FAILED, error=crashed, is_crash=False)
-        try:
-            closed = await self._gateway.end(request.rollout_id, attempt)
-        except UnavailableError as error:
-            return Outcome(result=_aborted(result, str(error)), calls_closed=False)
-        if closed.fault is not None and result.state is not RolloutState.SUCCEEDED:
-            result = _aborted(result, f"its last call was answered {closed.fault} ({result.error})")
-        if result.state is RolloutState.ABORTED:
-            return Outcome(result=result, calls_closed=True)
-        seen_by_grader = {
-            "state": result.state.value,
-            "error": result.error,
-            "duration_s": result.duration_s,
-            "calls": closed.calls,
-        }
-        rewards = await self._grader.grade(request, attempt, result.output, seen_by_grader)
-        return Outcome(result=result, calls_closed=True, rewards=rewards)
-
-    async def close_calls(self, rollout: str, attempt: str) -> bool:
-        """Ends an attempt whose runner is gone; whether the gateway closed its calls."""
-        try:
-            await self._gateway.end(rollout, attempt)
-        except UnavailableError:
-            return False
-        return True
+    `is_alone`: nothing else runs in the agent's process, so a crash of it is the agent's own failure.
+    """
+    try:
+        await gateway.begin(request, attempt)
+    except UnavailableError as error:
+        return Outcome(result=AgentResult(state=RolloutState.ABORTED, error=str(error)), calls_closed=False)
+    result = await run(request, attempt)
+    if result.is_crash and is_alone:
+        crashed = "the agent crashes its process"
+        result = msgspec.structs.replace(result, state=RolloutState.FAILED, error=crashed, is_crash=False)
+    try:
+        closed = await gateway.end(request.rollout_id, attempt)
+    except UnavailableError as error:
+        return Outcome(result=_aborted(result, str(error)), calls_closed=False)
+    if closed.fault is not None and result.state is not RolloutState.SUCCEEDED:
+        result = _aborted(result, f"its last call was answered {closed.fault} ({result.error})")
+    if result.state is RolloutState.ABORTED:
+        return Outcome(result=result, calls_closed=True)
+    seen_by_grader = {
+        "state": result.state.value,
+        "error": result.error,
+        "duration_s": result.duration_s,
+        "calls": closed.calls,
+    }
+    rewards = await grader.grade(request, attempt, result.output, seen_by_grader)
+    return Outcome(result=result, calls_closed=True, rewards=rewards)
 
 
 def _aborted(result: AgentResult, error: str) -> AgentResult:

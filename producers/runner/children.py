@@ -144,9 +144,8 @@ class Launcher:
         child = await self.start(command, env=env, name=name)
         message: dict[str, Any] | None = None
         try:
-            message = await asyncio.wait_for(child.receive(), _START_TIMEOUT_S)
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                message = await asyncio.wait_for(child.receive(), _START_TIMEOUT_S)
         finally:
             if message is None or message["op"] != "ready":
                 await child.kill()
@@ -164,7 +163,5 @@ class Launcher:
 
     def close(self) -> None:
         """Ends the reaper, which kills what was not removed."""
-        with contextlib.suppress(OSError):
-            self._reaper.stdin.close()  # type: ignore[union-attr]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._reaper.wait(5)
+            self._reaper.communicate(timeout=5)

@@ -22,7 +22,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 
 from .agent_environment import command_environment
-from .agent_result import AgentResult
+from .agent_result import AgentResult, RunAgent
 from .children import Launcher
 from .config import AgentConfig, RunnerHandles
 
@@ -50,12 +50,12 @@ class CommandPool:
         self._places = asyncio.Semaphore(agent.concurrency)
 
     @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncIterator[CommandPool]:
+    async def slot(self) -> AsyncIterator[RunAgent]:
         """Waits for a place."""
         async with self._places:
-            yield self
+            yield self._run
 
-    async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
+    async def _run(self, request: RolloutRequest, attempt: str) -> AgentResult:
         """One rollout in a process of its own."""
         started = time.monotonic()
         env = command_environment(
@@ -70,7 +70,7 @@ class CommandPool:
             child = await self._launcher.start(self._agent.argv, env=env, name="agent-command")
         except OSError as error:
             reason = f"cannot start: {error.strerror}"
-            return AgentResult(state=RolloutState.ABORTED, error=reason, duration_s=0.0)
+            return AgentResult(state=RolloutState.ABORTED, error=reason)
         task = json.dumps({"id": request.task_id, "input": request.input}).encode() + b"\n"
         try:
             output, status = await asyncio.wait_for(child.converse(task, _MAX_OUTPUT_BYTES), request.limits.time_s)

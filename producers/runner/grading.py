@@ -1,6 +1,6 @@
 """Asks the user's grader, in a process of its own, and tells a score from every way not to get one.
 
-In: a task, an output, how the attempt went. Out: a Grade. Invariant: one judgement never takes longer than
+In: a task, an output, how the attempt went. Out: the rewards. Invariant: one judgement never takes longer than
 `time_limit_s` plus a restart; a grader that raises, hangs, dies or answers nonsense leaves the attempt unscored
 with the reason. Failure: ConfigurationError when the grader cannot be imported.
 """
@@ -13,8 +13,6 @@ import os
 import time
 from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.rollouts import Reward, RolloutRequest
@@ -29,19 +27,13 @@ DEFAULT_REWARD = "reward"
 logger = logging.getLogger(__name__)
 
 
-class Grade(msgspec.Struct, frozen=True, kw_only=True):
-    """What the grader said; `unscored` tells why a value is None."""
-
-    rewards: dict[str, float | None] = {}
-    unscored: str = ""
-
-
-def rewards_of(grade: Grade, request: RolloutRequest, attempt: str, *, source: str) -> tuple[Reward, ...]:
+def rewards_of(
+    values: dict[str, float | None], unscored: str, request: RolloutRequest, attempt: str, *, source: str
+) -> tuple[Reward, ...]:
     """The records of a grade: a value or a reason for each name given and each name awaited.
 
     A grader that returns other names than the default one replaces it, so that nobody waits for `reward`.
     """
-    values = dict(grade.rewards)
     awaited = request.rewards_awaited or (DEFAULT_REWARD,)
     if not values or awaited != (DEFAULT_REWARD,):
         values = {**dict.fromkeys(awaited), **values}
@@ -51,7 +43,7 @@ def rewards_of(grade: Grade, request: RolloutRequest, attempt: str, *, source: s
             attempt_id=attempt,
             name=name,
             value=value,
-            reason="" if value is not None else grade.unscored or f"grader gave no {name!r}",
+            reason="" if value is not None else unscored or f"grader gave no {name!r}",
             source=source,
             idempotency_key=f"{request.rollout_id}/{attempt}/{name}",
             at_ms=int(time.time() * 1000),
@@ -86,30 +78,32 @@ class Grader:
         task = {"id": request.task_id, "input": request.input, "expected": request.expected}
         question = {"id": request.rollout_id, "task": task, "output": output, "attempt": how}
         async with self._turn:
-            grade = await self._judge(question)
-        return rewards_of(grade, request, attempt, source=self._reward.source)
+            values, unscored = await self._judge(question)
+        return rewards_of(values, unscored, request, attempt, source=self._reward.source)
 
-    async def _judge(self, question: dict[str, Any]) -> Grade:
+    async def _judge(self, question: dict[str, Any]) -> tuple[dict[str, float | None], str]:
+        """What the grader said, and why a value is None."""
         is_well = False
         try:
             child = self._child or await self.start()
             answer = await asyncio.wait_for(_ask(child, question), self._reward.time_limit_s)
-            if answer is None or answer.get("id") != question["id"]:
-                return Grade(unscored="grader process died")
-            is_well = True
-            return Grade(rewards=answer.get("rewards", {}), unscored=answer.get("unscored", ""))
+            if answer is not None and answer.get("id") == question["id"]:
+                is_well = True
+                return answer.get("rewards", {}), answer.get("unscored", "")
+            reason = "grader process died"
         except TimeoutError:
-            return Grade(unscored=f"grader took more than {self._reward.time_limit_s:g} s")
+            reason = f"grader took more than {self._reward.time_limit_s:g} s"
         except ConnectionError:
-            return Grade(unscored="grader process died")
+            reason = "grader process died"
         except RecursionError:
-            return Grade(unscored="the output is nested too deep for the grader")
+            reason = "the output is nested too deep for the grader"
         except (ConfigurationError, OSError) as error:  # it worked at the start of this runner
-            return Grade(unscored=f"grader cannot be restarted: {error}"[:300])
+            reason = f"grader cannot be restarted: {error}"[:300]
         finally:
             if self._child is not None and not is_well:
                 status, self._child = await self._child.kill(), None
                 logger.warning("grader process ended (exit status %d); the next attempt gets a new one", status)
+        return {}, reason
 
     async def close(self) -> None:
         """Kills the process."""

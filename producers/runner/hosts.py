@@ -18,11 +18,11 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 
 from .agent_environment import host_environment
-from .agent_result import AgentResult, from_host
+from .agent_result import AgentResult, RunAgent, from_host
 from .children import Child, Launcher
 from .config import AgentConfig, RunnerHandles
 
-__all__ = ["HostPool", "HostSlot"]
+__all__ = ["HostPool"]
 
 _MAX_START_FAILURES = 3
 _HANG_GRACE_S = 30.0
@@ -49,29 +49,23 @@ class _Host:
     async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
         """One rollout. Ends at the latest `_HANG_GRACE_S` after its time limit."""
         time_s = request.limits.time_s
-        future: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
-        self._pending[request.rollout_id + attempt] = future
+        episode = request.rollout_id + attempt
+        future = self._pending[episode] = asyncio.get_running_loop().create_future()
         try:
-            await self._child.send(
-                {
-                    "rollout": request.rollout_id,
-                    "attempt": attempt,
-                    "task": {"id": request.task_id, "input": request.input},
-                    "time_s": time_s,
-                }
-            )
+            task = {"id": request.task_id, "input": request.input}
+            question = {"rollout": request.rollout_id, "attempt": attempt, "task": task, "time_s": time_s}
+            await self._child.send(question)
             return await asyncio.wait_for(future, time_s + _HANG_GRACE_S)
         except ConnectionError:
             return _aborted("its host was gone")
         except TimeoutError:
             logger.warning("%s: no word of a rollout past its time limit; killed", self._name)
-            self._pending.pop(request.rollout_id + attempt)
             await self._die("was killed: another rollout hung in it")
             return AgentResult(
                 state=RolloutState.TRUNCATED, error="time limit; its host hung", duration_s=time_s, spans_lost=1
             )
         finally:
-            self._pending.pop(request.rollout_id + attempt, None)
+            del self._pending[episode]
             if self.retired.is_set() and not self._pending:
                 await self._die("was retired")
 
@@ -107,22 +101,7 @@ class _Host:
 
 
 def _aborted(error: str, *, is_crash: bool = False) -> AgentResult:
-    return AgentResult(state=RolloutState.ABORTED, error=error, duration_s=0.0, spans_lost=1, is_crash=is_crash)
-
-
-class HostSlot:
-    """A place in some host, held before the attempt is announced, so that `started` means running."""
-
-    def __init__(self, pool: HostPool, host: _Host) -> None:
-        self._pool = pool
-        self.host = host
-
-    async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
-        """Runs the attempt; in another host when this one was retired meanwhile."""
-        if self.host.retired.is_set():
-            self.host.num_reserved -= 1
-            self.host = await self._pool.reserve(even_if_full=True)
-        return await self.host.run(request, attempt)
+    return AgentResult(state=RolloutState.ABORTED, error=error, spans_lost=1, is_crash=is_crash)
 
 
 class HostPool:
@@ -142,19 +121,30 @@ class HostPool:
         self._failure: ConfigurationError | None = None
 
     @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncIterator[HostSlot]:
-        """Waits for a place. Raises ConfigurationError when no host can be started."""
+    async def slot(self) -> AsyncIterator[RunAgent]:
+        """Waits for a place in some host, held before the attempt is announced, so that `started` means running.
+
+        Raises ConfigurationError when no host can be started.
+        """
         if not self._keepers:
             self._keepers = [asyncio.create_task(self._keep(name)) for name in self._names]
-        slot = HostSlot(self, await self.reserve())
+        host = await self._reserve()
+
+        async def run(request: RolloutRequest, attempt: str) -> AgentResult:
+            nonlocal host
+            if host.retired.is_set():
+                host.num_reserved -= 1
+                host = await self._reserve(even_if_full=True)
+            return await host.run(request, attempt)
+
         try:
-            yield slot
+            yield run
         finally:
-            slot.host.num_reserved -= 1
+            host.num_reserved -= 1
             async with self._changed:
                 self._changed.notify()  # one place, one waiter: waking all of them costs a square
 
-    async def reserve(self, *, even_if_full: bool = False) -> _Host:
+    async def _reserve(self, *, even_if_full: bool = False) -> _Host:
         """Takes a place in the usable host with the most room."""
         async with self._changed:
             while (host := self._free(even_if_full)) is None:

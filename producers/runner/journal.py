@@ -40,10 +40,9 @@ class Journal:
         self, log: Log, topics: Topics, run: str, *, starts: Mapping[TopicPartition, int] | None, stop: threading.Event
     ) -> None:
         self.histories = Histories(run)
-        self._log = log
         self._topics = topics
         self._events_topic = topics.name(Topic.ROLLOUT_EVENTS)
-        self._starts = starts
+        self._chunks = follow(log, [self._events_topic], starts=starts, poll_s=_POLL_S, stop=stop)
         self._stop = stop
         self._writer = log.writer()
         self._followed = Chunk((), {}, {})
@@ -51,8 +50,7 @@ class Journal:
 
     async def follow(self, on_event: Callable[[RolloutEvent], None]) -> None:
         """Folds every runner's events until `stop` is set, and hands each one on."""
-        chunks = follow(self._log, [self._events_topic], starts=self._starts, poll_s=_POLL_S, stop=self._stop)
-        async with contextlib.aclosing(in_thread(chunks)) as steps:
+        async with contextlib.aclosing(in_thread(self._chunks)) as steps:
             async for chunk in steps:
                 for _, event in decoded(chunk.records, {self._events_topic: ROLLOUT_EVENTS}):
                     self.histories.fold(event)

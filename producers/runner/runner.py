@@ -16,6 +16,7 @@ import random
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -32,7 +33,7 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..rollout_histories import event_of
-from .attempt import AttemptPerformer, Outcome, records_of
+from .attempt import Outcome, perform, records_of
 from .children import Launcher
 from .commands import CommandPool, check_command
 from .config import AgentConfig, RewardConfig, RunnerHandles
@@ -54,15 +55,15 @@ _MAX_OPEN = 4096
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class _Active:
     """One rollout in the works."""
 
-    def __init__(self, request: RolloutRequest, position: Position) -> None:
-        self.request = request
-        self.position = position
-        self.task: asyncio.Task[None] | None = None
-        self.attempt: str | None = None
-        """Running now, its end not yet written."""
+    request: RolloutRequest
+    position: Position
+    task: asyncio.Task[None] | None = None
+    attempt: str | None = None
+    """Running now, its end not yet written."""
 
 
 class Runner:
@@ -96,12 +97,12 @@ class Runner:
         """Until `stop` is set, or a fatal error."""
         launcher = Launcher(self._agent, self._handles.log_dir)
         self._pool, self._isolation = _pools(self._agent, self._handles, launcher)
-        gateway = GatewayClient(self._handles)
-        grader = Grader(self._reward, self._agent.env, launcher)
-        self._performer = AttemptPerformer(gateway, grader)
+        self._gateway = GatewayClient(self._handles)
+        self._grader = Grader(self._reward, self._agent.env, launcher)
+        parts = (self._pool, self._isolation, self._gateway, self._grader)
         loops: list[asyncio.Task[None]] = []
         try:
-            await grader.start()
+            await self._grader.start()
             async with self._pool.slot():
                 pass  # the agent can be started at all
             loops = [
@@ -113,9 +114,12 @@ class Runner:
                 ended.result()
         finally:
             self._is_closing = True
-            rollouts = [active.task for active in self._active.values() if active.task is not None]
-            await _cancel([*loops, *rollouts])
-            await asyncio.gather(self._pool.close(), self._isolation.close(), gateway.close(), grader.close())
+            tasks = [*loops, *(active.task for active in self._active.values() if active.task is not None)]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=10)
+            await asyncio.gather(*(part.close() for part in parts))
             await asyncio.to_thread(launcher.close)
             await asyncio.to_thread(self._reader.close)
             await asyncio.to_thread(self._journal.close)
@@ -229,21 +233,25 @@ class Runner:
             return is_suspect
         if number > 0:
             await asyncio.sleep(min(_RETRY_BACKOFF_S * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
-        async with (self._isolation if is_suspect else self._pool).slot() as slot:
+        async with (self._isolation if is_suspect else self._pool).slot() as run_agent:
             attempt = _draw_attempt()
             await self._journal.tell(event_of(request, attempt, number, RolloutState.STARTED))
             if self._histories.of(request).owners.get(number) != attempt:
                 await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)
                 return is_suspect
             active.attempt = attempt
-            outcome = await self._performer.perform(slot, request, attempt, is_alone=is_suspect)
+            outcome = await perform(run_agent, request, attempt, self._gateway, self._grader, is_alone=is_suspect)
             is_final = outcome.result.state is not RolloutState.ABORTED or number + 1 >= max_attempts
             await self._finish(active, number, outcome, is_final=is_final)
         return outcome.result.is_crash
 
     async def _abort(self, request: RolloutRequest, number: int, attempt: str, reason: str, *, is_final: bool) -> None:
         """Ends an attempt that nobody runs, so that its episode closes."""
-        calls_closed = await self._performer.close_calls(request.rollout_id, attempt)
+        calls_closed = True
+        try:
+            await self._gateway.end(request.rollout_id, attempt)
+        except UnavailableError:
+            calls_closed = False
         logger.info("rollout %s attempt %s: aborted: %s", request.rollout_id, attempt, reason)
         event = event_of(request, attempt, number, RolloutState.ABORTED, is_final=is_final, error=reason)
         await self._journal.tell(msgspec.structs.replace(event, calls_closed=calls_closed))
@@ -277,13 +285,6 @@ def _draw_attempt() -> str:
     while (attempt := secrets.token_hex(2)) == GIVEN_UP_ATTEMPT:
         pass
     return attempt
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=10)
 
 
 def run(

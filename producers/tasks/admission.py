@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -27,7 +27,15 @@ from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import EPISODES
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, Limits, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import (
+    ROLLOUT_EVENTS,
+    ROLLOUTS,
+    GroupRef,
+    Limits,
+    RolloutEvent,
+    RolloutRequest,
+    RolloutState,
+)
 from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS
@@ -91,7 +99,11 @@ class TaskAdmission:
         """Takes what is new on the topics. True: the run is complete."""
         for _, record in decoded(chunk.records, self.codecs):
             self.state.fold(record)
-        return chunk.is_caught_up and self._advance()
+        try:
+            return chunk.is_caught_up and self._advance()
+        except (UnavailableError, OverloadedError, TimeoutError) as error:
+            logger.warning("tasks: the log did not take a record, trying again: %s", error)
+            return False
 
     def _advance(self) -> bool:
         """Admits what may be admitted now; the state holds all that lay on the log at the start."""
@@ -117,32 +129,29 @@ class TaskAdmission:
 
     def _admit_training(self) -> None:
         for index in self.state.admitted[Purpose.TRAIN].incomplete():
-            self._admit(Purpose.TRAIN, index, self._train_task(index), self._group_size)
+            self._admit_group(index)
+        progress = self.state.progress()
         room = capacity(
-            self.state.progress(),
+            progress,
             groups_per_step=self._handles.groups_per_step,
             steps=self._handles.steps,
             staleness=self._staleness,
             max_running=self._max_running,
         )
-        for _ in range(room):
-            index = self.state.progress().admitted
-            if not self._admit(Purpose.TRAIN, index, self._train_task(index), self._group_size):
-                return
+        for index in range(progress.admitted, progress.admitted + room):
+            self._admit_group(index)
 
-    def _train_task(self, index: int) -> Task:
-        return task_of_group(self._tasks, index, seed=self._handles.seed)
+    def _admit_group(self, index: int) -> None:
+        task = task_of_group(self._tasks, index, seed=self._handles.seed)
+        self._admit(Purpose.TRAIN, index, task, self._group_size)
 
     def _validate(self, when: str, first: int) -> bool:
         """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode."""
         room = self._max_running * self._group_size - self.state.num_open(Purpose.VALIDATION)
-        for place, task in enumerate(self._held_out):
-            if room <= 0:
-                break
-            if self.state.admitted[Purpose.VALIDATION].missing(first + place, 1):
-                if not self._admit(Purpose.VALIDATION, first + place, task, 1):
-                    return False
-                room -= 1
+        asked = self.state.admitted[Purpose.VALIDATION]
+        lacking = [place for place in range(len(self._held_out)) if asked.missing(first + place, 1)]
+        for place in lacking[: max(room, 0)]:
+            self._admit(Purpose.VALIDATION, first + place, self._held_out[place], 1)
         scores = [self.state.scores.get(first + place) for place in range(len(self._held_out))]
         if None in scores:
             return self._wait(f"validation {when} training: {scores.count(None)} of {len(scores)} episodes")
@@ -160,8 +169,8 @@ class TaskAdmission:
             )
         return True
 
-    def _admit(self, purpose: Purpose, index: int, task: Task, size: int) -> bool:
-        """Asks for the members of a group that were not asked for. False: the log did not take all."""
+    def _admit(self, purpose: Purpose, index: int, task: Task, size: int) -> None:
+        """Asks for the members of a group that were not asked for."""
         group = group_id(RunHash(self._handles.run_hash), purpose.value, index)
         requests = [
             RolloutRequest(
@@ -178,23 +187,17 @@ class TaskAdmission:
             )
             for member in self.state.admitted[purpose].missing(index, size)
         ]
-        records = [(request.rollout_id, ROLLOUTS.encode(request)) for request in requests]
-        if not self._append(Topic.ROLLOUTS, records):
-            return False
-        for request in requests:
-            self.state.fold(request)
-        return True
+        self._write(Topic.ROLLOUTS, requests)
 
-    def _append(self, topic: Topic, records: Iterable[tuple[str, bytes]]) -> bool:
+    def _write(self, topic: Topic, records: Sequence[RolloutRequest | RolloutEvent]) -> None:
+        """Raises UnavailableError, OverloadedError or TimeoutError when the log does not take all."""
         name = self._topics.name(topic)
-        try:
-            futures = [self._writer.append(name, key=rollout_key(rollout), value=value) for rollout, value in records]
-            for future in futures:
-                future.result(_ACK_TIMEOUT_S)
-        except (UnavailableError, OverloadedError, TimeoutError) as error:
-            logger.warning("tasks: the log did not take a record of %r, trying again: %s", name, error)
-            return False
-        return True
+        encode = self.codecs[name].encode
+        futures = [self._writer.append(name, key=rollout_key(one.rollout_id), value=encode(one)) for one in records]
+        for future in futures:
+            future.result(_ACK_TIMEOUT_S)
+        for record in records:
+            self.state.fold(record)
 
     def _give_up(self) -> None:
         """Ends rollouts that nobody else will end, so that their groups close."""
@@ -212,11 +215,7 @@ class TaskAdmission:
             number = history.next_number
             given_up = event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=reason)
             logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
-            events = [*aborted, given_up]
-            records = [(event.rollout_id, ROLLOUT_EVENTS.encode(event)) for event in events]
-            if self._append(Topic.ROLLOUT_EVENTS, records):
-                for event in events:
-                    self.state.fold(event)
+            self._write(Topic.ROLLOUT_EVENTS, [*aborted, given_up])
 
     def _lost(self, rollout: OpenRollout, now: float) -> str:
         silent_s = now - rollout.active_s

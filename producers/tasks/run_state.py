@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,8 +60,8 @@ class RunState:
         self.admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Asked for; a request may be on the log twice, and a restart may come between those of a group."""
         self._acked: dict[str, int] = {}
-        self._num_final_episodes: Counter[str] = Counter()
-        self._group_exclusions: dict[str, Counter[str]] = defaultdict(Counter)
+        self._outcomes: dict[str, list[str]] = defaultdict(list)
+        """Group -> why each rollout that has a final episode cannot train; empty: it can."""
         self._seen_final = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Have a final episode; a restarted stage may emit it again, and two attempts may both claim to be final."""
         self.open: dict[str, OpenRollout] = {}
@@ -108,19 +108,17 @@ class RunState:
         if episode.purpose is Purpose.VALIDATION:
             self.scores[group.index] = Score(episode.reward, self._why_excluded(episode))
             return
-        self._num_final_episodes[group.id] += 1
-        if reason := self._why_excluded(episode):
+        reason = self._why_excluded(episode)
+        if reason:
             # A grader may word every reason anew; the table of reasons stays small all the same.
             known = reason in self.exclusions or len(self.exclusions) < _MAX_REASONS
             self.exclusions[reason if known else "unscored"] += 1
-            self._group_exclusions[group.id][reason] += 1
-        if self._num_final_episodes[group.id] >= group.size:
-            del self._num_final_episodes[group.id]
-            excluded = self._group_exclusions.pop(group.id, None)
+        self._outcomes[group.id].append(reason)
+        if len(self._outcomes[group.id]) >= group.size:
+            excluded = list(filter(None, self._outcomes.pop(group.id)))
             if excluded:
-                reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(excluded.items()))
                 logger.warning(
-                    "group %d: %d of %d rollouts excluded: %s", group.index, excluded.total(), group.size, reasons
+                    "group %d: %d of %d rollouts excluded: %s", group.index, len(excluded), group.size, _told(excluded)
                 )
 
     def _why_excluded(self, episode: Episode) -> str:
@@ -135,9 +133,7 @@ class RunState:
         if step.skipped:
             logger.warning("step %d trained nothing: %s", step.step, step.skipped)
         if step.excluded_ids:
-            reasons = ", ".join(
-                f"{reason} {count}" for reason, count in sorted(Counter(step.excluded_ids.values()).items())
-            )
+            reasons = _told(step.excluded_ids.values())
             logger.warning("step %d: %d groups excluded: %s", step.step, len(step.excluded_ids), reasons)
 
     def num_open(self, purpose: Purpose) -> int:
@@ -158,3 +154,7 @@ class RunState:
             version=step.version if step else 0,
             acked=max(self._acked.values(), default=None),
         )
+
+
+def _told(reasons: Iterable[str]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(Counter(reasons).items()))
