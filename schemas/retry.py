@@ -42,6 +42,8 @@ class How(TypedDict, total=False):
     """The first pause (0.2); each doubles."""
     max_s: float
     """The greatest pause (5)."""
+    max_tries: int | None
+    """No further one begins; None: as many as patience allows."""
 
 
 def retry(call: Callable[[], T], **how: Unpack[How]) -> T:
@@ -72,8 +74,11 @@ def _policy(
     stop: threading.Event | None = None,
     first_s: float = 0.2,
     max_s: float = 5.0,
+    max_tries: int | None = None,
 ) -> dict[str, Any]:
     ends: list[tenacity.stop.stop_base] = []
+    if max_tries is not None:
+        ends.append(tenacity.stop_after_attempt(max_tries))
     if patience_s is not None:
         ends.append(tenacity.stop_before_delay(patience_s))
     if stop is not None:

@@ -18,12 +18,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.files import write_atomically
 from tracegrad.schemas.section import PathKind, Section, nearest, section_of
 
 from .settings import RunSettings, choices, type_words
 
-__all__ = ["ENV_PREFIX", "load", "read_resolved", "write_resolved"]
+__all__ = ["ENV_PREFIX", "load"]
 
 S = TypeVar("S", bound=Section)
 ENV_PREFIX = "TRACEGRAD_"
@@ -73,25 +72,6 @@ def load(
                 f"training needs a section [{section}]; add it, or bring your own agent to `tracegrad up`"
             )
     return settings
-
-
-def write_resolved(path: Path, settings: RunSettings) -> None:
-    """Writes the settings beside the run, for `tracegrad serve` and for people."""
-    encoded = msgspec.json.format(msgspec.json.encode(settings, order="deterministic"), indent=2)
-    write_atomically(path, encoded + b"\n")
-
-
-def read_resolved(path: Path) -> RunSettings:
-    """The settings that `write_resolved` wrote. Raises ConfigurationError when they are not there."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=RunSettings)
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"expected a run folder with config.json, got none at {path}; start the run with "
-            "`tracegrad up` or `tracegrad train FILE`, or name its folder by --run-dir"
-        ) from None
-    except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path}: {error}; it was written by another release") from error
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from tracegrad.schemas.files import hold_lock, write_atomically
 from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
 
-from .load import read_resolved, write_resolved
 from .settings import RunSettings
 
 __all__ = ["Endpoints", "RunDir", "RunRecord", "write_record"]
@@ -116,7 +115,7 @@ class RunDir:
     @property
     def settings(self) -> RunSettings:
         """Its resolved settings."""
-        return read_resolved(self.config)
+        return _read(self.config, RunSettings)
 
     @property
     def starts(self) -> dict[TopicPartition, int]:
@@ -135,7 +134,7 @@ class RunDir:
 
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""
-        write_resolved(self.config, settings)
+        write_record(self.config, settings)
         write_record(self.endpoints_file, endpoints)
 
     def _check_same(self, settings: RunSettings) -> None:
@@ -208,6 +207,9 @@ def _read(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        raise ConfigurationError(f"no {path.name} in {path.parent}; has the run been started?") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise ConfigurationError(
+            f"no {path.name} in {path.parent}; start the run with `tracegrad up` or `tracegrad train FILE`, or name "
+            "its folder by --run-dir"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{path}: {error}; was it written by another release?") from error

@@ -99,30 +99,22 @@ class RunSettings(Section, frozen=True, kw_only=True):
 
 def settings_markdown() -> str:
     """The text of docs/settings.md."""
-    lines = [_HEAD]
-    lines += _table(RunSettings, [name for name, kind in RunSettings.kinds().items() if section_of(kind) is None])
-    for name, kind in RunSettings.kinds().items():
-        section = section_of(kind)
-        if section is not None:
-            lines += _section(name, section)
-    return "\n".join(lines)
+    return "\n".join([_HEAD, *_part(RunSettings)])
 
 
-def _section(name: str, section: type[Section]) -> Iterator[str]:
-    kinds = section.kinds()
-    nested = {key: found for key, kind in kinds.items() if (found := section_of(kind))}
-    yield f"## [{name}]\n"
-    yield inspect.cleandoc(section.__doc__ or "") + "\n"
-    yield from _table(section, [key for key in kinds if key not in nested])
-    for key, record in nested.items():
-        yield from _section(f"[{name}.{key}]", record)
-
-
-def _table(record: type[Section], keys: list[str]) -> list[str]:
+def _part(record: type[Section], path: str = "") -> Iterator[str]:
+    """The table of a record's keys, then a part for each record in it."""
     docs, kinds = record.docs(), record.kinds()
-    fields = {field.name: field for field in msgspec.structs.fields(record)}
-    rows = [f"| `{key}` | {type_words(kinds[key])} | {_default(fields[key])} | {docs[key]} |" for key in keys]
-    return ["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+    nested = {key: found for key, kind in kinds.items() if (found := section_of(kind))}
+    yield from ("| key | type | default | meaning |", "|---|---|---|---|")
+    for field in msgspec.structs.fields(record):
+        if (key := field.name) not in nested:
+            yield f"| `{key}` | {type_words(kinds[key])} | {_default(field)} | {docs[key]} |"
+    yield ""
+    for key, section in nested.items():
+        name = f"[{path}.{key}]" if path else key
+        yield f"## [{name}]\n\n{inspect.cleandoc(section.__doc__ or '')}\n"
+        yield from _part(section, name)
 
 
 def choices(kind: Any) -> list[str]:

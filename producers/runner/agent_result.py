@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -37,7 +36,8 @@ RunAgent = Callable[[RolloutRequest, str], Awaitable[AgentResult]]
 def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None:
     """Why the gateway is to blame for the error that ended the agent; None when it is not."""
     for error in http_errors:
-        if _server(error["url"]) != _server(llm_url):
+        # Agents put anything into their exceptions: what is no URL is not taken apart.
+        if not f"{error['url']}/".startswith(f"{llm_url.rstrip('/')}/"):
             continue
         status = error["status"]
         if status is None:
@@ -45,15 +45,6 @@ def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None
         if status >= 500 or status in _GATEWAY_FAULTS:
             return f"the LLM gateway answered {status}"
     return None
-
-
-def _server(url: str) -> tuple[str, str] | None:
-    """Scheme and address; None when the URL is malformed: agents put anything into their exceptions."""
-    try:
-        scheme, address = urlsplit(url)[:2]
-    except ValueError:
-        return None
-    return scheme, address
 
 
 def from_host(message: dict[str, Any], llm_url: str) -> AgentResult:

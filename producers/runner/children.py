@@ -23,7 +23,7 @@ from typing import Any
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.text import decode_json
 
-from .config import AgentConfig
+from .config import AgentConfig, RunnerHandles
 
 __all__ = ["Child", "Launcher"]
 
@@ -101,11 +101,13 @@ class Child:
 
 
 class Launcher:
-    """Starts children, and tells a small process which process groups to kill if this process dies without a word."""
+    """Starts the children of one agent, and tells a small process which process groups to kill if this process dies
+    without a word.
+    """
 
-    def __init__(self, agent: AgentConfig, log_dir: str) -> None:
-        self._agent = agent
-        self._log_dir = Path(log_dir)
+    def __init__(self, agent: AgentConfig, handles: RunnerHandles) -> None:
+        self.agent = agent
+        self.handles = handles
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", str(_FOLDER / "reaper.py")],
             stdin=subprocess.PIPE,
@@ -116,7 +118,7 @@ class Launcher:
 
     async def start(self, command: Sequence[str], *, env: Mapping[str, str], name: str) -> Child:
         """In the agent's folder; `name` is its log file's. Raises OSError when it cannot be executed."""
-        log = self._log_dir / f"{name}.log"
+        log = Path(self.handles.log_dir, f"{name}.log")
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -124,7 +126,7 @@ class Launcher:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env=env,
-                cwd=self._agent.cwd,
+                cwd=self.agent.cwd,
                 start_new_session=True,
                 limit=_LINE_LIMIT,
             )
@@ -139,20 +141,20 @@ class Launcher:
 
         Raises ConfigurationError (the function cannot be loaded), UnavailableError (the process died or hung), OSError.
         """
-        python, folder = self._agent.python or sys.executable, _FOLDER / "hosted"
+        python, folder = self.agent.python or sys.executable, _FOLDER / "hosted"
         command = [python, str(folder / "host_main.py"), str(folder / script), reference]
         child = await self.start(command, env=env, name=name)
         message: dict[str, Any] | None = None
         try:
             with contextlib.suppress(TimeoutError):
                 message = await asyncio.wait_for(child.receive(), _START_TIMEOUT_S)
-        finally:
-            if message is None or message["op"] != "ready":
-                await child.kill()
-        if message is None:
-            raise UnavailableError(f"{name} died or hung at its start: {child.last_words}")
-        if message["op"] != "ready":
-            raise ConfigurationError(f"{reference}: {message['error']}")
+            if message is None:
+                raise UnavailableError(f"{reference}: {name} died or hung at its start: {child.last_words}")
+            if message["op"] != "ready":
+                raise ConfigurationError(f"{reference}: {message['error']}")
+        except BaseException:
+            await child.kill()
+            raise
         return child, message
 
     def _tell(self, line: str) -> None:

@@ -24,7 +24,7 @@ from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 from .agent_environment import command_environment
 from .agent_result import AgentResult, RunAgent
 from .children import Launcher
-from .config import AgentConfig, RunnerHandles
+from .config import AgentConfig
 
 __all__ = ["CommandPool", "check_command"]
 
@@ -43,11 +43,9 @@ def check_command(agent: AgentConfig) -> None:
 class CommandPool:
     """Runs at most `concurrency` commands at once."""
 
-    def __init__(self, agent: AgentConfig, handles: RunnerHandles, launcher: Launcher) -> None:
-        self._agent = agent
-        self._handles = handles
+    def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._places = asyncio.Semaphore(agent.concurrency)
+        self._places = asyncio.Semaphore(launcher.agent.concurrency)
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[RunAgent]:
@@ -58,16 +56,12 @@ class CommandPool:
     async def _run(self, request: RolloutRequest, attempt: str) -> AgentResult:
         """One rollout in a process of its own."""
         started = time.monotonic()
+        agent, span = self._launcher.agent, secrets.token_hex(8)
         env = command_environment(
-            self._agent,
-            self._handles,
-            os.environ,
-            rollout=request.rollout_id,
-            attempt=attempt,
-            span=secrets.token_hex(8),
+            agent, self._launcher.handles, os.environ, rollout=request.rollout_id, attempt=attempt, span=span
         )
         try:
-            child = await self._launcher.start(self._agent.argv, env=env, name="agent-command")
+            child = await self._launcher.start(agent.argv, env=env, name="agent-command")
         except OSError as error:
             reason = f"cannot start: {error.strerror}"
             return AgentResult(state=RolloutState.ABORTED, error=reason)
@@ -78,13 +72,11 @@ class CommandPool:
             return AgentResult(state=RolloutState.TRUNCATED, error="time limit", duration_s=time.monotonic() - started)
         finally:
             await child.kill()
-        state = {0: RolloutState.SUCCEEDED, _TEMPORARY_FAILURE: RolloutState.ABORTED}.get(status, RolloutState.FAILED)
-        return AgentResult(
-            state=state,
-            output=output if status == 0 else None,
-            error=None if status == 0 else f"exit status {status}",
-            duration_s=time.monotonic() - started,
-        )
+        duration_s = time.monotonic() - started
+        if status == 0:
+            return AgentResult(state=RolloutState.SUCCEEDED, output=output, duration_s=duration_s)
+        state = RolloutState.ABORTED if status == _TEMPORARY_FAILURE else RolloutState.FAILED
+        return AgentResult(state=state, error=f"exit status {status}", duration_s=duration_s)
 
     async def close(self) -> None:
         """Nothing to do: each command is killed where it was awaited."""

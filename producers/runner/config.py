@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, field
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Folder, Function, Program, Seconds, Section
 
 __all__ = ["AgentConfig", "RewardConfig", "RunnerHandles"]
@@ -75,7 +76,7 @@ class RewardConfig(Section, frozen=True, kw_only=True):
 class RunnerHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Where the runner of a run works."""
 
-    run_hash: str
+    run_hash: RunHash
     """Rollouts of other runs are none of its business."""
     llm_url: str
     """The LLM gateway, without `/v1`."""

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -55,16 +54,15 @@ def rewards_of(
 class Grader:
     """One grader process, which judges one attempt at a time. Use from one event loop."""
 
-    def __init__(self, reward: RewardConfig, env: Mapping[str, str], launcher: Launcher) -> None:
+    def __init__(self, reward: RewardConfig, launcher: Launcher) -> None:
         self._reward = reward
-        self._env = env
         self._launcher = launcher
         self._turn = asyncio.Lock()
         self._child: Child | None = None
 
     async def start(self) -> Child:
         """Starts the process. Raises ConfigurationError when the grader cannot be imported."""
-        env, grader = {**os.environ, **self._env}, self._reward.grader
+        env, grader = {**os.environ, **self._launcher.agent.env}, self._reward.grader
         try:
             self._child, _ = await self._launcher.start_host("grader_host.py", grader, env=env, name="grader")
         except (ConfigurationError, UnavailableError) as error:
@@ -86,7 +84,9 @@ class Grader:
         is_well = False
         try:
             child = self._child or await self.start()
-            answer = await asyncio.wait_for(_ask(child, question), self._reward.time_limit_s)
+            async with asyncio.timeout(self._reward.time_limit_s):
+                await child.send(question)
+                answer = await child.receive()
             if answer is not None and answer.get("id") == question["id"]:
                 is_well = True
                 return answer.get("rewards", {}), answer.get("unscored", "")
@@ -109,8 +109,3 @@ class Grader:
         """Kills the process."""
         if self._child is not None:
             await self._child.kill()
-
-
-async def _ask(child: Child, question: dict[str, Any]) -> dict[str, Any] | None:
-    await child.send(question)
-    return await child.receive()

@@ -14,17 +14,17 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
-from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
+from tracegrad.schemas.retry import retry_async
 
 from .agent_environment import host_environment
 from .agent_result import AgentResult, RunAgent, from_host
 from .children import Child, Launcher
-from .config import AgentConfig, RunnerHandles
 
 __all__ = ["HostPool"]
 
-_MAX_START_FAILURES = 3
+_MAX_STARTS = 3
 _HANG_GRACE_S = 30.0
 """After a time limit, until a host that said nothing is held to be hung."""
 _KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -107,11 +107,7 @@ def _aborted(error: str, *, is_crash: bool = False) -> AgentResult:
 class HostPool:
     """`count` hosts of `per_host` rollouts each. Use from one event loop."""
 
-    def __init__(
-        self, agent: AgentConfig, handles: RunnerHandles, launcher: Launcher, *, count: int, per_host: int, name: str
-    ) -> None:
-        self._agent = agent
-        self._handles = handles
+    def __init__(self, launcher: Launcher, *, count: int, per_host: int, name: str) -> None:
         self._launcher = launcher
         self._per_host = per_host
         self._names = [f"{name}-{index}" for index in range(count)]
@@ -161,41 +157,33 @@ class HostPool:
 
     async def _keep(self, name: str) -> None:
         """Keeps one host running for ever."""
-        num_failures = 0
-        while self._failure is None:
+        while True:
             try:
-                host = await self._start(name)
-            except (UnavailableError, OSError) as error:
-                num_failures += 1
-                logger.warning("%s (failure %d in a row)", error, num_failures)
-                if num_failures < _MAX_START_FAILURES:
-                    await asyncio.sleep(2.0**num_failures)
-                else:
-                    await self._tell_all(ConfigurationError(f"[agent] callable {self._agent.callable}: {error}"))
-            except ConfigurationError as error:
-                await self._tell_all(ConfigurationError(f"[agent] callable {error}"))
-            else:
-                num_failures = 0
-                self._hosts.append(host)
-                await self._tell_all()
-                try:
-                    await host.retired.wait()
-                except asyncio.CancelledError:
-                    await host.close()
-                    raise
-                self._hosts.remove(host)
+                host = await retry_async(
+                    lambda: self._start(name), doing=f"starting {name}", on=OSError, first_s=2.0, max_tries=_MAX_STARTS
+                )
+            except (ConfigurationError, OSError) as error:
+                return await self._tell_all(ConfigurationError(f"[agent] callable {error}"))
+            self._hosts.append(host)
+            await self._tell_all()
+            try:
+                await host.retired.wait()
+            except asyncio.CancelledError:
+                await host.close()
+                raise
+            self._hosts.remove(host)
 
     async def _start(self, name: str) -> _Host:
-        env = host_environment(self._agent, self._handles, os.environ)
-        reference = str(self._agent.callable)
+        agent, handles = self._launcher.agent, self._launcher.handles
+        env, reference = host_environment(agent, handles, os.environ), str(agent.callable)
         child, ready = await self._launcher.start_host("agent_host.py", reference, env=env, name=name)
         if ready["untraced"]:
             logger.warning("%s: its spans will be missing: %s", name, ready["untraced"])
-        return _Host(child, self._handles.llm_url, name)
+        return _Host(child, handles.llm_url, name)
 
     async def _tell_all(self, failure: ConfigurationError | None = None) -> None:
         async with self._changed:
-            self._failure = failure
+            self._failure = self._failure or failure
             self._changed.notify_all()
 
     async def close(self) -> None:

@@ -64,6 +64,8 @@ class _Active:
     task: asyncio.Task[None] | None = None
     attempt: str | None = None
     """Running now, its end not yet written."""
+    is_suspect: bool = False
+    """Its next attempt must run alone, for it may crash its host."""
 
 
 class Runner:
@@ -80,7 +82,7 @@ class Runner:
         stop: threading.Event,
         starts: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        self._agent = agent
+        self._launcher = Launcher(agent, handles)
         self._reward = reward
         self._handles = handles
         self._stop = stop
@@ -95,10 +97,9 @@ class Runner:
 
     async def serve(self) -> None:
         """Until `stop` is set, or a fatal error."""
-        launcher = Launcher(self._agent, self._handles.log_dir)
-        self._pool, self._isolation = _pools(self._agent, self._handles, launcher)
+        self._pool, self._isolation = _pools(self._launcher)
         self._gateway = GatewayClient(self._handles)
-        self._grader = Grader(self._reward, self._agent.env, launcher)
+        self._grader = Grader(self._reward, self._launcher)
         parts = (self._pool, self._isolation, self._gateway, self._grader)
         loops: list[asyncio.Task[None]] = []
         try:
@@ -120,7 +121,7 @@ class Runner:
             if tasks:
                 await asyncio.wait(tasks, timeout=10)
             await asyncio.gather(*(part.close() for part in parts))
-            await asyncio.to_thread(launcher.close)
+            await asyncio.to_thread(self._launcher.close)
             await asyncio.to_thread(self._reader.close)
             await asyncio.to_thread(self._journal.close)
 
@@ -201,13 +202,12 @@ class Runner:
         """One rollout until it has a final event, or until its partition is another runner's."""
         rollout = active.request.rollout_id
         try:
-            is_suspect = False
             while not (history := self._histories.of(active.request)).is_final or history.open_attempts:
                 if TopicPartition(active.position.topic, active.position.partition) not in self._owned:
                     logger.info("rollout %s: its partition was taken over by another runner", rollout)
                     return
                 try:
-                    is_suspect = await self._advance(active, is_suspect=is_suspect)
+                    await self._advance(active)
                 except asyncio.CancelledError:
                     if active.attempt is not None or self._is_closing:
                         raise
@@ -216,34 +216,36 @@ class Runner:
         finally:
             self._active.pop(rollout, None)
 
-    async def _advance(self, active: _Active, *, is_suspect: bool) -> bool:
-        """One step towards the final event. True: the next attempt must run alone, for it may crash its host."""
+    async def _advance(self, active: _Active) -> None:
+        """One step towards the final event."""
         request, history = active.request, self._histories.of(active.request)
         max_attempts = max(request.limits.max_attempts, 1)
         if history.open_attempts:
             number, attempt = history.open_attempts[0]
             is_last = number + 1 >= max_attempts and history.owners.get(number) == attempt
             await self._abort(request, number, attempt, "its runner stopped", is_final=is_last)
-            return is_suspect
+            return
         number = history.next_number
         if number >= max_attempts:
             await self._journal.tell(
                 event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=history.error)
             )
-            return is_suspect
+            return
         if number > 0:
             await asyncio.sleep(min(_RETRY_BACKOFF_S * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
-        async with (self._isolation if is_suspect else self._pool).slot() as run_agent:
-            attempt = _draw_attempt()
+        async with (self._isolation if active.is_suspect else self._pool).slot() as run_agent:
+            attempt = f"{1 + secrets.randbelow(0xFFFF):04x}"  # 0 is GIVEN_UP_ATTEMPT
             await self._journal.tell(event_of(request, attempt, number, RolloutState.STARTED))
             if self._histories.of(request).owners.get(number) != attempt:
                 await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)
-                return is_suspect
+                return
             active.attempt = attempt
-            outcome = await perform(run_agent, request, attempt, self._gateway, self._grader, is_alone=is_suspect)
+            outcome = await perform(
+                run_agent, request, attempt, self._gateway, self._grader, is_alone=active.is_suspect
+            )
             is_final = outcome.result.state is not RolloutState.ABORTED or number + 1 >= max_attempts
-            await self._finish(active, number, outcome, is_final=is_final)
-        return outcome.result.is_crash
+            await self._finish(active, attempt, number, outcome, is_final=is_final)
+        active.is_suspect = outcome.result.is_crash
 
     async def _abort(self, request: RolloutRequest, number: int, attempt: str, reason: str, *, is_final: bool) -> None:
         """Ends an attempt that nobody runs, so that its episode closes."""
@@ -256,10 +258,9 @@ class Runner:
         event = event_of(request, attempt, number, RolloutState.ABORTED, is_final=is_final, error=reason)
         await self._journal.tell(msgspec.structs.replace(event, calls_closed=calls_closed))
 
-    async def _finish(self, active: _Active, number: int, outcome: Outcome, *, is_final: bool) -> None:
+    async def _finish(self, active: _Active, attempt: str, number: int, outcome: Outcome, *, is_final: bool) -> None:
         """Rewards first, then the end event, so that who reads the end finds them."""
-        request, attempt = active.request, active.attempt
-        assert attempt is not None
+        request = active.request
         event, rewards = records_of(request, attempt, number, outcome, is_final=is_final)
         for reward in rewards:
             await self._journal.reward(request.rollout_id, reward)
@@ -269,22 +270,15 @@ class Runner:
         logger.log(level, "rollout %s attempt %s: %s: %s", request.rollout_id, attempt, event.state.value, event.error)
 
 
-def _pools(
-    agent: AgentConfig, handles: RunnerHandles, launcher: Launcher
-) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:
+def _pools(launcher: Launcher) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:
     """Where agents run, and where one runs alone that may have crashed its host."""
+    agent = launcher.agent
     if agent.command is not None:
-        pool = CommandPool(agent, handles, launcher)
+        pool = CommandPool(launcher)
         return pool, pool
     per_host = -(-agent.concurrency // agent.hosts)
-    main = HostPool(agent, handles, launcher, count=agent.hosts, per_host=per_host, name="agent-host")
-    return main, HostPool(agent, handles, launcher, count=1, per_host=1, name="agent-host-alone")
-
-
-def _draw_attempt() -> str:
-    while (attempt := secrets.token_hex(2)) == GIVEN_UP_ATTEMPT:
-        pass
-    return attempt
+    main = HostPool(launcher, count=agent.hosts, per_host=per_host, name="agent-host")
+    return main, HostPool(launcher, count=1, per_host=1, name="agent-host-alone")
 
 
 def run(

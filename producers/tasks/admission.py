@@ -21,7 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
-from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash, group_id, rollout_id
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
@@ -74,7 +74,7 @@ class TaskAdmission:
         writer: LogWriter,
     ) -> None:
         self._handles = handles
-        self._staleness = pace.staleness
+        self._pace = pace
         self._group_size = config.group_size
         fills = -(-handles.concurrency // config.group_size)
         self._max_running = config.max_running or fills + 1
@@ -131,13 +131,7 @@ class TaskAdmission:
         for index in self.state.admitted[Purpose.TRAIN].incomplete():
             self._admit_group(index)
         progress = self.state.progress()
-        room = capacity(
-            progress,
-            groups_per_step=self._handles.groups_per_step,
-            steps=self._handles.steps,
-            staleness=self._staleness,
-            max_running=self._max_running,
-        )
+        room = capacity(progress, self._pace, self._handles, self._max_running)
         for index in range(progress.admitted, progress.admitted + room):
             self._admit_group(index)
 
@@ -171,7 +165,7 @@ class TaskAdmission:
 
     def _admit(self, purpose: Purpose, index: int, task: Task, size: int) -> None:
         """Asks for the members of a group that were not asked for."""
-        group = group_id(RunHash(self._handles.run_hash), purpose.value, index)
+        group = group_id(self._handles.run_hash, purpose.value, index)
         requests = [
             RolloutRequest(
                 rollout_id=rollout_id(group, member),

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, File, Section, Whole
 
 __all__ = ["PaceConfig", "TasksConfig", "TasksHandles"]
@@ -42,7 +43,7 @@ class PaceConfig(Section, frozen=True, kw_only=True):
 class TasksHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The run that is admitted for: what other sections say of it."""
 
-    run_hash: str
+    run_hash: RunHash
     policy: str
     seed: int
     steps: int

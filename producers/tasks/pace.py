@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .config import PaceConfig, TasksHandles
+
 __all__ = ["RunProgress", "capacity"]
 
 
@@ -31,17 +33,10 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The version that engines serve; None: none yet."""
 
 
-def capacity(progress: RunProgress, *, groups_per_step: int, steps: int, staleness: int, max_running: int) -> int:
-    """Training groups to admit now, 0 or more.
-
-    Args:
-        groups_per_step: G.
-        steps: batches of the run.
-        staleness: eta: how many versions behind the newest a sampled token may be by design; 0 is synchronous.
-        max_running: groups in the works at once.
-    """
-    if progress.acked is None or progress.acked < progress.version - staleness:
+def capacity(progress: RunProgress, pace: PaceConfig, handles: TasksHandles, max_running: int) -> int:
+    """Training groups to admit now, 0 or more; `max_running`: as many are in the works at once."""
+    if progress.acked is None or progress.acked < progress.version - pace.staleness:
         return 0
-    ahead = (staleness + 1) * groups_per_step - (progress.admitted - progress.consumed)
-    left = steps * groups_per_step - progress.admitted
+    ahead = (pace.staleness + 1) * handles.groups_per_step - (progress.admitted - progress.consumed)
+    left = handles.steps * handles.groups_per_step - progress.admitted
     return max(0, min(max_running - progress.running, ahead, left))

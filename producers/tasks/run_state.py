@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,10 +52,9 @@ class OpenRollout:
 class RunState:
     """One run and policy. Not thread-safe."""
 
-    def __init__(self, run_hash: str, policy: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run_hash: str, policy: str) -> None:
         self._run_hash = run_hash
         self._policy = policy
-        self._clock = clock
         self.histories = Histories(run_hash)
         self.admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Asked for; a request may be on the log twice, and a restart may come between those of a group."""
@@ -88,14 +87,14 @@ class RunState:
         if request.purpose not in self.admitted or run_hash_of(request.rollout_id) != self._run_hash:
             return
         if self.admitted[request.purpose].add(request.group) and not self.histories.of(request).is_final:
-            self.open[request.rollout_id] = OpenRollout(request, self._clock())
+            self.open[request.rollout_id] = OpenRollout(request, time.monotonic())
 
     def _fold_event(self, event: RolloutEvent) -> None:
         self.histories.fold(event)
         rollout = self.open.get(event.rollout_id)
         if rollout is None:
             return
-        rollout.active_s = self._clock()
+        rollout.active_s = time.monotonic()
         if self.histories.of(rollout.request).is_final:
             del self.open[event.rollout_id]
 

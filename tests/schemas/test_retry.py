@@ -56,6 +56,13 @@ def test_other_errors_pass_at_once() -> None:
         retry(failing(1, ValueError("wrong")), doing="it")
 
 
+def test_so_many_tries_and_no_more() -> None:
+    """The last one's error is the call's."""
+    assert retry(failing(2, UnavailableError("away")), doing="it", first_s=0.001, max_tries=3) == 3
+    with pytest.raises(UnavailableError, match="away"):
+        retry(failing(3, UnavailableError("away")), doing="it", first_s=0.001, max_tries=3)
+
+
 def test_patience_and_stop_end_the_tries_with_the_last_error() -> None:
     """No pause begins that would end after the patience; a stop ends the pause itself."""
     with pytest.raises(UnavailableError, match="away"):

@@ -37,7 +37,8 @@ class SpanLedger:
         self._endpoint = endpoint.rstrip("/")
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._exported: collections.OrderedDict[str, tuple[set[int], set[int]]] = collections.OrderedDict()
+        self._spans: collections.OrderedDict[str, dict[int, bool]] = collections.OrderedDict()
+        """Episode -> span -> whether it was exported."""
         self._taken: collections.OrderedDict[str, None] = collections.OrderedDict()
         self.providers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -64,12 +65,10 @@ class SpanLedger:
                 episode = episode_of(span)
                 if episode in self._taken:
                     continue
-                submitted, exported = self._exported.setdefault(episode, (set(), set()))
-                submitted.add(span.context.span_id)
-                if is_exported:
-                    exported.add(span.context.span_id)
-            while len(self._exported) > self.MAX_EPISODES:
-                self._exported.popitem(last=False)
+                known, number = self._spans.setdefault(episode, {}), span.context.span_id
+                known[number] = is_exported or known.get(number, False)
+            while len(self._spans) > self.MAX_EPISODES:
+                self._spans.popitem(last=False)
 
     def mark(self, spans: Sequence[Any], mark: Any) -> Sequence[Any]:
         """The spans to export; the resource `mark` is merged into that of each span which is counted."""
@@ -83,11 +82,11 @@ class SpanLedger:
     def take(self, episode: str) -> tuple[int, int]:
         """(exported, lost) of an episode, which is then over: no later span of it is counted."""
         with self._lock:
-            submitted, exported = self._exported.pop(episode, (set(), set()))
+            exported = self._spans.pop(episode, {}).values()
             self._taken[episode] = None
             if len(self._taken) > self.MAX_EPISODES:
                 self._taken.popitem(last=False)
-        return len(exported), len(submitted - exported)
+        return sum(exported), len(exported) - sum(exported)
 
     def is_ours(self, exporter: Any) -> bool:
         """Whether an OTLP exporter sends to our gateway, rather than to one of the agent's choice."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tracegrad.compose.cli.run import variables
-from tracegrad.compose.run.load import load, read_resolved, write_resolved
+from tracegrad.compose.run.load import load
 from tracegrad.compose.run.pipeline import prepare_run
+from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.runner.agent_environment import host_environment
 from tracegrad.producers.runner.config import AgentConfig
@@ -177,10 +178,9 @@ def test_a_hub_name_stays_a_hub_name(folder: Path) -> None:
 def test_resolved_settings_come_back_equal(folder: Path) -> None:
     """What `tracegrad serve` reads is what was checked."""
     settings = load(write(folder, GOOD), environ={}, flags={})
-    write_resolved(folder / "config.json", settings)
-    assert read_resolved(folder / "config.json") == settings
+    assert prepare_run(settings, folder / "run").settings == settings
     with pytest.raises(ConfigurationError, match="--run-dir"):
-        read_resolved(folder / "none.json")
+        _ = RunDir(folder / "none").settings
 
 
 @pytest.mark.parametrize(("flush_timeout_s", "ack_timeout_s"), [(5.0, 4.0), (10.0, 8.0), (19.0, 8.0)])

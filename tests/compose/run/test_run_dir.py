@@ -88,7 +88,7 @@ def test_a_folder_that_is_no_run_is_said_so(tmp_path: Path) -> None:
     """For `serve`, `status` and the like."""
     with pytest.raises(ConfigurationError, match="--run-dir"):
         RunDir.open(tmp_path)
-    with pytest.raises(ConfigurationError, match="has the run been started"):
+    with pytest.raises(ConfigurationError, match="start the run with"):
         _ = RunDir(tmp_path).endpoints
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.producers.runner.rig import Rig
+from tests.producers.runner.rig import RUN_HASH, Rig
 from tests.serving import until
 from tests.versions import label
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
@@ -34,7 +34,7 @@ case "$task" in
 esac
 """
 
-HANDLES = RunnerHandles(run_hash="ab12cd34", llm_url="http://gw:1/", otlp_endpoint="http://otlp:2/", log_dir="/logs")
+HANDLES = RunnerHandles(run_hash=RUN_HASH, llm_url="http://gw:1/", otlp_endpoint="http://otlp:2/", log_dir="/logs")
 
 
 @pytest.fixture(scope="module")

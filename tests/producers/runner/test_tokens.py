@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.producers.runner.rig import Rig
+from tests.producers.runner.rig import RUN_HASH, Rig
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
@@ -58,7 +58,7 @@ def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
 def test_agents_get_the_tokens_by_their_environment() -> None:
     """As API key, and as export header in the variable's own encoding; without tokens as ever."""
     agent = AgentConfig(command=("x",))
-    plain = RunnerHandles(run_hash="ab12cd34", llm_url="http://gw", otlp_endpoint="http://otlp", log_dir="/logs")
+    plain = RunnerHandles(run_hash=RUN_HASH, llm_url="http://gw", otlp_endpoint="http://otlp", log_dir="/logs")
     rollout = {"rollout": "ab12cd34" + "0" * 20, "attempt": "0a0b", "span": "f" * 16}
     guarded = msgspec.structs.replace(plain, llm_token="a", otlp_token="b,c=d")
     for env in (host_environment(agent, guarded, {}), command_environment(agent, guarded, {}, **rollout)):

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from tracegrad.producers.tasks.config import PaceConfig, TasksHandles
 from tracegrad.producers.tasks.pace import RunProgress, capacity
+from tracegrad.schemas.ids import RunHash
 
-PACE = {"groups_per_step": 8, "steps": 10, "staleness": 2, "max_running": 12}
+PACE = PaceConfig(staleness=2)
+HANDLES = TasksHandles(
+    run_hash=RunHash("ab12cd34"),
+    policy="policy",
+    seed=0,
+    steps=10,
+    groups_per_step=8,
+    concurrency=1,
+    time_limit_s=1.0,
+    rewards_awaited=(),
+)
 
 
 @pytest.mark.parametrize(
@@ -28,23 +41,23 @@ PACE = {"groups_per_step": 8, "steps": 10, "staleness": 2, "max_running": 12}
 )
 def test_capacity(progress: RunProgress, expected: int) -> None:
     """The formula of the module's first lines."""
-    assert capacity(progress, **PACE) == expected
+    assert capacity(progress, PACE, HANDLES, 12) == expected
 
 
 def test_synchronous_training_never_runs_ahead_of_the_weights() -> None:
     """With eta 0 one batch is admitted, and the next only when its version is served."""
-    pace = {"groups_per_step": 4, "steps": 10, "staleness": 0, "max_running": 100}
-    assert capacity(RunProgress(acked=0), **pace) == 4
-    assert capacity(RunProgress(acked=0, admitted=4, running=0), **pace) == 0
-    assert capacity(RunProgress(acked=0, admitted=4, consumed=4, step=1, version=1), **pace) == 0
-    assert capacity(RunProgress(acked=1, admitted=4, consumed=4, step=1, version=1), **pace) == 4
+    pace, handles = PaceConfig(staleness=0), msgspec.structs.replace(HANDLES, groups_per_step=4)
+    assert capacity(RunProgress(acked=0), pace, handles, 100) == 4
+    assert capacity(RunProgress(acked=0, admitted=4, running=0), pace, handles, 100) == 0
+    assert capacity(RunProgress(acked=0, admitted=4, consumed=4, step=1, version=1), pace, handles, 100) == 0
+    assert capacity(RunProgress(acked=1, admitted=4, consumed=4, step=1, version=1), pace, handles, 100) == 4
 
 
 def test_a_run_whose_groups_are_all_excluded_is_never_starved() -> None:
     """Excluded groups count as consumed, so admission goes on to the end."""
     progress = RunProgress(acked=0)
-    for step in range(1, PACE["steps"] + 1):
-        while capacity(progress, **PACE):
+    for step in range(1, HANDLES.steps + 1):
+        while capacity(progress, PACE, HANDLES, 12):
             progress = RunProgress(acked=0, admitted=progress.admitted + 1, consumed=progress.consumed)
         progress = RunProgress(acked=0, admitted=progress.admitted, consumed=step * 8, step=step)
     assert progress.admitted == progress.consumed == 80

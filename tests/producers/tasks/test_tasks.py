@@ -52,7 +52,7 @@ class World:
         self.config = TasksConfig(file=file, eval_file=eval_file, group_size=2)
         self.pace = PaceConfig(staleness=1)
         self.handles = TasksHandles(
-            run_hash="ab12cd34",
+            run_hash=RunHash("ab12cd34"),
             policy="policy",
             seed=0,
             steps=3,
