@@ -65,11 +65,6 @@ class Members:
         """Groups of which any member was added."""
         return self._num_dropped + len(self._later)
 
-    @property
-    def num_kept(self) -> int:
-        """Groups that take memory."""
-        return len(self._later)
-
     def missing(self, index: int, size: int) -> list[int]:
         """Those of members 0 .. size - 1 of a group that were not added."""
         return [member for member in range(size) if not self._has(index, member)]
@@ -145,11 +140,6 @@ class Histories:
         """The history of a rollout: empty when nothing was heard of it, and but for `is_final` when it is over."""
         known = self._rollouts.get(request.rollout_id)
         return known or History(is_final=request.group in self._final[request.purpose])
-
-    @property
-    def num_kept(self) -> int:
-        """Rollouts whose history takes memory."""
-        return len(self._rollouts)
 
 
 def event_of(

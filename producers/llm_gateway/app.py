@@ -56,7 +56,7 @@ from .calls import CallServer, Parts
 from .chat import ChatEndpoints, problem_of, problem_response
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
-from .engines.lineage import KnownVersions
+from .engines.generate import KnownVersions
 from .identity import api_key_of, claims_of
 from .render.engine_render import RENDER_TIMEOUT_S
 from .render.local_render import prove
@@ -112,12 +112,11 @@ class Gateway:
 
     def _authorize(self, request: Request) -> None:
         token = self.parts.config.token
+        given = (request.headers.get("x-tracegrad-token", ""), api_key_of(request.headers))
         if token is None or request.url.path == "/health":
             return
-        for given in (request.headers.get("x-tracegrad-token", ""), api_key_of(request.headers)):
-            if hmac.compare_digest(given.encode(), token.encode()):
-                return
-        raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
+        if not any(hmac.compare_digest(one.encode(), token.encode()) for one in given):
+            raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
 
     async def _quarantine(self, request: Request, error: IdentityError) -> None:
         """A dead letter by reference: the claims, no content."""
@@ -125,7 +124,8 @@ class Gateway:
         headers = dead_letter_headers(origin, stage="llm_gateway", reason=error.reason, detail=str(error))
         value = msgspec.json.encode(claims_of(request))
         with contextlib.suppress(UnavailableError, OverloadedError, RecordError):
-            await self.parts.append(Topic.DEAD_LETTERS, key=original_key(origin), value=value, headers=headers)
+            letter = self.parts.append(Topic.DEAD_LETTERS, key=original_key(origin), value=value, headers=headers)
+            await self.parts.acknowledged(letter)
 
     async def _begin(self, request: Request) -> Response:
         rollout, attempt = path_ids(request)
@@ -146,7 +146,9 @@ class Gateway:
                 answers = session.answers()
                 outcomes: dict[str, CallOutcome] = {answer.call_id: answer.outcome for answer in answers}
                 closed = CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
-                await self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
+                await self.parts.acknowledged(
+                    self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
+                )
                 session.end_answer = msgspec.json.encode({"calls": answers, "fault": session.last_fault})
                 session.forget_calls()
                 self.parts.sessions.has_room(session)
@@ -158,14 +160,8 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse(
-            {
-                "status": "ok",
-                "inflight": self._chat.num_inflight,
-                "open_attempts": self.parts.sessions.num_open(),
-                "counters": self.parts.metrics.snapshot(),
-            }
-        )
+        counters = self.parts.metrics.snapshot()
+        return JSONResponse({"status": "ok", "inflight": self._chat.num_inflight, "counters": counters})
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:

@@ -12,10 +12,9 @@ fault), UnavailableError, OverloadedError (ours; the agent's client retries), Se
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +41,7 @@ from .api.chat_request import ChatRequest, Message, NamedTool, ToolUse
 from .api.events import Event, Finished, Reasoning, Started, Text, ToolCalled
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
-from .engines.generate import Generation, Generator
-from .engines.lineage import KnownVersions
+from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
@@ -53,6 +51,7 @@ from .splice import EarlierCall, EndOfTurn, Prompt, build_prompt, splice_context
 __all__ = ["CallServer", "Parts", "Served"]
 
 _APPEND_TIMEOUT_S = 60.0
+Append = asyncio.Future[Position]
 
 
 @dataclass
@@ -70,23 +69,13 @@ class Parts:
         self.writer = self.log.writer()
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
 
-    async def append(
-        self,
-        topic: Topic,
-        *,
-        key: bytes | None,
-        value: bytes,
-        headers: Headers = (),
-        handed: Callable[[asyncio.Future[Position]], None] = lambda append: None,
-    ) -> None:
-        """Appends a record and waits until it is acknowledged. Raises what the writer raises, or UnavailableError when
-        it was not acknowledged in time; whether it still arrives is then unknown.
+    def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> Append:
+        """Hands a record to the log; what comes back may end after `acknowledged` has given it up."""
+        return asyncio.wrap_future(self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers))
 
-        Args:
-            handed: gets the append at once, which may end after this has given it up.
-        """
-        append = asyncio.wrap_future(self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers))
-        handed(append)
+    async def acknowledged(self, append: Append) -> None:
+        """Waits for an append. Raises what the writer raises, or UnavailableError when it takes too long; whether the
+        record still arrives is then unknown."""
         done, _ = await asyncio.wait({append}, timeout=_APPEND_TIMEOUT_S)
         if not done:
             self.metrics.add(CALLS_UNACKNOWLEDGED)
@@ -145,7 +134,7 @@ class CallServer:
             started_at_ns=started_ns,
             ended_at_ns=time.time_ns(),
         )
-        await self._append(record, functools.partial(session.register, answer, prompt.ids, number))
+        await self._append(session, record, answer, prompt, number)
         self._remember(session, request, prompt, generation, answer)
         events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids))
         return Served(answer=answer, events=tuple(events))
@@ -154,7 +143,7 @@ class CallServer:
         self, session: Session, request: ChatRequest
     ) -> tuple[Prompt, Sampling, Generation, ParsedMessage]:
         renderer, metrics = self.renderer, self._parts.metrics
-        waits = waits_until(session.sticky, self._parts.config.engine_wait_s)
+        waits = waits_until(hash(session.key), self._parts.config.engine_wait_s)
         prompt, grammar = await build_prompt(renderer, self._ends, session.history, request, waits)
         metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
         sampling = decide(request, session.purpose, self._parts.policy, grammar)
@@ -171,11 +160,13 @@ class CallServer:
         parsed = await renderer.parse(request, Sampled(ids, said, logprobs), waits)
         return prompt, sampling, generation, parsed
 
-    async def _append(self, record: CallRecord, register: Callable[[asyncio.Future[Position]], None]) -> None:
+    async def _append(self, session: Session, record: CallRecord, answer: Answer, prompt: Prompt, number: int) -> None:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
         key = episode_key(record.rollout_id, record.trace_id)
         try:
-            await self._parts.append(Topic.LLM_CALLS, key=key, value=CALL_RECORDS.encode(record), handed=register)
+            append = self._parts.append(Topic.LLM_CALLS, key=key, value=CALL_RECORDS.encode(record))
+            session.register(answer, prompt.ids, number, append)
+            await self._parts.acknowledged(append)
         except RecordError as error:
             self._parts.metrics.add(CALLS_TOO_LARGE)
             raise RequestError(f"the call cannot be recorded: {error}", status=413) from error

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -35,7 +36,7 @@ from ..http_request import read_object
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
 from .calls import CallServer, Parts, Served
-from .identity import Caller, claims_of, judge
+from .identity import claims_of, judge
 from .sampling import without_strict
 from .sessions import Session
 
@@ -63,39 +64,37 @@ class ChatEndpoints:
             session.last_fault = 503 if is_full else None
         if is_full:
             raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
-        with self._slot():
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(self._slot())
             request = api.read(await read_object(http, config.max_body_bytes))
-        if not config.allow_strict:
-            request = without_strict(request)
-        if session is None:
-            # A captured agent: its episode is its trace; a call without one is an episode of its own.
-            parts.metrics.add(CALLS_CAPTURED)
-            if caller.trace_id is None and caller.rollout_id is None:
-                caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-            session = parts.sessions.captured(caller.rollout_id or caller.trace_id or "")
-        return self._respond(api, session, caller, request)
-
-    def _respond(self, api: Api, session: Session, caller: Caller, request: ChatRequest) -> CallResponse:
-        entered = contextlib.ExitStack()
-        entered.enter_context(session.in_flight())
-        entered.enter_context(self._slot())
-
-        def settled(served: Served | None, error: BaseException | None) -> None:
-            entered.close()
-            status = _status_of(error) if error is not None else 200
-            session.last_fault = status if status >= 500 else None
-            if served is not None:
-                self._parts.metrics.add(CALLS_SERVED, served.answer.outcome)
-            elif error is not None:
-                self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
-
+            if not config.allow_strict:
+                request = without_strict(request)
+            if session is None:
+                # A captured agent: its episode is its trace; a call without one is an episode of its own.
+                parts.metrics.add(CALLS_CAPTURED)
+                if caller.trace_id is None and caller.rollout_id is None:
+                    caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
+                session = parts.sessions.captured(caller.rollout_id or caller.trace_id or "")
+            entered.enter_context(session.in_flight())
+            leave = entered.pop_all().close
         return CallResponse(
-            call=lambda: self._calls.serve(session, caller, request),
+            call=functools.partial(self._calls.serve, session, caller, request),
             api=api,
             request=request,
-            keep_alive_s=self._parts.config.keep_alive_s,
-            settled=settled,
+            keep_alive_s=config.keep_alive_s,
+            settled=functools.partial(self._settle, session, leave),
         )
+
+    def _settle(
+        self, session: Session, leave: Callable[[], None], served: Served | None, error: BaseException | None
+    ) -> None:
+        leave()
+        status = _status_of(error) if error is not None else 200
+        session.last_fault = status if status >= 500 else None
+        if served is not None:
+            self._parts.metrics.add(CALLS_SERVED, served.answer.outcome)
+        elif error is not None:
+            self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[None]:

@@ -61,12 +61,11 @@ class _Registered(NamedTuple):
 class Session:
     """One attempt, or one captured trace: its purpose, its served calls."""
 
-    def __init__(self, key: str, *, purpose: Purpose, now: float) -> None:
+    def __init__(self, key: str, purpose: Purpose) -> None:
         self.key = key
         self.purpose = purpose
         self.history = SpliceHistory()
-        self.last_used = now
-        self.sticky = hash(key)
+        self.last_used = time.monotonic()
         self.is_closing = False
         self.end_answer: bytes | None = None
         self.end_lock = asyncio.Lock()
@@ -247,10 +246,6 @@ class Sessions:
         self._num_ids -= session.num_ids_counted
         self._metrics.add(SESSIONS_FORGOTTEN, "ended" if session.end_answer else "open", why)
 
-    def num_open(self) -> int:
-        """Attempts that have begun and not ended."""
-        return sum(not session.is_closing for session in self._attempts.values())
-
     def _touch(self, sessions: OrderedDict[str, Session], key: str) -> Session:
         sessions.move_to_end(key)
         sessions[key].last_used = time.monotonic()
@@ -260,7 +255,7 @@ class Sessions:
         now = time.monotonic()
         self._evict(self._attempts, self._config.max_attempts, now)
         self._evict(self._captured, _MAX_CAPTURED, now)
-        sessions[key] = Session(key, purpose=purpose, now=now)
+        sessions[key] = Session(key, purpose)
 
     def _evict(self, sessions: OrderedDict[str, Session], bound: int, now: float) -> None:
         """Forgets from the least recently used end, so that each look is cheap."""

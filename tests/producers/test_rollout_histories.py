@@ -79,7 +79,7 @@ def test_a_run_of_many_rollouts_keeps_the_open_ones_only() -> None:
         histories.fold(event("aaaa", 0, RolloutState.STARTED, **fields))
         if request is not requests[-1]:
             histories.fold(event("aaaa", 0, RolloutState.SUCCEEDED, is_final=True, **fields))
-    assert histories.num_kept == 1
+    assert len(histories._rollouts) == 1
     assert histories.of(requests[-1]).open_attempts == ((0, "aaaa"),)
     assert all(histories.of(request).is_final for request in requests[:-1])
 
@@ -92,7 +92,11 @@ def test_an_attempt_that_starts_after_the_final_event_owns_nothing() -> None:
     history = histories.of(REQUEST)
     assert (history.is_final, history.owners, history.open_attempts) == (True, {}, ((0, "aaaa"),))
     histories.fold(event("aaaa", 0, RolloutState.ABORTED))
-    assert (histories.of(REQUEST).is_final, histories.of(REQUEST).open_attempts, histories.num_kept) == (True, (), 0)
+    assert (histories.of(REQUEST).is_final, histories.of(REQUEST).open_attempts, len(histories._rollouts)) == (
+        True,
+        (),
+        0,
+    )
 
 
 def test_members_remember_every_group_and_keep_few() -> None:
@@ -109,14 +113,14 @@ def test_members_remember_every_group_and_keep_few() -> None:
         assert members.add(place) and not members.add(place)
         assert all((other in members) == (where <= number) for where, other in enumerate(places))
         assert members.num_groups == len({other.index for other in places[: number + 1]})
-    assert (members.num_kept, members.incomplete(), members.missing(7, 2), members.missing(60, 2)) == (
+    assert (len(members._later), members.incomplete(), members.missing(7, 2), members.missing(60, 2)) == (
         0,
         [],
         [],
         [0, 1],
     )
     members.add(GroupRef(id="", size=3, member=1, index=61))
-    assert (members.num_kept, members.incomplete(), members.missing(61, 3)) == (1, [61], [0, 2])
+    assert (len(members._later), members.incomplete(), members.missing(61, 3)) == (1, [61], [0, 2])
     assert GroupRef(id="", size=1, member=0, index=-1) not in members
 
 

@@ -78,7 +78,7 @@ class _Function(msgspec.Struct):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    is_strict: bool | None = msgspec.field(name="strict", default=None)
 
 
 class _Tool(msgspec.Struct):
@@ -157,14 +157,8 @@ def _tool_call(call: _Call) -> ToolCall:
 
 
 def _tool(read: _Tool, body: dict[str, Any]) -> Tool:
-    function = read.function
-    return Tool(
-        name=function.name,
-        description=function.description,
-        parameters=function.parameters,
-        is_strict=function.strict,
-        extra={**rest_of(body, _Tool), **rest_of(body["function"], _Function)},
-    )
+    extra = {**rest_of(body, _Tool), **rest_of(body["function"], _Function)}
+    return Tool(**msgspec.structs.asdict(read.function), extra=extra)
 
 
 class _Writer:

@@ -8,8 +8,7 @@ Generate is sent again after a broken connection; the sample lost was never show
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import itertools
 import time
 from typing import Any, Self
 
@@ -18,12 +17,12 @@ import msgspec
 
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 from tracegrad.schemas.metrics import ENGINE_AWAY, Metrics
+from tracegrad.schemas.retry import retry_async
 
 from ..config import EngineRef
 
 __all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "Waits", "waits_until"]
 
-_LOGGER = logging.getLogger(__name__)
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
@@ -80,26 +79,24 @@ class EngineClient:
             UnavailableError: past the deadline.
         """
         data = msgspec.json.encode(body)
-        pause_s = _FIRST_PAUSE_S
-        tries = faults = 0
-        while True:
-            engine = self._engines[(waits.sticky + tries) % len(self._engines)]
+        tries, faults = itertools.count(waits.sticky), 0
+
+        async def once() -> tuple[bytes, EngineRef]:
+            nonlocal faults
+            engine = self._engines[next(tries) % len(self._engines)]
             try:
                 return await self._post_once(engine, path, data, timeout_s), engine
             except EngineRefusal as refusal:
                 faults += 1
                 if refusal.status == 400 or faults == _MAX_FAULTS:
                     raise
-                tries += 1
-            except UnavailableError as error:
-                tries += 1
+                raise UnavailableError(f"engine {engine.id}: {refusal}") from refusal
+            except UnavailableError:
                 self._metrics.add(ENGINE_AWAY)
-                if time.monotonic() + pause_s > waits.deadline:
-                    raise
-                if tries % len(self._engines) == 0:
-                    _LOGGER.debug("no engine answers, waiting %.2f s: %s", pause_s, error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                raise
+
+        left_s = waits.deadline - time.monotonic()
+        return await retry_async(once, doing=path, patience_s=left_s, first_s=_FIRST_PAUSE_S, max_s=_MAX_PAUSE_S)
 
     async def _post_once(self, engine: EngineRef, path: str, data: bytes, timeout_s: float) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)

@@ -1,32 +1,41 @@
 """Samples from an engine until the answer can be trusted: complete, with finite logprobs, under a label that is known.
 
-In: prompt ids and sampling parameters. Out: a Generation. An answer of any other kind (a restarted engine bears the
-label `default`) is refused, counted, and sampled again within the call's wait; then UnavailableError.
+In: prompt ids and sampling parameters; records of `weights` from the beginning, which say what labels an engine may
+bear. Out: a Generation. An answer of any other kind (a restarted engine bears the label `default`) is refused, counted,
+and sampled again within the call's wait; then UnavailableError. An undecodable record of `weights` is counted and
+passed over (the trainer and weight sync log theirs); a broker that is away is waited for; a fatal error is kept in
+`fatal` and ends the gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import threading
 import time
 from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import UnavailableError
-from tracegrad.schemas.metrics import GENERATIONS_REFUSED, Metrics
+from tracegrad.schemas.errors import FatalError, RecordError, UnavailableError
+from tracegrad.schemas.log.follow import follow, in_thread
+from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.metrics import GENERATIONS_REFUSED, WEIGHT_RECORDS_REFUSED, Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.versions import VersionSpan
+from tracegrad.schemas.records.versions import Version, VersionSpan, parse_label
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..config import EngineRef, LlmConfig
 from .client import GENERATE, EngineClient, Waits
-from .lineage import KnownVersions
 
-__all__ = ["Generation", "Generator"]
+__all__ = ["Generation", "Generator", "KnownVersions"]
 
 _LOGGER = logging.getLogger(__name__)
 _LABEL_POLL_S = 0.1
+_WEIGHTS_POLL_S = 0.05
 _NO_LOGPROB = -9000.0
 """vLLM writes -9999 for a logprob that is missing, NaN or minus infinity: nothing can be trained on it."""
 
@@ -73,6 +82,61 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """The last id is the terminal token."""
     versions: tuple[VersionSpan, ...]
     engine_id: str
+
+
+class KnownVersions:
+    """The surviving versions of the policy, followed in the gateway's event loop."""
+
+    def __init__(self, policy: str, *, topics: Topics, log: Log, metrics: Metrics) -> None:
+        self.fatal: FatalError | None = None
+        self._lineage = Lineage(policy)
+        self._topic = topics.name(Topic.WEIGHTS)
+        self._log = log
+        self._metrics = metrics
+        self._stop = threading.Event()
+        self._changed = asyncio.Event()
+
+    def of(self, label: str) -> Version | None:
+        """The version of a label that survives in the policy's lineage; None for any other, as of another run."""
+        version = parse_label(label)
+        manifest = self._lineage.versions.get(version.version) if version else None
+        return version if manifest is not None and manifest.label == label else None
+
+    def folder(self) -> str | None:
+        """Where the newest version lies; its tokenizer and template are every version's."""
+        newest = self._lineage.newest
+        return newest.uri if newest else None
+
+    async def changed(self, timeout_s: float) -> None:
+        """Returns at the next change or after the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    async def follow(self) -> None:
+        """Reads until `close`, in the event loop that `changed` is awaited in."""
+        steps = follow(self._log, [self._topic], poll_s=_WEIGHTS_POLL_S, stop=self._stop)
+        try:
+            async with contextlib.aclosing(in_thread(steps)) as chunks:
+                async for chunk in chunks:
+                    if sum(self._fold(record) for record in chunk.records):
+                        self._changed.set()
+                        self._changed = asyncio.Event()
+        except FatalError as error:
+            self.fatal = error
+
+    def close(self) -> None:
+        """Ends reading, within a poll."""
+        self._stop.set()
+
+    def _fold(self, record: Record) -> bool:
+        """Takes the next record; False when it changed nothing."""
+        try:
+            weight = WEIGHTS.decode(record.value)
+        except RecordError as error:
+            self._metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
+            return False
+        return self._lineage.fold(weight)
 
 
 class Generator:

@@ -94,6 +94,7 @@ class LocalTemplate:
         self._template = template
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
+        self.vocab_size: int = tokenizer.get_vocab_size()
 
     def ids(self, request: ChatRequest, *, generation_prompt: bool) -> list[int]:
         """The ids of a conversation that `can_render`. May raise whatever the template raises."""
@@ -135,12 +136,6 @@ class LocalTemplate:
         """Ids of a text as it stands."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids that the tokenizer knows."""
-        size: int = self._tokenizer.get_vocab_size()
-        return size
 
 
 def load(folder: Path) -> LocalTemplate | None:

@@ -19,7 +19,7 @@ from tests.versions import claim, label, manifest
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.calls import Parts
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
-from tracegrad.producers.llm_gateway.engines import lineage
+from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
@@ -27,7 +27,7 @@ from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic, Topics
 
-lineage._POLL_S = 0.005
+generate._WEIGHTS_POLL_S = 0.005
 RUN_HASH = "ab12cd34"
 ROLLOUT = RUN_HASH + "0" * 19 + "7"
 ATTEMPT = "9a3c"

@@ -81,7 +81,6 @@ async def test_a_client_that_left_is_recorded_and_its_retry_supersedes() -> None
                 timeout = aiohttp.ClientTimeout(total=0.05)
                 async with r.http.post(path, json={"messages": messages}, timeout=timeout):
                     pass
-            await until(lambda: r.gateway.parts.sessions.num_open() == 1)
         calls = await r.end()
         assert [call["outcome"] for call in calls] == ["superseded", "delivered", "client_disconnected"]
         assert len(r.calls()) == 3
