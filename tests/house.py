@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("schemas", "producers", "streams", "trainer", "consumers", "compose")
@@ -22,6 +23,10 @@ RUN_BY_PATH = (
 """Run or loaded where we may not be installed, so they import nothing of ours."""
 
 
+When = Literal["load", "call", "never"]
+"""The file's own import, a call of a function in it, or type checkers alone."""
+
+
 class Import(NamedTuple):
     """One import statement's module, at any depth of a file."""
 
@@ -30,8 +35,10 @@ class Import(NamedTuple):
     is_relative: bool
     """As it is written."""
     line: int
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
     """What is taken from it; some may be modules."""
+    when: When
+    """What runs it."""
 
 
 def name_of(path: Path) -> str:
@@ -60,21 +67,32 @@ def imports(path: Path) -> tuple[Import, ...]:
     """Every import of a file: inside functions and for type checkers too."""
     package = ("tracegrad", *path.relative_to(ROOT).parent.parts)
     found = []
-    for node in ast.walk(tree_of(path)):
+    for node, when in _statements(tree_of(path), "load"):
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, False, node.lineno) for alias in node.names]
+            found += [Import(alias.name, False, node.lineno, (), when) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *([node.module] if node.module else [])))
             names = tuple(alias.name for alias in node.names)
-            found.append(Import(module, bool(node.level), node.lineno, names))
+            found.append(Import(module, bool(node.level), node.lineno, names, when))
     return tuple(found)
+
+
+def _statements(tree: ast.AST, when: When) -> Iterator[tuple[ast.AST, When]]:
+    for node in ast.iter_child_nodes(tree):
+        yield node, when
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from _statements(node, "never")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and when == "load":
+            yield from _statements(node, "call")
+        else:
+            yield from _statements(node, when)
 
 
 def files_imported(path: Path) -> dict[Path, int]:
     """The files of the house that a file imports -> the line where."""
     found = {}
-    for module, _, line, names in imports(path):
+    for module, _, line, names, _ in imports(path):
         modules = [f"{module}.{name}" for name in names if f"{module}.{name}" in _BY_MODULE] or [module]
         found.update({_BY_MODULE[name]: line for name in modules if name in _BY_MODULE})
     return found

@@ -15,10 +15,11 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["Background", "free_port", "is_healthy", "serve", "until"]
+__all__ = ["Background", "free_port", "is_alive", "is_healthy", "serve", "until"]
 
 T = TypeVar("T")
 
@@ -37,6 +38,15 @@ def is_healthy(url: str) -> bool:
         with urllib.request.urlopen(f"{url}/health", timeout=1) as response:
             return bool(response.status == 200)
     except OSError:
+        return False
+
+
+def is_alive(pid: int, *, parent: int | None = None) -> bool:
+    """Whether a process runs (a zombie does not), as a child of that parent if one is named."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and parent in (None, process.ppid())
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["CHAT_TEMPLATE", "Kind", "make_model", "save_version"]
+__all__ = ["CHAT_TEMPLATE", "Kind", "make_model", "save_version", "small_model"]
 
 Kind = Literal["qwen3", "qwen2"]
 
@@ -50,33 +50,39 @@ def _write_tokenizer(folder: Path) -> None:
     )
 
 
-def make_model(folder: Path, kind: Kind = "qwen3", *, seed: int = 0) -> Path:
-    """Writes the model and its tokenizer; returns the folder."""
-    import torch
+def small_model(kind: Kind, **config: Any) -> Any:
+    """A model of two layers and random weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_tokenizer(folder)
-    shared: dict[str, Any] = {
-        "vocab_size": _VOCABULARY,
+    settings: dict[str, Any] = {
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
         "bos_token_id": None,
-        "eos_token_id": 258,
-        "pad_token_id": 256,
+        **config,
     }
-    torch.manual_seed(seed)
     qwen3: Any = Qwen3ForCausalLM
     qwen2: Any = Qwen2ForCausalLM
-    model: Any
-    if kind == "qwen3":
-        model = qwen3(Qwen3Config(**shared, head_dim=32, tie_word_embeddings=False))
-    else:
-        model = qwen2(Qwen2Config(**shared, tie_word_embeddings=True))
+    return qwen3(Qwen3Config(**settings, head_dim=32)) if kind == "qwen3" else qwen2(Qwen2Config(**settings))
+
+
+def make_model(folder: Path, kind: Kind = "qwen3", *, seed: int = 0) -> Path:
+    """Writes the model and its tokenizer; returns the folder."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(folder)
+    torch.manual_seed(seed)
+    model = small_model(
+        kind,
+        vocab_size=_VOCABULARY,
+        max_position_embeddings=512,
+        tie_word_embeddings=kind == "qwen2",
+        eos_token_id=258,
+        pad_token_id=256,
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)

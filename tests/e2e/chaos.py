@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import psutil
 
 from tests.e2e.evidence import Look
-from tests.e2e.live_run import LiveRun, children_of, command_of, is_alive, wait_for
+from tests.e2e.live_run import LiveRun
+from tests.serving import is_alive, until
 
 __all__ = ["Killed", "Killer"]
 
@@ -58,12 +60,12 @@ class Killer:
         AssertionError when none was seen in one of them in time, or the run ended before.
         """
         left = list(names)
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         held_at = time.monotonic()
         while left:
             status = self._run.poll()
             assert status is None, f"the run ended with {status} before {left} were killed:\n{self._run.tail()}"
-            assert time.monotonic() < until, f"no work in flight was seen in {left} within {timeout_s:g} s"
+            assert time.monotonic() < deadline, f"no work in flight was seen in {left} within {timeout_s:g} s"
             struck = [name for name in left if self._looks[name]() and self._try(name, 0.0)]
             if not struck and time.monotonic() - held_at > FREE_S:
                 holdable = [name for name in left if _hold_s(name)]
@@ -83,12 +85,12 @@ class Killer:
         look = self._looks[name]
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-            until = time.monotonic() + hold_s
-            while not (what := look()) and time.monotonic() < until:
+            deadline = time.monotonic() + hold_s
+            while not (what := look()) and time.monotonic() < deadline:
                 time.sleep(0.05)
             if what and is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
-                wait_for(f"the end of process {pid}", lambda: not is_alive(pid), timeout_s=10)
+                until(lambda: not is_alive(pid), 10, what=f"the end of process {pid}")
                 killed = Killed(name=name, at_s=time.monotonic() - self._began, in_flight=what)
                 self.killed.append(killed)
                 self._say(f"{killed.at_s:6.1f} s  SIGKILL {name}: {what}")
@@ -98,8 +100,8 @@ class Killer:
 
     def let_go(self, name: str, process: subprocess.Popen[bytes], timeout_s: float = 180.0) -> None:
         """Asks a process to stop in order while work is in flight in it. AssertionError when none was seen in time."""
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
             assert process.poll() is None, f"{name} ended by itself with {process.returncode}"
             process.send_signal(signal.SIGSTOP)
             try:
@@ -120,7 +122,11 @@ class Killer:
             return self._run.pid_of(name)
         keeper, word = _HELPERS[name]
         pid = self._run.pid_of(keeper)
-        return next((child for child in children_of(pid) if word in command_of(child)), None) if pid else None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(pid).children(recursive=True) if pid is not None else ():
+                if word in " ".join(child.cmdline()):
+                    return child.pid
+        return None
 
 
 def _hold_s(name: str) -> float:

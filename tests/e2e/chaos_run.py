@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.e2e.chaos import Killed, Killer
 from tests.e2e.evidence import looks
-from tests.e2e.live_run import TRACEGRAD, LiveRun, Observer, extra_worker, is_alive, wait_for
+from tests.e2e.live_run import TRACEGRAD, LiveRun, Observer, extra_worker
+from tests.serving import is_alive, until
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.topics import STREAMS, Stage
 
@@ -55,17 +56,15 @@ def make_run(folder: Path, *, flags: Sequence[str] = (), is_killed_before_marker
 def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: bool = True) -> Killer:
     """Starts the run, kills every process in it, stops it in order and lets it go on to its end."""
     run.start("--steps", str(_ENDLESS))
-    wait_for(
-        "the run's addresses", lambda: run.poll() is not None or (run.path / "endpoints.json").is_file(), timeout_s=240
-    )
+    until(lambda: run.poll() is not None or (run.path / "endpoints.json").is_file(), 240, what="the run's addresses")
     with Observer(run) as seen:
-        wait_for("the first step", lambda: run.poll() is not None or seen.step >= 1, timeout_s=400)
+        until(lambda: run.poll() is not None or seen.step >= 1, 400, what="the first step")
         assert run.poll() is None, run.tail()
         killer = Killer(run, looks(run, seen, per_host=SETTINGS["agent.concurrency"] // 2), say)
         with _extra_workers(run, folder, killer):
             killer.strike("trainer", "streams-normalize-0", "runner", "streams-credit-0", "weight-sync", "otlp")
             for stage in STREAMS:
-                has = wait_for(f"partitions of {stage.value}-2", lambda s=stage: _assigned(run, s, 2), timeout_s=60)
+                has = until(lambda s=stage: _assigned(run, s, 2), 60, what=f"partitions of {stage.value}-2")
                 say(f"{'':9} worker {stage.value}-2 joined and has {has}")
             killer.strike("streams-assemble-0", "tasks", "llm")
             _progress(run, seen)
@@ -77,10 +76,10 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         killer.strike("kafka")
         _progress(run, seen)
         killer.strike("streams-normalize-1", "streams-assemble-1", "streams-credit-1")
-        wait_for("open attempts", lambda: seen.open_attempts, timeout_s=60)
+        until(lambda: seen.open_attempts, 60, what="open attempts")
         say(f"{'':9} SIGKILL of the supervisor: {len(seen.open_attempts)} attempts open, step {seen.step}")
         family = run.kill()
-        wait_for("the end of all that it started", lambda: not any(map(is_alive, family)), timeout_s=20)
+        until(lambda: not any(map(is_alive, family)), 20, what="the end of all that it started")
         run.start("--steps", str(_ENDLESS))
         killer.strike("streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync")
         # The engine starts anew behind it, which takes more than a minute on a busy machine.
@@ -96,7 +95,7 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
 def _progress(run: LiveRun, seen: Observer) -> None:
     """Until another step is done: what was killed works again."""
     step = seen.step
-    wait_for("another step", lambda: run.poll() is not None or seen.step > step, timeout_s=240)
+    until(lambda: run.poll() is not None or seen.step > step, 240, what="another step")
 
 
 @contextlib.contextmanager
@@ -136,7 +135,7 @@ def drive_to_the_end(run: LiveRun, folder: Path, say: Callable[[str], None], *, 
     try:
         killer = drive(run, folder, say, engine=engine)
         began = time.monotonic()
-        status = wait_for("the end of the run", lambda: [run.poll()] if run.poll() is not None else [], timeout_s=400)
+        status = until(lambda: [run.poll()] if run.poll() is not None else [], 400, what="the end of the run")
         say(f"{'':9} ended with {status[0]} after {time.monotonic() - began:.0f} s more")
         if engine:
             assert status == [0], run.tail()

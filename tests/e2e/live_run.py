@@ -15,8 +15,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+import psutil
+
+from tests.serving import Background, is_alive
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.compose.run.run_dir import RunDir
@@ -24,62 +26,19 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.watch import fold_processes
 from tracegrad.schemas.errors import TracegradError
-from tracegrad.schemas.log.protocol import LogReader, Record
+from tracegrad.schemas.log.follow import follow
+from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-__all__ = ["TRACEGRAD", "LiveRun", "Observer", "children_of", "command_of", "extra_worker", "is_alive", "wait_for"]
+__all__ = ["TRACEGRAD", "LiveRun", "Observer", "extra_worker"]
 
 _READ_EVERY_S = 0.3
 _ASSIGNED = re.compile(r"assigned\{topic=(?P<topic>[^,]+),partition=(?P<partition>\d+)\}")
 TRACEGRAD = str(Path(sys.executable).with_name("tracegrad"))
 """The command as installed beside this interpreter."""
-
-
-def wait_for(what: str, look: Any, *, timeout_s: float, pause_s: float = 0.05) -> Any:
-    """What `look` gives once it is true; AssertionError past the time."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        found = look()
-        if found:
-            return found
-        time.sleep(pause_s)
-    raise AssertionError(f"expected {what} within {timeout_s:g} s")
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    return _stat(pid)[:1] not in ([], ["Z"])
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent, ... of a process; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def command_of(pid: int) -> str:
-    """The command line of a process."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def children_of(pid: int) -> list[int]:
-    """Every living descendant."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and len(stat := _stat(int(entry.name))) > 1:
-            parents.setdefault(int(stat[1]), []).append(int(entry.name))
-    found = list(parents.get(pid, []))
-    for child in found:
-        found += parents.get(child, [])
-    return found
 
 
 class LiveRun:
@@ -117,7 +76,7 @@ class LiveRun:
     def kill(self) -> list[int]:
         """SIGKILLs the supervisor; the pids of all that it had started."""
         assert self._process is not None
-        family = children_of(self.pid)
+        family = [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
         self._process.kill()
         self._process.wait(10)
         return family
@@ -156,16 +115,13 @@ class LiveRun:
         """Of a living child of this supervisor."""
         # While the one that was told lives, the topic is not read again: what was seen in it ends meanwhile.
         pid = self._pids.get(name)
-        if pid is None or not self._is_child(pid):
+        if pid is None or not is_alive(pid, parent=self.pid):
             status = self.processes().supervised.get(name)
             pid = status.pid if status is not None else None
-        if pid is None or not self._is_child(pid):
+        if pid is None or not is_alive(pid, parent=self.pid):
             return None
         self._pids[name] = pid
         return pid
-
-    def _is_child(self, pid: int) -> bool:
-        return is_alive(pid) and _stat(pid)[1:2] == [str(self.pid)]
 
     def worker(self, stage: Stage, ordinal: int) -> dict[str, list[int]] | None:
         """Topic -> partitions of a streams worker that folds; None while it does not."""
@@ -204,36 +160,24 @@ class Observer:
         self.manifest = ""
         self.acked = ""
         self._seen: set[tuple[str, int, int]] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread = Background(self._follow)
 
     def __enter__(self) -> Observer:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._thread.join(15)
+        self._thread.__exit__()
 
-    def _follow(self) -> None:
+    def _follow(self, stop: threading.Event) -> None:
         names = [self.topics.name(topic) for topic in _FOLLOWED]
-        reader: LogReader | None = None
-        while not self._stop.is_set():
-            try:
-                if reader is None:
-                    reader = self.log.tail(names)
-                for record in reader.read(timeout_s=0.05):
-                    self._fold(record)
-            except TracegradError:
-                # The broker is away; a new reader begins at the beginning, and folding is idempotent.
-                with contextlib.suppress(TracegradError):
-                    if reader is not None:
-                        reader.close()
-                reader = None
-                self._stop.wait(0.3)
-        if reader is not None:
+        while not stop.is_set():
+            # While the broker is away a new reader begins at the beginning, and folding is idempotent.
             with contextlib.suppress(TracegradError):
-                reader.close()
+                for chunk in follow(self.log, names, stop=stop, poll_s=0.05, patience_s=0.0):
+                    for record in chunk.records:
+                        self._fold(record)
+            stop.wait(0.3)
 
     def _fold(self, record: Record) -> None:
         if record.position in self._seen:

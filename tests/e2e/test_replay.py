@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.e2e.chaos_run import ROOT, ChaosRun
+from tests.e2e.chaos_run import ChaosRun
+from tests.streams.shell.worker_bench import Worker
 from tests.streams.shell.worker_process import Plan
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.topic_admin import create_topics, start_run
-from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.ids import RunName, run_hash
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.transitions import decode_group
-from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.config import SelectConfig, StreamRules, StreamsHandles
+from tracegrad.schemas.topics import STREAMS, Topic, Topics
+from tracegrad.streams.config import SelectConfig, StreamsHandles
 
 REPLAY = RunName("replay")
 
@@ -39,30 +33,6 @@ def group_values(log: Log, topics: Topics) -> dict[str, bytes]:
     return found
 
 
-@contextlib.contextmanager
-def worker(rules: StreamRules, handles: StreamsHandles, stage: Stage, topics: Topics, folder: Path) -> Iterator[None]:
-    """One streams worker of the replay, stopped in order."""
-    plan = msgspec.json.encode(Plan(rules=rules, handles=handles, stage=stage, topics=topics)).decode()
-    command = guarded([sys.executable, "-m", "tests.streams.shell.worker_process", plan])
-    with (folder / f"replay-{stage.value}.log").open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(5)
-
-
 def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, wanted: set[str]) -> dict[str, bytes]:
     """Runs the three stages over all raw records of the run; the bodies by group id."""
     topics = msgspec.structs.replace(wiring.topics, run=REPLAY)
@@ -74,13 +44,17 @@ def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, 
         select=SelectConfig(runs=(wiring.record.hash,)),
     )
     handles = StreamsHandles(bootstrap_servers=bootstrap_servers, data_dir=str(folder))
-    with contextlib.ExitStack() as stack:
-        for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
-            stack.enter_context(worker(rules, handles, stage, topics, folder))
+    plans = {stage: Plan(rules=rules, handles=handles, stage=stage, topics=topics) for stage in STREAMS}
+    workers = [Worker(plan, folder / f"replay-{stage.value}.log") for stage, plan in plans.items()]
+    try:
         until = time.monotonic() + 150
         while not wanted <= (found := group_values(log, topics)).keys():
             assert time.monotonic() < until, f"the replay lacks groups {sorted(wanted - found.keys())[:5]}"
             time.sleep(1)
+        assert [worker.terminate() for worker in workers] == [0, 0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
     return found
 
 

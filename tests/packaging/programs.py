@@ -6,19 +6,18 @@ checkers alone see does not.
 
 from __future__ import annotations
 
-import ast
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.house import ROOT, imports
+
 __all__ = ["PROGRAMS", "ROOT", "declared", "libraries", "requirements"]
 
-ROOT = Path(__file__).parents[2]
 SERVE = "tracegrad.compose.run.serve"
 PROGRAMS = {
     "agent": (
@@ -84,11 +83,14 @@ def libraries(starts: tuple[str, ...]) -> dict[str, str]:
             continue
         seen.add(path)
         name = path.relative_to(ROOT).as_posix()
-        for module, is_on_top in imports(path):
-            if module.startswith("tracegrad."):
-                waiting += files_of(module) if is_on_top or name not in LAUNCHERS else ()
-            elif module.partition(".")[0] not in sys.stdlib_module_names:
-                found.setdefault(distribution(module), name)
+        for module, _, _, names, when in imports(path):
+            if when == "never" or (when == "call" and name in LAUNCHERS and module.startswith("tracegrad.")):
+                continue
+            for full in [f"{module}.{part}" for part in names] or [module]:
+                if full.startswith("tracegrad."):
+                    waiting += files_of(full)
+                elif full.partition(".")[0] not in sys.stdlib_module_names:
+                    found.setdefault(distribution(full), name)
     return found
 
 
@@ -97,30 +99,6 @@ def files_of(module: str) -> list[Path]:
     parts = module.split(".")[1:]
     ways = [ROOT.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
     return [file for way in ways for file in (way / "__init__.py", way.with_suffix(".py")) if file.is_file()]
-
-
-@cache
-def imports(path: Path) -> tuple[tuple[str, bool], ...]:
-    """(absolute module or name in one, whether the file's own import runs it) of every import of a file."""
-    package = ("tracegrad", *path.relative_to(ROOT).parent.parts)
-    found: list[tuple[str, bool]] = []
-    for node, is_on_top in nodes(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, is_on_top) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join((*base, *([node.module] if node.module else [])))
-            found += [(f"{module}.{alias.name}", is_on_top) for alias in node.names]
-    return tuple(found)
-
-
-def nodes(tree: ast.AST, is_on_top: bool = True) -> Iterator[tuple[ast.AST, bool]]:
-    """Every statement, and whether importing the file reaches it; nothing under `if TYPE_CHECKING`."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
-        yield node, is_on_top
-        yield from nodes(node, is_on_top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
 
 
 def distribution(module: str) -> str:

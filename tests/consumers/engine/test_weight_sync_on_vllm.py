@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import pytest
 from tests.consumers.engine.following import following
 from tests.engine_fixture import SMALL, RunningEngine
 from tests.memory_log import MemoryLog
-from tests.serving import until
+from tests.serving import is_alive, until
 from tests.tiny_models import make_model
 from tests.versions import claim, label
 from tracegrad.compose.run.supervisor import answers
@@ -34,23 +33,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
 TOPICS = Topics(run=RunName("run"))
 PROMPT = [5, 9, 77]
-
-
-def survivors(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[psutil.Process]:
-    """Those that still run after a while; one that waits for init to take its status is dead."""
-    deadline = time.monotonic() + timeout_s
-    alive = list(processes)
-    while alive and time.monotonic() < deadline:
-        alive = [process for process in alive if _runs(process)]
-        time.sleep(0.05)
-    return alive
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Versions:
@@ -109,7 +91,7 @@ def test_killed_engine_gets_the_newest_version_again(engine: RunningEngine) -> N
         children = psutil.Process(engine.pid).children(recursive=True)
         assert children
         engine.kill()
-        assert survivors(children) == []
+        until(lambda: not any(is_alive(child.pid) for child in children), 20)
         engine.start()
         until(lambda: engine.control.status().label == label(2))
         until(lambda: versions.acks() == [1, 2, 2])
@@ -251,7 +233,7 @@ def supervised(engine: RunningEngine) -> Iterator[psutil.Process]:
         supervisor.send_signal(signal.SIGKILL)
         supervisor.communicate()
     assert len(family) > 2
-    assert survivors(family) == []
+    until(lambda: not any(is_alive(process.pid) for process in family), 20)
 
 
 def test_an_engine_in_its_start_dies_with_its_supervisor(tmp_path: Path) -> None:

@@ -6,19 +6,14 @@ torch and transformers are imported when called.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.tiny_models import small_model
 
 __all__ = ["ANSWERS", "TOOLS", "make_taught_model", "tools_for"]
 
 DATA = Path(__file__).parents[2] / "data"
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""transformers gives every Qwen2 this split, whatever its tokenizer.json says."""
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TOOLS = [
     {
         "type": "function",
@@ -53,29 +48,6 @@ def tools_for(said: str) -> list[dict[str, Any]] | None:
     return None if said in ("say something", "stop early") else TOOLS
 
 
-def make_tokenizer_file(path: Path) -> None:
-    """Trains the tokenizer of tests/data on this repository's own text."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    corpus = [file.read_text() for file in sorted(DATA.parents[1].glob("schemas/*.py"))]
-    trainer = trainers.BpeTrainer(
-        vocab_size=598, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
-    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<tool_call>", "</tool_call>")])
-    tokenizer.save(str(path))
-
-
 def make_taught_model(
     folder: Path, template: str, *, tokenizer_file: Path = DATA / "tokenizer.json", steps: int = 400
 ) -> Path:
@@ -97,20 +69,13 @@ def make_taught_model(
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model: Any = library.Qwen2ForCausalLM(
-        library.Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=1024,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-            pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        )
+    model = small_model(
+        "qwen2",
+        vocab_size=len(tokenizer),
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     ).float()
     if steps:
         _teach(model, tokenizer, steps)
@@ -159,8 +124,3 @@ def _letters(text: str) -> list[str]:
         letters.append(tag)
         text = text[len(tag) :]
     return letters
-
-
-if __name__ == "__main__":
-    make_tokenizer_file(Path(sys.argv[1]))
-    print(json.dumps({"written": sys.argv[1]}))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.producers.runner.rig import Rig
 from tests.producers.runner.test_runner import AGENT, GRADE, PLAIN
-from tests.serving import until
+from tests.serving import is_alive, until
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.records.calls import CALLS, CallsClosed
@@ -59,11 +59,6 @@ def kill(process: subprocess.Popen[bytes]) -> list[int]:
     return children
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.timeout(300)
 def test_a_killed_runner_loses_no_rollout(kafka_log: KafkaLog, fresh_topics: Topics, tmp_path: Path) -> None:
     """Killed twice with attempts in flight, the second time with another runner beside it.
@@ -95,7 +90,7 @@ def test_a_killed_runner_loses_no_rollout(kafka_log: KafkaLog, fresh_topics: Top
             for process in processes:
                 if process.poll() is None:
                     kill(process)
-        until(lambda: all(is_gone(pid) for pid in left_behind))
+        until(lambda: not any(map(is_alive, left_behind)))
         events = [ROLLOUT_EVENTS.decode(value) for value in rig.values(Topic.ROLLOUT_EVENTS)]
         finals = [event for event in events if event.is_final]
         assert Counter(event.rollout_id for event in finals) == Counter(rollouts)

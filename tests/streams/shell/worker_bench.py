@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from tests.streams.make import config
 from tests.streams.shell.counting_fold import Part, Sum
 from tests.streams.shell.worker_process import Plan
 from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.retry import retry
@@ -35,9 +35,10 @@ class Worker:
 
     def __init__(self, plan: Plan, log_path: Path) -> None:
         self.log_path = log_path
+        command = [sys.executable, "-m", "tests.streams.shell.worker_process", msgspec.json.encode(plan).decode()]
         with log_path.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.streams.shell.worker_process", msgspec.json.encode(plan).decode()],
+                guarded(command),
                 cwd=_ROOT,
                 env={**os.environ, "PYTHONPATH": str(_ROOT)},
                 stdout=out,
@@ -46,8 +47,8 @@ class Worker:
             )
 
     def kill(self) -> None:
-        """SIGKILL, and waits for the end."""
-        self.process.send_signal(signal.SIGKILL)
+        """SIGKILL, and waits for the end; nothing when it has ended."""
+        self.process.kill()
         self.process.wait(30)
 
     def terminate(self) -> int:
@@ -105,8 +106,7 @@ class Bench:
     def stop(self) -> None:
         """Ends what still runs."""
         for worker in self.workers:
-            if worker.process.poll() is None:
-                worker.kill()
+            worker.kill()
         self.writer.close()
 
     def feed(self, *parts: Part) -> None:
