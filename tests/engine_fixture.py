@@ -5,7 +5,7 @@
         engine.load(manifest)                                        # or let weight sync find it
         engine.generate([1, 2, 3], max_tokens=8)                     # ids, logprobs, version spans
 
-`start_engine` starts another one (another model or settings). Starts take about 20 s and 1.5 GB.
+`started` starts others (another model or settings), several at once. Starts take about 20 s and 1.5 GB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving import free_port
+from tests.serving import free_port, until
 from tests.tiny_models import make_model, save_version
 from tests.versions import label, manifest
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
@@ -34,7 +33,7 @@ from tracegrad.consumers.engine.engine_control import EngineControl
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["SMALL", "RunningEngine", "engine", "start_engine"]
+__all__ = ["SMALL", "RunningEngine", "engine", "started"]
 
 SMALL = EngineConfig(max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20)
 
@@ -52,7 +51,6 @@ class RunningEngine:
         self.url = f"http://127.0.0.1:{self.handles.port}"
         self.client = httpx.Client(base_url=self.url, timeout=120.0)
         self.control = EngineControl(self.client)
-        self.start_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -61,12 +59,11 @@ class RunningEngine:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Starts the process and waits until it is healthy."""
+    def launch(self) -> None:
+        """Starts the process, from the caller's thread, with which it would die."""
         is_cpu = probe(self.config)
-        started = time.monotonic()
         with self.log_path.open("ab") as log:
-            self._process = process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 guarded(engine_argv(self.config, self.handles, is_cpu=is_cpu)),
                 env=engine_environment(self.config, self.handles, os.environ, is_cpu=is_cpu),
                 stdin=subprocess.DEVNULL,
@@ -74,12 +71,17 @@ class RunningEngine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        while not answers(f"{self.url}/health"):
+
+    def wait(self) -> None:
+        """Until it is healthy."""
+
+        def is_healthy() -> bool:
             said = self.log_path.read_text(errors="replace")
-            assert process.poll() is None, f"the engine ended: {explain(said)}\n{said[-3000:]}"
-            assert time.monotonic() - started < 300.0, f"not ready in 300 s:\n{said[-3000:]}"
-            time.sleep(0.25)
-        self.start_s = time.monotonic() - started
+            assert self._process is not None
+            assert self._process.poll() is None, f"the engine ended: {explain(said)}\n{said[-3000:]}"
+            return answers(f"{self.url}/health")
+
+        until(is_healthy, 300, what=f"a healthy engine ({self.log_path})")
 
     def kill(self) -> None:
         """SIGKILL to the API server alone: its children must end by themselves."""
@@ -126,20 +128,24 @@ def generate_body(token_ids: list[int], **sampling: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def start_engine(folder: Path, model: Path, config: EngineConfig = SMALL) -> Iterator[RunningEngine]:
-    """An engine of its own, ended at the end."""
-    running = RunningEngine(folder, model, config)
+def started(*engines: RunningEngine) -> Iterator[None]:
+    """They start at once, since each start keeps one core busy, and end at the end."""
     try:
-        running.start()
-        yield running
+        for engine in engines:
+            engine.launch()
+        for engine in engines:
+            engine.wait()
+        yield
     finally:
-        running.stop()
-        running.client.close()
+        for engine in engines:
+            engine.stop()
+            engine.client.close()
 
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """The session's engine. Tests share it: leave it running and not paused, whatever its weights."""
     folder = tmp_path_factory.mktemp("engine")
-    with start_engine(folder, make_model(folder / "model", "qwen3")) as running:
+    running = RunningEngine(folder, make_model(folder / "model", "qwen3"))
+    with started(running):
         yield running

@@ -125,7 +125,7 @@ class Killer:
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(pid).children(recursive=True) if pid is not None else ():
                 if word in " ".join(child.cmdline()):
-                    return child.pid
+                    return int(child.pid)
         return None
 
 

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.e2e.chaos import Killed, Killer
@@ -17,7 +18,7 @@ from tests.e2e.evidence import looks
 from tests.e2e.live_run import TRACEGRAD, LiveRun, Observer, extra_worker
 from tests.serving import is_alive, until
 from tracegrad.compose.local_kafka.broker import LocalKafka
-from tracegrad.schemas.topics import STREAMS, Stage
+from tracegrad.schemas.topics import STREAMS
 
 __all__ = ["MIN_STEPS", "ROOT", "ChaosRun", "drive_to_the_end", "make_run"]
 
@@ -64,7 +65,7 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         with _extra_workers(run, folder, killer):
             killer.strike("trainer", "streams-normalize-0", "runner", "streams-credit-0", "weight-sync", "otlp")
             for stage in STREAMS:
-                has = until(lambda s=stage: _assigned(run, s, 2), 60, what=f"partitions of {stage.value}-2")
+                has = until(partial(run.worker, stage, 2), 60, what=f"partitions of {stage.value}-2")
                 say(f"{'':9} worker {stage.value}-2 joined and has {has}")
             killer.strike("streams-assemble-0", "tasks", "llm")
             _progress(run, seen)
@@ -108,11 +109,6 @@ def _extra_workers(run: LiveRun, folder: Path, killer: Killer) -> Iterator[None]
         for stage, worker in extra.items():
             killer.let_go(f"streams-{stage.value}-2", worker)
             assert worker.wait(60) == 0, logs[stage].read_text()[-3000:]
-
-
-def _assigned(run: LiveRun, stage: Stage, ordinal: int) -> dict[str, list[int]]:
-    """Topic -> partitions that the worker has; empty before it joined."""
-    return run.worker(stage, ordinal) or {}
 
 
 @dataclass(frozen=True)

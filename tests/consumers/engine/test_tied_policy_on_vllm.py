@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.consumers.engine.following import following
 from tests.consumers.engine.test_weight_update_on_vllm import perturbed, worst_error
-from tests.engine_fixture import RunningEngine, start_engine
+from tests.engine_fixture import RunningEngine, started
 from tests.producers.llm_gateway.harness import TOPICS, Rig, full_prompt, rig, until
 from tests.tiny_models import make_model
 from tests.versions import RUN, sampled_by
@@ -94,7 +94,8 @@ def worst(call: CallRecord, expected: Any) -> float:
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """An engine of the tied model, which began with the model's own weights."""
     folder = tmp_path_factory.mktemp("tied")
-    with start_engine(folder, make_model(folder / "model", "qwen2")) as engine:
+    engine = RunningEngine(folder, make_model(folder / "model", "qwen2"))
+    with started(engine):
         assert worst_error(engine, str(engine.model)) < 1e-3
         yield engine
 

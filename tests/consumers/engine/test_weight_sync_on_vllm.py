@@ -69,7 +69,8 @@ def test_engine_that_loaded_nothing_since_its_start_takes_no_label(engine: Runni
     """So an engine that was restarted between load and label stays `default`, which gateways refuse."""
     if engine.control.status().label != "default":
         engine.kill()
-        engine.start()
+        engine.launch()
+        engine.wait()
     # On a connection of its own: uvicorn closes it after a 500.
     answer = httpx.post(f"{engine.url}/finish_weight_update", json={"weight_version": label(9)})
     assert answer.status_code == 500
@@ -92,7 +93,8 @@ def test_killed_engine_gets_the_newest_version_again(engine: RunningEngine) -> N
         assert children
         engine.kill()
         until(lambda: not any(is_alive(child.pid) for child in children), 20)
-        engine.start()
+        engine.launch()
+        engine.wait()
         until(lambda: engine.control.status().label == label(2))
         until(lambda: versions.acks() == [1, 2, 2])
         assert [span["version"] for span in engine.generate(PROMPT)["weight_versions"]] == [label(2)]

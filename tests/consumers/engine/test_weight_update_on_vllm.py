@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.engine_fixture import SMALL, RunningEngine, start_engine
+from tests.engine_fixture import SMALL, RunningEngine, started
 from tests.tiny_models import Kind, make_model
 from tests.versions import label
 
@@ -79,18 +80,30 @@ def test_ten_updates_leave_the_engine_on_exactly_the_published_weights(engine: R
         before = manifest.uri
 
 
+@pytest.fixture(scope="module")
+def in_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kind, RunningEngine]]:
+    """An engine of each model."""
+    kinds: tuple[Kind, ...] = ("qwen2", "qwen3")
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in kinds}
+    engines = {
+        kind: RunningEngine(folders[kind], make_model(folders[kind] / "model", kind), BFLOAT16) for kind in kinds
+    }
+    with started(*engines.values()):
+        yield engines
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_bfloat16_engine_follows_updates(kind: Kind, tmp_path: Path) -> None:
+def test_bfloat16_engine_follows_updates(kind: Kind, in_bfloat16: dict[Kind, RunningEngine]) -> None:
     """Tied and untied: its own weights' logprobs, to its rounding."""
-    with start_engine(tmp_path, make_model(tmp_path / "model", kind), BFLOAT16) as engine:
-        before = str(engine.model)
-        for version in range(1, 4):
-            tensors = perturbed(engine.model, version, tied=kind == "qwen2")
-            manifest = engine.publish_version({n: t.bfloat16() for n, t in tensors.items()}, version)
-            engine.load(manifest)
-            assert worst_error(engine, manifest.uri) < 0.05
-            assert worst_error(engine, before) > 0.15
-            before = manifest.uri
+    engine = in_bfloat16[kind]
+    before = str(engine.model)
+    for version in range(1, 4):
+        tensors = perturbed(engine.model, version, tied=kind == "qwen2")
+        manifest = engine.publish_version({n: t.bfloat16() for n, t in tensors.items()}, version)
+        engine.load(manifest)
+        assert worst_error(engine, manifest.uri) < 0.05
+        assert worst_error(engine, before) > 0.15
+        before = manifest.uri
 
 
 def test_generation_in_flight_splits_exactly_at_the_update(engine: RunningEngine) -> None:

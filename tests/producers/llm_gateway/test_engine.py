@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.engine_fixture import SMALL, start_engine
+from tests.engine_fixture import SMALL, RunningEngine, started
 from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
@@ -27,19 +27,31 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
 OWN_TOKENIZER = os.environ.get("TRACEGRAD_TEST_TOKENIZER")
+TEMPLATES = ("qwen2_5", "trimming")
 LIMIT: dict[str, Any] = {"max_tokens": 120}
 
 
-@pytest.fixture(scope="module", params=["qwen2_5", "trimming"])
-def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(url, model folder) of an engine with one of the templates; its label is version 0's."""
-    folder = tmp_path_factory.mktemp(request.param)
-    template = (DATA / f"{request.param}.jinja").read_text()
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunningEngine]]:
+    """One with each of the templates; their labels are version 0's."""
     own = {"tokenizer_file": Path(OWN_TOKENIZER), "steps": 0} if OWN_TOKENIZER else {}
-    model = make_taught_model(folder / "model", template, **own)  # type: ignore[arg-type]
-    with start_engine(folder, model, msgspec.structs.replace(SMALL, max_model_len=1024)) as engine:
-        engine.client.post("/update_weight_version", json={"new_version": label(0)}).raise_for_status()
-        yield engine.url, model
+    engines = {}
+    for name in TEMPLATES:
+        folder = tmp_path_factory.mktemp(name)
+        template = (DATA / f"{name}.jinja").read_text()
+        model = make_taught_model(folder / "model", template, **own)  # type: ignore[arg-type]
+        engines[name] = RunningEngine(folder, model, msgspec.structs.replace(SMALL, max_model_len=1024))
+    with started(*engines.values()):
+        for engine in engines.values():
+            engine.client.post("/update_weight_version", json={"new_version": label(0)}).raise_for_status()
+        yield engines
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def engine(request: pytest.FixtureRequest, engines: dict[str, RunningEngine]) -> tuple[str, Path]:
+    """(url, model folder) of an engine."""
+    engine = engines[request.param]
+    return engine.url, engine.model
 
 
 async def _converse(r: Rig) -> list[Any]:
