@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.versions import Version, VersionSpan
-from tracegrad.schemas.records.weights import EpochClaim, VersionManifest, WeightAck
+from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest, WeightAck
+from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["OTHER_RUN", "RUN", "ack", "claim", "label", "manifest", "sampled_by"]
+__all__ = ["OTHER_RUN", "RUN", "ack", "claim", "label", "manifest", "publish", "sampled_by"]
 
 RUN = RunHash("7c1f3e9a")
 OTHER_RUN = RunHash("0badcafe")
@@ -47,3 +49,13 @@ def claim(epoch: int = 1, *, policy: str = "policy", trainer_id: str = "") -> Ep
 def ack(version: int, epoch: int = 1, *, engine_id: str = "engine-0") -> WeightAck:
     """An engine serves it."""
     return WeightAck(engine_id=engine_id, policy="policy", run=RUN, version=version, epoch=epoch, load_s=0.1)
+
+
+def publish(
+    log: Log, topics: Topics, version: int, epoch: int = 1, *, claims: bool = False, uri: str = "/nowhere"
+) -> None:
+    """Appends a manifest to `weights`, after a claim of its epoch if asked; gateways then accept the label."""
+    writer = log.writer()
+    for record in (claim(epoch), manifest(version, epoch, uri=uri))[not claims :]:
+        writer.append(topics.name(Topic.WEIGHTS), key=b"policy", value=WEIGHTS.encode(record)).result(5)
+    writer.close()

@@ -190,6 +190,17 @@ def otlp(*spans: Span, service: str = "agent", is_counted: bool = False, **resou
     return value
 
 
+def spans_of(requests: Iterable[bytes]) -> list[tuple[str, Span]]:
+    """(service, span) of each span in these requests."""
+    found: list[tuple[str, Span]] = []
+    for value in requests:
+        for resource_spans in ExportTraceServiceRequest.FromString(value).resource_spans:
+            names = {pair.key: pair.value.string_value for pair in resource_spans.resource.attributes}
+            for scope in resource_spans.scope_spans:
+                found += [(names.get("service.name", ""), span) for span in scope.spans]
+    return found
+
+
 Item = bytes | CallRecord | CallsClosed | Reward | RolloutEvent
 Raw = tuple[Topic, bytes]
 

@@ -5,22 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tests.memory_log import MemoryLog
-from tests.streams.make import (
-    RUN_HASH,
-    TOPICS,
-    Item,
-    Streams,
-    agent_span,
-    call,
-    call_id,
-    closed,
-    config,
-    event,
-    otlp,
-    reward,
-    rollout,
-    tool_span,
-)
+from tests.streams import make
+from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
 from tests.versions import RUN, ack, claim, manifest, sampled_by
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
@@ -38,34 +24,36 @@ def attempt(number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, vers
     own = rollout(number)
     trace = own + "a001"
     settings = {"purpose": purpose, "versions": (sampled_by(version),)}
-    first = call(f"{number}a", own, [1, 2], [3, 4], **settings)
-    second = call(f"{number}b", own, [5], [6], parent_call_id=call_id(f"{number}a"), shared_tokens=4, **settings)
+    first = make.call(f"{number}a", own, [1, 2], [3, 4], **settings)
+    second = make.call(
+        f"{number}b", own, [5], [6], parent_call_id=make.call_id(f"{number}a"), shared_tokens=4, **settings
+    )
     return [
-        event(own, RolloutState.STARTED, group=group, purpose=purpose),
+        make.event(own, RolloutState.STARTED, group=group, purpose=purpose),
         first,
         second,
-        otlp(agent_span(trace, 1, "calculator"), tool_span(trace, 2, parent=1)),
-        closed(own, [first, second]),
-        reward(own, float(number % 2)),
-        event(own, group=group, spans_exported=2, purpose=purpose),
+        make.otlp(make.agent_span(trace, 1, "calculator"), make.tool_span(trace, 2, parent=1)),
+        make.closed(own, [first, second]),
+        make.reward(own, float(number % 2)),
+        make.event(own, group=group, spans_exported=2, purpose=purpose),
     ]
 
 
 def aborted_once(number: int, group: GroupRef) -> list[Item]:
     """An attempt that the gateway lost, before the good one."""
     own = rollout(number)
-    lost = call(f"{number}x", own, [1, 2], [9], attempt_id="b002", versions=(sampled_by(0),))
+    lost = make.call(f"{number}x", own, [1, 2], [9], attempt_id="b002", versions=(sampled_by(0),))
     return [
-        event(own, RolloutState.STARTED, group=group, attempt_id="b002"),
+        make.event(own, RolloutState.STARTED, group=group, attempt_id="b002"),
         lost,
-        CallsClosed(rollout_id=own, attempt_id="b002", outcomes=closed(own, [lost]).outcomes),
-        event(own, RolloutState.ABORTED, group=group, attempt_id="b002", is_final=False, attempt_number=0),
+        CallsClosed(rollout_id=own, attempt_id="b002", outcomes=make.closed(own, [lost]).outcomes),
+        make.event(own, RolloutState.ABORTED, group=group, attempt_id="b002", is_final=False, attempt_number=0),
     ]
 
 
 def small_run() -> Streams:
     """The run, folded to its end."""
-    streams = Streams(config())
+    streams = Streams(make.config())
     number = 0
     for index in range(3):
         for member in range(2):

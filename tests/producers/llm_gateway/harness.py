@@ -15,7 +15,7 @@ import numpy as np
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
 from tests.serving import serve
-from tests.versions import claim, label, manifest
+from tests.versions import label, publish
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.calls import Parts
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
@@ -24,7 +24,6 @@ from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
-from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic, Topics
 
 generate._WEIGHTS_POLL_S = 0.005
@@ -90,15 +89,7 @@ class Rig:
 
     def publish(self, version: int, epoch: int = 1) -> None:
         """Appends a manifest to `weights`."""
-        publish(self.log, version, epoch)
-
-
-def publish(log: MemoryLog, version: int, epoch: int = 1, *, claims: bool = False, uri: str = "/nowhere") -> None:
-    """Appends a manifest to `weights`, after a claim of its epoch if asked."""
-    writer, topic = log.writer(), TOPICS.name(Topic.WEIGHTS)
-    if claims:
-        writer.append(topic, key=b"policy", value=WEIGHTS.encode(claim(epoch))).result(5)
-    writer.append(topic, key=b"policy", value=WEIGHTS.encode(manifest(version, epoch, uri=uri))).result(5)
+        publish(self.log, TOPICS, version, epoch)
 
 
 def config(
@@ -124,7 +115,7 @@ async def rig(
     engine = engine or ScriptedEngine(label=label(0))
     log = MemoryLog()
     log.create_topics(TOPICS, policies=["policy"])
-    publish(log, 0, claims=True, uri=folder)
+    publish(log, TOPICS, 0, claims=True, uri=folder)
     async with contextlib.AsyncExitStack() as stack:
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
         gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, log, Metrics()))

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
 from tests.serving import Background, free_port, is_healthy, until
-from tests.versions import claim, label, manifest
+from tests.streams.make import spans_of
+from tests.versions import label, publish
 from tracegrad.producers.asgi import serve
 from tracegrad.producers.llm_gateway import app as llm_gateway
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
@@ -46,7 +46,6 @@ from tracegrad.schemas.records.rollouts import (
     RolloutRequest,
     RolloutState,
 )
-from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic, Topics
 
 RUN_HASH = RunHash("ab12cd34")
@@ -87,7 +86,7 @@ class Rig:
         """The engine, the LLM gateway and the OTLP gateway."""
         port = free_port()
         engine_url = self._parts.enter_context(running_engine(self.engine))
-        self.publish(0)
+        publish(self.log, self.topics, 0, claims=True)
         config = LlmConfig(**{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm})
         handles = LlmHandles(port=port, run_hash=RUN_HASH, engines=(EngineRef(id="e0", url=engine_url),))
         self.spawn(
@@ -133,12 +132,6 @@ class Rig:
         writer = self.log.writer()
         writer.append(self.topics.name(topic), key=key.encode(), value=value).result(10)
         writer.close()
-
-    def publish(self, version: int) -> None:
-        """A manifest on `weights`, so that the gateway accepts the engine's label."""
-        if version == 0:
-            self.append(Topic.WEIGHTS, "policy", WEIGHTS.encode(claim()))
-        self.append(Topic.WEIGHTS, "policy", WEIGHTS.encode(manifest(version)))
 
     def prepare(self, **fields: Any) -> RolloutRequest:
         """A request of a rollout that has not been asked for."""
@@ -200,13 +193,7 @@ class Rig:
 
     def spans(self) -> list[tuple[str, Span]]:
         """(service, span) of all that the OTLP gateway wrote."""
-        found: list[tuple[str, Span]] = []
-        for value in self.values(Topic.OTLP_SPANS):
-            for resource_spans in ExportTraceServiceRequest.FromString(value).resource_spans:
-                names = {a.key: a.value.string_value for a in resource_spans.resource.attributes}
-                for scope in resource_spans.scope_spans:
-                    found += [(names.get("service.name", ""), span) for span in scope.spans]
-        return found
+        return spans_of(self.values(Topic.OTLP_SPANS))
 
 
 @contextlib.contextmanager

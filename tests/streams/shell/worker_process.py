@@ -47,38 +47,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Acknowledgements arrive late by up to this, out of order."""
 
 
-class _LateWriter:
+class _LateLog(KafkaLog):
     """Tells of acknowledgements after a random delay, in any order."""
 
-    def __init__(self, writer: LogWriter, max_delay_s: float) -> None:
-        self._writer = writer
-        self._max_delay_s = max_delay_s
-
-    def append(self, topic: str, **record: Any) -> Future[Position]:
-        late: Future[Position] = Future()
-
-        def settle(acknowledged: Future[Position]) -> None:
-            error = acknowledged.exception()
-            if error is not None:
-                late.set_exception(error)
-            else:
-                threading.Timer(random.uniform(0, self._max_delay_s), late.set_result, [acknowledged.result()]).start()
-
-        self._writer.append(topic, **record).add_done_callback(settle)
-        return late
-
-    def flush(self, timeout_s: float) -> None:
-        self._writer.flush(timeout_s)
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        self._writer.close(timeout_s)
-
-
-class _LateLog(KafkaLog):
     max_delay_s = 0.0
 
     def writer(self) -> LogWriter:
-        return _LateWriter(super().writer(), self.max_delay_s)
+        writer = super().writer()
+        append = writer.append
+
+        def append_late(topic: str, **record: Any) -> Future[Position]:
+            late: Future[Position] = Future()
+
+            def settle(told: Future[Position]) -> None:
+                if (error := told.exception()) is not None:
+                    late.set_exception(error)
+                else:
+                    delay_s = random.uniform(0, self.max_delay_s)
+                    threading.Timer(delay_s, late.set_result, [told.result()]).start()
+
+            append(topic, **record).add_done_callback(settle)
+            return late
+
+        writer.append = append_late  # type: ignore[method-assign]
+        return writer
 
 
 def main() -> int:
