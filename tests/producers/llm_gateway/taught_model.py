@@ -68,7 +68,7 @@ def make_taught_model(
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     model = small_model(
         "qwen2",
         vocab_size=len(tokenizer),
