@@ -120,6 +120,7 @@ class Launcher:
         """In the agent's folder; `name` is its log file's. Raises OSError when it cannot be executed."""
         log = Path(self.handles.log_dir, f"{name}.log")
         with log.open("ab") as stderr:
+            begin = stderr.tell()  # before the child, which shares the offset, moves it
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=subprocess.PIPE,
@@ -130,7 +131,6 @@ class Launcher:
                 start_new_session=True,
                 limit=_LINE_LIMIT,
             )
-            begin = stderr.tell()
         self._tell(f"+{process.pid}\n")
         return Child(process, log, begin, lambda: self._tell(f"-{process.pid}\n"))
 

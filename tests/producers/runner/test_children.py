@@ -1,0 +1,36 @@
+"""Children of a runner: what one that dies at its start leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.producers.runner.rig import RUN_HASH
+from tracegrad.producers.runner.children import Launcher
+from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
+from tracegrad.schemas.errors import UnavailableError
+
+AGENT = "import os, sys\nsys.stderr.write('out of luck\\n')\nsys.stderr.flush()\nos._exit(3)\n"
+
+
+@pytest.mark.e2e
+def test_a_host_that_dies_at_its_start_is_told_with_its_own_last_words(tmp_path: Path) -> None:
+    """Its log goes on where the one before it stopped; whose words that were is not told."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "host-0.log").write_text("another one's words\n")
+    handles = RunnerHandles(run_hash=RUN_HASH, llm_url="", otlp_endpoint="", log_dir=str(tmp_path))
+
+    async def start() -> None:
+        launcher = Launcher(AgentConfig(callable="agent.py:solve", cwd=str(tmp_path)), handles)
+        try:
+            await launcher.start_host("grader_host.py", "agent.py:solve", env=os.environ, name="host-0")
+        finally:
+            launcher.close()
+
+    with pytest.raises(UnavailableError, match=r"^agent.py:solve: host-0 died or hung at its start: ") as died:
+        asyncio.run(start())
+    assert "out of luck" in str(died.value) and "another one's" not in str(died.value)
+    assert (tmp_path / "host-0.log").read_text().startswith("another one's words\n")
