@@ -28,6 +28,8 @@ from .segments import build_segments
 
 __all__ = ["credit_group", "returns_to_go"]
 
+_KEPT = ("episode_id", "state", "reward", "num_tools", "num_tools_succeeded")
+"""What an episode says and its member of the group repeats, under the same names."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -72,13 +74,9 @@ def returns_to_go(final: float, calls: Sequence[EpisodeCall]) -> list[float]:
 def _summary(episode: Episode, excluded: str) -> MemberSummary:
     return MemberSummary(
         rollout_id=episode.rollout_id or episode.episode_id,
-        episode_id=episode.episode_id,
         attempt_id=episode.attempt_id or "",
-        state=episode.state.value,
-        reward=episode.reward,
         excluded=excluded,
-        num_tools=episode.num_tools,
-        num_tools_succeeded=episode.num_tools_succeeded,
+        **{name: getattr(episode, name) for name in _KEPT},
     )
 
 

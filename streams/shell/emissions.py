@@ -16,13 +16,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tracegrad.schemas.errors import OverloadedError, RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
 from tracegrad.schemas.metrics import DEAD_LETTERS, EMISSIONS, OUTPUTS, Metrics
-from tracegrad.schemas.records.dead_letters import HEADER_PREFIX, dead_letter_headers
-from tracegrad.schemas.topics import Stage, Topic, Topics, original_key
+from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from ..stage_fold import dead_letter
 
 __all__ = ["Emissions"]
 
@@ -177,11 +181,11 @@ class Emissions:
                 continue
             if not isinstance(error, RecordError) or (output.topic is Topic.DEAD_LETTERS and not output.value):
                 raise error
-            headers = output.headers
-            if output.topic is not Topic.DEAD_LETTERS:
-                reason = f"unwritable_{output.topic.value}"
-                headers = dead_letter_headers(item.record, stage=self.stage.value, reason=reason, detail=str(error))
-            letter = Output(topic=Topic.DEAD_LETTERS, key=original_key(item.record), value=b"", headers=headers)
+            if output.topic is Topic.DEAD_LETTERS:
+                letter = msgspec.structs.replace(output, value=b"")
+            else:
+                unwritable = RecordError(str(error), reason=f"unwritable_{output.topic.value}")
+                letter = dead_letter(item.record, unwritable, stage=self.stage, value=b"")
             item.futures[index] = (letter, await self.append(letter))
             replaced = True
         return not replaced
