@@ -252,22 +252,18 @@ class Trainer:
         _log.info("rolled back: version %d has the content of version %d", version, request.to_version)
 
     def _say(self, record: TrainingStep) -> None:
+        told = msgspec.structs.asdict(record) | {
+            "reward": "none" if record.reward is None else f"{record.reward:.3f}",
+            "groups": len(record.group_ids),
+            "excluded": sorted(set(record.excluded_ids.values())),
+            "seconds": {phase: round(value, 3) for phase, value in record.seconds.items()},
+            "skipped": f" skipped={record.skipped}" if record.skipped else "",
+        }
         _log.info(
-            "step=%d version=%d epoch=%d reward=%s groups=%d excluded=%s tokens=%d loss=%.5f grad_norm=%.3f "
-            "staleness=%.2f logprob_error=%.1e seconds=%s%s",
-            record.step,
-            record.version,
-            record.epoch,
-            "none" if record.reward is None else f"{record.reward:.3f}",
-            len(record.group_ids),
-            sorted(set(record.excluded_ids.values())),
-            record.num_tokens,
-            record.loss,
-            record.grad_norm,
-            record.staleness_mean,
-            record.logprob_error_max,
-            {phase: round(value, 3) for phase, value in record.seconds.items()},
-            f" skipped={record.skipped}" if record.skipped else "",
+            "step=%(step)d version=%(version)d epoch=%(epoch)d reward=%(reward)s groups=%(groups)d "
+            "excluded=%(excluded)s tokens=%(num_tokens)d loss=%(loss).5f grad_norm=%(grad_norm).3f "
+            "staleness=%(staleness_mean).2f logprob_error=%(logprob_error_max).1e seconds=%(seconds)s%(skipped)s",
+            told,
         )
         is_exact = self._learner.policy.dtype == torch.float32
         bound = _LOGPROB_ERROR_WARN if is_exact else _COARSE_LOGPROB_ERROR_WARN

@@ -206,8 +206,7 @@ def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
         batches[0].validate(full=True)
         for field in schema:
             _refuse_nulls(batches[0].column(field.name), field.name)
-        metadata = (schema.metadata or {}).get(_METADATA_KEY, b"")
-        summary = msgspec.json.decode(metadata, type=GroupSummary)
+        summary = _summary_of(schema)
         rows = _rows(batches[0])
     except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         # OSError: what Arrow raises for flatbuffers that do not verify.
@@ -227,10 +226,13 @@ def group_id_of(data: bytes | None) -> str | None:
     """
     try:
         with pa.ipc.open_stream(data or b"") as reader:
-            metadata = (reader.schema.metadata or {}).get(_METADATA_KEY, b"")
-        return msgspec.json.decode(metadata, type=GroupSummary).group_id
+            return _summary_of(reader.schema).group_id
     except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _summary_of(schema: pa.Schema) -> GroupSummary:
+    return msgspec.json.decode((schema.metadata or {}).get(_METADATA_KEY, b""), type=GroupSummary)
 
 
 def _refuse_nulls(array: pa.Array, path: str) -> None:

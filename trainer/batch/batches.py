@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -64,17 +64,19 @@ class Batch:
         return (*self.group_ids, *self.excluded)
 
 
+@dataclass(kw_only=True)
 class OpenBatch:
     """The interval that is being read."""
 
-    def __init__(self, *, begin_offset: int, num_groups: int, consumed: Collection[str], limits: GroupLimits) -> None:
-        self._begin_offset = begin_offset
-        self._num_groups = num_groups
-        self._consumed = consumed
-        self._limits = limits
-        self._verdicts: list[tuple[Verdict, bool]] = []
-        """Each with whether its group was consumed before."""
-        self._seen: set[str] = set()
+    begin_offset: int
+    num_groups: int
+    """G."""
+    consumed: Collection[str]
+    """Groups of earlier batches."""
+    limits: GroupLimits
+    _verdicts: list[tuple[Verdict, bool]] = field(default_factory=list)
+    """Each with whether its group was consumed before."""
+    _seen: set[str] = field(default_factory=set)
 
     @property
     def num_seen(self) -> int:
@@ -84,12 +86,12 @@ class OpenBatch:
     @property
     def is_complete(self) -> bool:
         """Whether the G-th group is in."""
-        return len(self._seen) >= self._num_groups
+        return len(self._seen) >= self.num_groups
 
     @property
     def next_offset(self) -> int:
         """Of the record that `add` takes next."""
-        return self._begin_offset + len(self._verdicts)
+        return self.begin_offset + len(self._verdicts)
 
     def add(self, record: Record) -> None:
         """Takes the partition's next record. Not to be called once the batch is complete.
@@ -102,9 +104,9 @@ class OpenBatch:
                 f"expected offset {self.next_offset} of {record.topic!r}[{record.partition}], got {record.offset}; "
                 "records are gone (retention, compaction?): restore the topic, or start a new run"
             )
-        verdict = judge(record, self._limits)
+        verdict = judge(record, self.limits)
         group_id = verdict.group_id
-        is_duplicate = group_id in self._consumed or group_id in self._seen
+        is_duplicate = group_id in self.consumed or group_id in self._seen
         self._verdicts.append((verdict, is_duplicate))
         if group_id is not None and not is_duplicate:
             self._seen.add(group_id)
@@ -125,7 +127,7 @@ class OpenBatch:
             if verdict.group is not None:
                 (untrained if reason else groups).append(verdict.group)
         return Batch(
-            begin_offset=self._begin_offset,
+            begin_offset=self.begin_offset,
             next_offset=self.next_offset,
             groups=tuple(groups),
             untrained=tuple(untrained),

@@ -38,7 +38,7 @@ _LOOK_S = 0.02
 _PATIENCE_S = 60.0
 """For the log to acknowledge one record, or to give what is known to lie there."""
 _PARTITION = 0
-"""`weights` has one partition: claims and manifests need one order."""
+"""Of `weights` and `training_steps`, which have one: claims and manifests need one order."""
 
 
 class PolicyLog:
@@ -90,19 +90,12 @@ class PolicyLog:
 
     def announce(self, record: EpochClaim | VersionManifest) -> None:
         """Appends a record and reads it back. Raises FencedError when a higher claim precedes it."""
-        future = self._writer.append(
-            self._at.topic, key=policy_key(self._policy), value=WEIGHTS.encode(record), partition=self._at.partition
-        )
-        self._read_until(_acknowledged(future).offset + 1)
+        self._read_until(self._append(Topic.WEIGHTS, WEIGHTS.encode(record)).offset + 1)
         self._require()
 
     def training_step(self, encoded: bytes) -> None:
         """Appends one record of `training_steps`."""
-        _acknowledged(
-            self._writer.append(
-                self._topics.name(Topic.TRAINING_STEPS), key=policy_key(self._policy), value=encoded, partition=0
-            )
-        )
+        self._append(Topic.TRAINING_STEPS, encoded)
 
     def training_step_if_missing(self, encoded: bytes) -> None:
         """Appends it unless these very bytes are on the topic."""
@@ -113,22 +106,23 @@ class PolicyLog:
 
     def dead_letter(self, verdicts: Iterable[Verdict]) -> None:
         """Appends malformed records, with reason and origin."""
-        topic, letters = self._topics.name(Topic.DEAD_LETTERS), []
+        letters = []
         for verdict in verdicts:
-            headers = dead_letter_headers(verdict.record, stage="trainer", reason=verdict.reason, detail=verdict.detail)
-            _log.warning(
-                "transitions offset=%d is not usable: reason=%s group=%s",
-                verdict.record.offset,
-                verdict.reason,
-                verdict.group_id,
-            )
-            letter = partial(self._writer.append, topic, key=original_key(verdict.record), headers=headers)
-            letters.append((letter, letter(value=verdict.record.value)))
+            record, reason = verdict.record, verdict.reason
+            _log.warning("%s is not usable: reason=%s group=%s", record, reason, verdict.group_id)
+            headers = dead_letter_headers(record, stage="trainer", reason=reason, detail=verdict.detail)
+            name = self._topics.name(Topic.DEAD_LETTERS)
+            letter = partial(self._writer.append, name, key=original_key(record), headers=headers)
+            letters.append((letter, letter(value=record.value)))
         for letter, future in letters:
             try:
                 _acknowledged(future)
             except RecordError:  # too large for the topic: its headers still name where the original lies
                 _acknowledged(letter(value=b""))
+
+    def _append(self, topic: Topic, value: bytes) -> Position:
+        name, key = self._topics.name(topic), policy_key(self._policy)
+        return _acknowledged(self._writer.append(name, key=key, value=value, partition=_PARTITION))
 
     def next_request(self, handled_below: int) -> tuple[int, RollbackRequest] | None:
         """The oldest rollback request at or above an offset, with its offset; each is given once."""
