@@ -74,22 +74,18 @@ class _Watch:
             self.error_max = max(self.error_max, error) if math.isfinite(error) else 1e9
 
 
-def _recipe(config: TrainerConfig) -> Recipe:
-    return Recipe(
-        scale="std" if config.scale_advantages else "none",
-        low=config.clip_low,
-        high=config.clip_high,
-        aggregation=config.aggregation,
-        length=config.constant_tokens,
-    )
-
-
 class Learner:
     """A policy, its optimiser and its recipe."""
 
     def __init__(self, policy: Policy, config: TrainerConfig) -> None:
         self.policy = policy
-        self.recipe = _recipe(config)
+        self.recipe = Recipe(
+            scale="std" if config.scale_advantages else "none",
+            low=config.clip_low,
+            high=config.clip_high,
+            aggregation=config.aggregation,
+            length=config.constant_tokens,
+        )
         self._config = config
         # By name, so that sums over them do not depend on the order in which the model was built.
         self._masters = dict(sorted(policy.masters.items()))

@@ -116,7 +116,8 @@ class Emissions:
         topic = output.topic
         self.metrics.add(OUTPUTS, topic.value)
         if topic is Topic.DEAD_LETTERS:
-            self._count_dead_letter(output)
+            reason = next(value for name, value in output.headers if name == _REASON)
+            self.metrics.add(DEAD_LETTERS, reason.decode(errors="replace"))
         while True:
             try:
                 return self.writer.append(
@@ -189,8 +190,3 @@ class Emissions:
             item.futures[index] = (letter, await self.append(letter))
             replaced = True
         return not replaced
-
-    def _count_dead_letter(self, output: Output) -> None:
-        for name, value in output.headers:
-            if name == _REASON:
-                self.metrics.add(DEAD_LETTERS, value.decode(errors="replace"))

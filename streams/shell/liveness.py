@@ -119,7 +119,9 @@ class Liveness:
             self._waiting_since = None
             return {}
         if positions is None:
-            self._judge_wait(now_s)
+            self._waiting_since = now_s if self._waiting_since is None else self._waiting_since
+            if now_s - self._waiting_since > self._stall_s:
+                raise UnavailableError(f"expected an assignment within {self._stall_s} s, got none; restart")
             return {}
         self._waiting_since = None
         self._since = {where: since for where, since in self._since.items() if where in positions}
@@ -131,11 +133,6 @@ class Liveness:
             for topic in sorted({where.topic for where in positions})
             for partition, kept in self._log.offsets(topic).items()
         }
-
-    def _judge_wait(self, now_s: float) -> None:
-        self._waiting_since = now_s if self._waiting_since is None else self._waiting_since
-        if now_s - self._waiting_since > self._stall_s:
-            raise UnavailableError(f"expected an assignment within {self._stall_s} s, got none; restart")
 
     def _judge(self, where: TopicPartition, position: int, end: int, now_s: float) -> int:
         if position > end:
