@@ -8,7 +8,6 @@ refused the version (its weights may then be a mixture: it must stay paused unti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -70,18 +69,9 @@ class EngineControl:
         """Lets requests go on."""
         self._request("POST", "/resume")
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        json: Any = None,
-        is_load: bool = False,
-    ) -> httpx.Response:
-        timeout = _LOAD_TIMEOUT if is_load else _TIMEOUT
+    def _request(self, method: str, path: str, *, is_load: bool = False, **content: Any) -> httpx.Response:
         try:
-            response = self._client.request(method, path, params=params, json=json, timeout=timeout)
+            response = self._client.request(method, path, timeout=_LOAD_TIMEOUT if is_load else _TIMEOUT, **content)
         except httpx.HTTPError as error:
             raise UnavailableError(f"engine: {path} gave {type(error).__name__}") from error
         if response.status_code == 200:

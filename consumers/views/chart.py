@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from .results import HeldOut, Results
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "running_mean"]
 
-_BLUE, _RED, _GREEN = "#1f5fa8", "#c1552b", "#2f8f5b"
-_RULE_COLOURS = ("#8a4fa3", "#b08a1e", "#2f8f5b", "#c1552b", "#4a4a4a")
+_RED, _GREEN = "#c1552b", "#2f8f5b"
 _STYLE: Any = {
     # Text stays text, so that it can be searched; ids are made of the salt, so that equal numbers give equal bytes.
     "svg.fonttype": "none",
     "svg.hashsalt": "tracegrad",
     "font.size": 9.0,
+    "axes.prop_cycle": "cycler(color=['#1f5fa8', '#8a4fa3', '#b08a1e', '#2f8f5b', '#c1552b', '#4a4a4a'])",
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -36,18 +37,25 @@ _STYLE: Any = {
     "grid.color": "#e4e4e4",
     "legend.frameon": False,
 }
+_SHARE = (-0.03, 1.03)
+
+
+class _Panel(NamedTuple):
+    title: str
+    unit: str
+    curves: dict[str, Sequence[float | None]]
+    """What the legend says -> values by step."""
 
 
 def running_mean(values: Sequence[float | None], window: int) -> list[float]:
     """Mean of the last `window` values that are there, at each place; NaN where none is."""
-    numbers = np.array([np.nan if value is None else value for value in values], dtype=float)
-    sums = np.cumsum(np.concatenate([[0.0], np.nan_to_num(numbers)]))
-    counts = np.cumsum(np.concatenate([[0], np.isfinite(numbers)]))
-    begins = np.maximum(0, np.arange(1, len(numbers) + 1) - window)
-    num_there = counts[1:] - counts[begins]
-    with np.errstate(invalid="ignore"):
-        means = (sums[1:] - sums[begins]) / np.where(num_there == 0, np.nan, num_there)
-    return [float(mean) for mean in means]
+    if not values:
+        return []
+    windows = sliding_window_view(np.array([*[None] * (window - 1), *values], dtype=float), window)
+    num_there = np.isfinite(windows).sum(axis=1)
+    nowhere = np.full(len(values), np.nan)
+    means: list[float] = np.divide(np.nansum(windows, axis=1), num_there, out=nowhere, where=num_there > 0).tolist()
+    return means
 
 
 def draw(results: Results) -> str:
@@ -56,71 +64,61 @@ def draw(results: Results) -> str:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    rules = [name for name in results.curves if name.startswith("air:")]
-    num_panels = 4 if rules else 3
+    panels = _panels(results)
     window = max(3, round(results.steps / 12))
     with rc_context(_STYLE):
-        figure = Figure(figsize=(8.0, 0.6 + 2.1 * num_panels), layout="constrained")
+        figure = Figure(figsize=(8.0, 0.6 + 2.1 * len(panels)), layout="constrained")
         figure.suptitle(f"run {results.run}: {results.steps} steps (lines: mean of the last {window})")
-        panels = list(figure.subplots(num_panels, 1, sharex=True, squeeze=False)[:, 0])
-        _rewards(panels[0], results, window)
-        _share(panels[1], results, window)
-        if rules:
-            for colour, rule in zip(_cycled(len(rules)), rules, strict=True):
-                _curve(panels[2], results.curves[rule], window, rule.removeprefix("air:"), colour)
-            _dress(panels[2], "intermediate reward by rule", "reward per rollout")
-        _curve(panels[-1], results.curves.get("staleness", []), window, "mean over trained tokens", _BLUE)
-        _dress(panels[-1], "staleness", "versions")
-        panels[-1].set_ylim(bottom=0)
-        panels[-1].set_xlabel("training step")
-        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        rewards, shares, *_, staleness = drawn = list(figure.subplots(len(panels), 1, sharex=True))
+        for axes, panel in zip(drawn, panels, strict=True):
+            axes.set_title(panel.title)
+            axes.set_ylabel(panel.unit)
+            for name, values in panel.curves.items():
+                _curve(axes, values, window, name)
+        _held_out(rewards, results.before, 0, "held-out before", _RED)
+        _held_out(rewards, results.after, results.steps + 1, "held-out after", _GREEN)
+        if all(0 <= value <= 1 for value in results.curves.get("reward", []) if value is not None):
+            rewards.set_ylim(_SHARE)
+        shares.set_ylim(_SHARE)
+        staleness.set_ylim(bottom=0)
+        staleness.set_xlabel("training step")
+        staleness.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axes in drawn:
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(loc="best")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
 
 
-def _rewards(panel: Axes, results: Results, window: int) -> None:
-    _curve(panel, results.curves.get("reward", []), window, "training", _BLUE)
-    _held_out(panel, results.before, 0, "held-out before", _RED)
-    _held_out(panel, results.after, results.steps + 1, "held-out after", _GREEN)
-    _dress(panel, "final reward", "mean reward")
-    values = [value for value in results.curves.get("reward", []) if value is not None]
-    if all(0 <= value <= 1 for value in values):
-        panel.set_ylim(-0.03, 1.03)
+def _panels(results: Results) -> list[_Panel]:
+    """From top to bottom; of intermediate rewards only where there are some."""
+    curves = results.curves
+    rules = {name.removeprefix("air:"): values for name, values in curves.items() if name.startswith("air:")}
+    panels = [
+        _Panel("final reward", "mean reward", {"training": curves.get("reward", ())}),
+        _Panel("tool calls that succeeded", "share of calls", {"succeeded": curves.get("tool_success", ())}),
+        _Panel("intermediate reward by rule", "reward per rollout", {**rules}),
+        _Panel("staleness", "versions", {"mean over trained tokens": curves.get("staleness", ())}),
+    ]
+    return [panel for panel in panels if panel.curves]
 
 
-def _share(panel: Axes, results: Results, window: int) -> None:
-    _curve(panel, results.curves.get("tool_success", []), window, "succeeded", _BLUE)
-    _dress(panel, "tool calls that succeeded", "share of calls")
-    panel.set_ylim(-0.03, 1.03)
-
-
-def _curve(panel: Axes, values: Sequence[float | None], window: int, name: str, colour: str) -> None:
+def _curve(axes: Axes, values: Sequence[float | None], window: int, name: str) -> None:
     if not values:
         return
     steps = range(1, len(values) + 1)
-    raw = [np.nan if value is None else value for value in values]
-    panel.plot(steps, raw, color=colour, alpha=0.28, linewidth=0.9, marker="o", markersize=1.6)
-    panel.plot(steps, running_mean(values, window), color=colour, linewidth=2.0, label=name)
+    line = axes.plot(steps, running_mean(values, window), linewidth=2.0, label=name)[0]
+    raw = np.array(values, dtype=float)
+    axes.plot(steps, raw, color=line.get_color(), alpha=0.28, linewidth=0.9, marker="o", markersize=1.6, zorder=1.9)
 
 
-def _held_out(panel: Axes, held_out: HeldOut | None, step: int, name: str, colour: str) -> None:
+def _held_out(axes: Axes, held_out: HeldOut | None, step: int, name: str, colour: str) -> None:
     if held_out is None or held_out.mean is None or held_out.low is None or held_out.high is None:
         return
     below, above = held_out.mean - held_out.low, held_out.high - held_out.mean
     label = f"{name}: {held_out.mean:.3f}, 95% {held_out.low:.3f} to {held_out.high:.3f} ({held_out.num_scored} tasks)"
-    panel.errorbar(
+    axes.errorbar(
         [step], [held_out.mean], yerr=[[max(0.0, below)], [max(0.0, above)]], label=label,
         fmt="D", markersize=5, capsize=4, linewidth=1.6, color=colour, clip_on=False, zorder=3,
     )  # fmt: skip
-
-
-def _dress(panel: Axes, title: str, unit: str) -> None:
-    panel.set_title(title)
-    panel.set_ylabel(unit)
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(loc="best")
-
-
-def _cycled(count: int) -> list[str]:
-    return [_RULE_COLOURS[number % len(_RULE_COLOURS)] for number in range(count)]

@@ -7,7 +7,8 @@ steps and the final episodes only; an unscored episode is counted as unscored, n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from statistics import fmean
 
 import msgspec
 
@@ -75,8 +76,8 @@ def results_of(state: RunState, *, run: str) -> Results:
         version=steps[-1].version if steps else 0,
         before=_held_out(state.held_out(is_after=False)),
         after=_held_out(state.held_out(is_after=True)),
-        reward_last_ten=math.fsum(last) / len(last) if last else None,
-        staleness_mean=_mean(step.staleness_mean for step in steps),
+        reward_last_ten=fmean(last) if last else None,
+        staleness_mean=fmean(step.staleness_mean for step in steps) if steps else 0.0,
         staleness_max=max((step.staleness_max for step in steps), default=0),
         logprob_error_max=max((step.logprob_error_max for step in steps), default=0.0),
         seconds=_seconds(steps),
@@ -91,7 +92,7 @@ def _held_out(of_pass: Sequence[float | None]) -> HeldOut | None:
     rewards = [reward for reward in of_pass if reward is not None]
     if not rewards:
         return HeldOut(num_tasks=len(of_pass), num_scored=0, mean=None)
-    mean = math.fsum(rewards) / len(rewards)
+    mean = fmean(rewards)
     if all(reward in (0.0, 1.0) for reward in rewards):
         low, high = wilson(sum(reward == 1.0 for reward in rewards), len(rewards))
     else:
@@ -110,11 +111,6 @@ def wilson(num_successes: int, num_trials: int) -> tuple[float, float]:
     centre = (share + _Z**2 / (2 * num_trials)) / weight
     spread = _Z / weight * math.sqrt(share * (1 - share) / num_trials + _Z**2 / (4 * num_trials**2))
     return (max(0.0, centre - spread), min(1.0, centre + spread))
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else 0.0
 
 
 def _seconds(steps: Sequence[TrainingStep]) -> dict[str, float]:

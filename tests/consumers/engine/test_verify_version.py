@@ -10,7 +10,7 @@ import pytest
 
 from tests.fake_engine.weights import write_version
 from tests.versions import label
-from tracegrad.consumers.engine.version_files import verify_version
+from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.weights import VersionManifest, WeightFile
 
