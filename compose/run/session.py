@@ -190,13 +190,13 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
             return None
 
     state = run_state(wiring)
-    return Watcher(log, wiring.topics, state, StepLines(lag), show.event, start=wiring.run_dir.starts)
+    return Watcher(log, wiring.topics, state, StepLines(lag), show.event, begin=wiring.run_dir.starts)
 
 
 def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
     """The live view of `up`: what arrives from now on."""
     state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-    return Watcher(wiring.log(), wiring.topics, state, ArrivalLines(), show.event, start="end")
+    return Watcher(wiring.log(), wiring.topics, state, ArrivalLines(), show.event, begin="end")
 
 
 def run_state(wiring: Wiring) -> RunState:

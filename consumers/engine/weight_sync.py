@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -69,31 +70,21 @@ class WeightSyncHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Version folders outside it are refused."""
 
 
+@dataclass(kw_only=True)
 class WeightSync:
-    """The decisions, without the waiting. Not thread-safe.
+    """The decisions, without the waiting. Not thread-safe."""
 
-    Args:
-        writer: where acknowledgements go.
-        clock: monotonic seconds, for the retry of refused versions.
-    """
+    handles: WeightSyncHandles
+    control: EngineControl
+    writer: LogWriter
+    """Where acknowledgements go."""
+    topics: Topics
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
+    """For the retry of refused versions."""
 
-    def __init__(
-        self,
-        handles: WeightSyncHandles,
-        *,
-        control: EngineControl,
-        writer: LogWriter,
-        topics: Topics,
-        metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.handles = handles
-        self.lineage = Lineage(handles.policy)
-        self.metrics = metrics
-        self._control = control
-        self._writer = writer
-        self._topic = topics.name(Topic.WEIGHT_ACKS)
-        self._clock = clock
+    def __post_init__(self) -> None:
+        self._lineage = Lineage(self.handles.policy)
         self._refused_until: dict[str, float] = {}
         self._acknowledged = ""
         self._served: VersionManifest | None = None
@@ -103,7 +94,7 @@ class WeightSync:
     def fold(self, record: Record) -> None:
         """Takes the next record of `weights`. Never raises for a bad one."""
         try:
-            self.lineage.fold(WEIGHTS.decode(record.value))
+            self._lineage.fold(WEIGHTS.decode(record.value))
         except RecordError as error:
             self.metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
             _logger.warning("passing over %r (%s): %s", record, error.reason, error)
@@ -113,21 +104,21 @@ class WeightSync:
 
         Raises UnavailableError when engine or broker is away; the next look starts afresh.
         """
-        candidates = sorted(self.lineage.versions.values(), key=lambda manifest: manifest.version, reverse=True)
+        candidates = sorted(self._lineage.versions.values(), key=lambda manifest: manifest.version, reverse=True)
         if not candidates:
             return
-        status = self._control.status()
+        status = self.control.status()
         for manifest in candidates:
             if manifest.label == status.label and not status.is_paused:
                 self._acknowledge(manifest)
                 return
-            if self._clock() < self._refused_until.get(manifest.label, 0.0):
+            if self.clock() < self._refused_until.get(manifest.label, 0.0):
                 continue
             try:
                 self._load(manifest)
             except RecordError as error:
                 self._refuse(manifest, error)
-                status = self._control.status()
+                status = self.control.status()
                 continue
             self._acknowledge(manifest)
             return
@@ -136,10 +127,10 @@ class WeightSync:
     def _load(self, manifest: VersionManifest) -> None:
         folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
-        self._control.load(manifest, str(folder))
-        self._control.resume()
+        self.control.load(manifest, str(folder))
+        self.control.resume()
         self._load_s = time.monotonic() - started
-        label = self._control.status().label
+        label = self.control.status().label
         if label != manifest.label:
             raise UnavailableError(f"expected label {manifest.label} after its load, got {label}")
         self._acknowledged = ""
@@ -157,7 +148,7 @@ class WeightSync:
         )
 
     def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
-        self._refused_until[manifest.label] = self._clock() + RETRY_REFUSED_S
+        self._refused_until[manifest.label] = self.clock() + RETRY_REFUSED_S
         self.metrics.add(VERSIONS_REFUSED, error.reason)
         _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
 
@@ -186,9 +177,8 @@ class WeightSync:
             at_ms=int(time.time() * 1000),
         )
         try:
-            future = self._writer.append(
-                self._topic, key=engine_key(self.handles.engine_id), value=WEIGHT_ACKS.encode(ack)
-            )
+            topic, key = self.topics.name(Topic.WEIGHT_ACKS), engine_key(self.handles.engine_id)
+            future = self.writer.append(topic, key=key, value=WEIGHT_ACKS.encode(ack))
             future.result(_ACK_TIMEOUT_S)
         except (OverloadedError, TimeoutError, CancelledError) as error:
             raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error
@@ -251,7 +241,7 @@ def run(
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
     with httpx.Client(base_url=handles.engine_url.rstrip("/")) as client:
         writer = log.writer()
-        sync = WeightSync(handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
+        sync = WeightSync(handles=handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
         try:
             follow_weights(sync, topics=topics, log=log, stop=stop, poll_s=poll_s)
         finally:

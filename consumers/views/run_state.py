@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
+from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
-from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, SupervisedProcess
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
@@ -72,14 +74,14 @@ class RunState:
                 after it n .. 2n-1.
             remembered: how many ids of each kind are kept.
         """
-        self._folds = {
-            topics.name(Topic.TRAINING_STEPS): self._step,
-            topics.name(Topic.WEIGHT_ACKS): self._ack,
-            topics.name(Topic.ROLLOUT_EVENTS): self._event,
-            topics.name(Topic.EPISODES): self._episode,
-            topics.name(Topic.OTLP_SPANS): self._spans,
-            topics.name(Topic.LLM_CALLS): self._call,
-            topics.name(Topic.PROCESS_STATUS): self._process,
+        self._folds: dict[str, tuple[Callable[[bytes | None], Any], Callable[[Any], None]]] = {
+            topics.name(Topic.TRAINING_STEPS): (TRAINING_STEPS.decode, self._step),
+            topics.name(Topic.WEIGHT_ACKS): (WEIGHT_ACKS.decode, self._ack),
+            topics.name(Topic.ROLLOUT_EVENTS): (ROLLOUT_EVENTS.decode, self._event),
+            topics.name(Topic.EPISODES): (EPISODES.decode, self._episode),
+            topics.name(Topic.OTLP_SPANS): (decode_spans, self._spans),
+            topics.name(Topic.LLM_CALLS): (CALLS.decode, self._call),
+            topics.name(Topic.PROCESS_STATUS): (PROCESS_STATUS.decode, self._process),
         }
         self._run = run
         self._policy = policy
@@ -103,8 +105,6 @@ class RunState:
         self.first_span: FirstSpan | None = None
         self.first_call: CallRecord | None = None
         self.last_episode: Episode | None = None
-        self.num_spans = 0
-        self.num_calls = 0
         self.num_episodes = 0
         self.first_sign_s: float | None = None
         """The reader's clock when the first span or call came."""
@@ -127,13 +127,14 @@ class RunState:
 
     def fold(self, record: Record, now_s: float) -> None:
         """Takes one record, read at `now_s`; a topic that says nothing about the run's looks is passed over."""
-        fold = self._folds.get(record.topic)
-        if fold is not None:
+        if record.topic in self._folds:
+            decode, fold = self._folds[record.topic]
             with contextlib.suppress(RecordError):
-                fold(record, now_s)
+                fold(decode(record.value))
+            if self.first_sign_s is None and (self.first_span or self.first_call):
+                self.first_sign_s = now_s
 
-    def _step(self, record: Record, now_s: float) -> None:
-        step = TRAINING_STEPS.decode(record.value)
+    def _step(self, step: TrainingStep) -> None:
         if step.policy != self._policy:
             return
         step = msgspec.structs.replace(step, group_ids=(), excluded_ids={})
@@ -143,20 +144,17 @@ class RunState:
         if self.newest_step is None or step.step > self.newest_step.step:
             self.newest_step = step
 
-    def _ack(self, record: Record, now_s: float) -> None:
-        ack = WEIGHT_ACKS.decode(record.value)
+    def _ack(self, ack: WeightAck) -> None:
         self.first_ack = self.first_ack or ack
         self.served[ack.engine_id] = ack
 
-    def _event(self, record: Record, now_s: float) -> None:
-        event = ROLLOUT_EVENTS.decode(record.value)
+    def _event(self, event: RolloutEvent) -> None:
         id_ = event.rollout_id + event.attempt_id
         # Topics are read side by side, so an episode may come before its attempt's start.
         if run_hash_of(event.rollout_id) == self._run and not event.state.is_end and id_ not in self._ended:
             self.open_attempts[id_] = None
 
-    def _episode(self, record: Record, now_s: float) -> None:
-        episode = EPISODES.decode(record.value)
+    def _episode(self, episode: Episode) -> None:
         id_ = episode.episode_id
         if id_ in self._ended:
             return
@@ -175,26 +173,17 @@ class RunState:
             del self._num_members[group.id]
             self._num_closed_groups += 1
 
-    def _spans(self, record: Record, now_s: float) -> None:
-        for resource_spans, _, span in spans_of(decode_spans(record.value)):
-            self._sign(now_s)
-            self.first_span = self.first_span or FirstSpan(name=span.name, service=service_of(resource_spans))
-            self.num_spans += 1
+    def _spans(self, request: ExportTraceServiceRequest) -> None:
+        first = next(spans_of(request), None)
+        if first is not None and self.first_span is None:
+            self.first_span = FirstSpan(name=first[2].name, service=service_of(first[0]))
 
-    def _call(self, record: Record, now_s: float) -> None:
-        call = CALLS.decode(record.value)
+    def _call(self, call: CallRecord | CallsClosed) -> None:
         if isinstance(call, CallRecord):
-            self._sign(now_s)
             self.first_call = self.first_call or call
-            self.num_calls += 1
 
-    def _process(self, record: Record, now_s: float) -> None:
-        status = PROCESS_STATUS.decode(record.value)
+    def _process(self, status: ProcessStatus) -> None:
         if isinstance(status, ProcessReport):
             self.reports[status.process] = status
         else:
             self.supervised[status.process] = status
-
-    def _sign(self, now_s: float) -> None:
-        if self.first_sign_s is None:
-            self.first_sign_s = now_s

@@ -128,37 +128,35 @@ class ArrivalLines:
     topics: tuple[Topic, ...] = (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.EPISODES)
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._num_episodes = 0
+        self._said: set[Event] = set()
 
     def news(self, state: RunState, now_s: float) -> Iterator[Event]:
         """As Lines.news."""
-        span, call, episode = state.first_span, state.first_call, state.last_episode
-        if span is not None and self._is_new("first_span"):
-            yield Event(kind="first_span", text=f"first span: {span.name!r} of service {span.service or '?'}")
-        if call is not None and self._is_new("first_call"):
-            text = f"first call: {call.num_sampled} tokens of {call.policy}, {call.finish_reason}"
-            yield Event(kind="first_call", text=text)
-        if episode is not None and state.num_episodes > self._num_episodes:
-            self._num_episodes = state.num_episodes
-            if self._num_episodes == 1 or self._num_episodes % _EPISODES_A_LINE == 0:
-                which = "first episode" if self._num_episodes == 1 else f"episode {self._num_episodes}"
-                yield Event(kind="episode", text=f"{which}: {_summary(episode)}")
-        if state.first_sign_s is not None and now_s - state.first_sign_s >= _PATIENCE_S:
-            missing = _missing(state)
-            if missing and self._is_new(missing):
-                yield Event(kind="missing", text=missing)
+        for event in _arrived(state, now_s):
+            if event not in self._said:
+                self._said.add(event)
+                yield event
 
-    def _is_new(self, what: str) -> bool:
-        is_new = what not in self._said
-        self._said.add(what)
-        return is_new
+
+def _arrived(state: RunState, now_s: float) -> Iterator[Event]:
+    """All that may be said now."""
+    span, call, episode, number = state.first_span, state.first_call, state.last_episode, state.num_episodes
+    if span is not None:
+        yield Event(kind="first_span", text=f"first span: {span.name!r} of service {span.service or '?'}")
+    if call is not None:
+        text = f"first call: {call.num_sampled} tokens of {call.policy}, {call.finish_reason}"
+        yield Event(kind="first_call", text=text)
+    if episode is not None and (number == 1 or number % _EPISODES_A_LINE == 0):
+        which = "first episode" if number == 1 else f"episode {number}"
+        yield Event(kind="episode", text=f"{which}: {_summary(episode)}")
+    if state.first_sign_s is not None and now_s - state.first_sign_s >= _PATIENCE_S and (text := _missing(state)):
+        yield Event(kind="missing", text=text)
 
 
 def _missing(state: RunState) -> str:
-    if not state.num_calls:
+    if state.first_call is None:
         return "spans arrive but no model calls: does the agent's client use OPENAI_BASE_URL?"
-    if not state.num_spans:
+    if state.first_span is None:
         return (
             "calls arrive but no spans: is the agent run under `opentelemetry-instrument`, with an OTLP exporter "
             "for http/protobuf? Episodes are recorded all the same, without agent names and tools"

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from tracegrad.schemas.errors import TracegradError
@@ -57,35 +58,22 @@ def stream_lag(log: Log, topics: Topics) -> int:
     return lag
 
 
+@dataclass
 class Watcher:
-    """Tails topics in a thread and hands events to a printer."""
+    """Tails topics in a thread and hands events to a printer; after `start` all is that thread's alone."""
 
-    def __init__(
-        self,
-        log: Log,
-        topics: Topics,
-        state: RunState,
-        lines: Lines,
-        show: Callable[[Event], None],
-        *,
-        start: Literal["end"] | Mapping[TopicPartition, int],
-    ) -> None:
-        """
-        Args:
-            log: where to read; used by the watcher's thread alone.
-            topics: the run's.
-            state: folded and read by the watcher's thread alone.
-            lines: a view of the state.
-            show: prints one event; called in the watcher's thread.
-            start: `end` when the past does not matter; else where the run began on topics that it shares with others,
-                all else is read from the beginning.
-        """
-        self._log = log
-        self._topics = [topics.name(topic) for topic in lines.topics]
-        self._state = state
-        self._lines = lines
-        self._show = show
-        self._start = start
+    log: Log
+    topics: Topics
+    state: RunState
+    lines: Lines
+    """The view of the state."""
+    show: Callable[[Event], None]
+    """Prints one event."""
+    begin: Literal["end"] | Mapping[TopicPartition, int]
+    """`end` when the past does not matter; else where the run began on topics that it shares with others, all else is
+    read from the beginning."""
+
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._drain = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -107,17 +95,18 @@ class Watcher:
 
     def _follow(self) -> None:
         last_tick = 0.0
+        topics = [self.topics.name(topic) for topic in self.lines.topics]
         chunks = follow(
-            self._log,
-            self._topics,
-            starts=None if self._start == "end" else self._start,
-            from_end=self._topics if self._start == "end" else (),
+            self.log,
+            topics,
+            starts=None if self.begin == "end" else self.begin,
+            from_end=topics if self.begin == "end" else (),
             may_skip=True,
             stop=self._stop,
         )
         for chunk in chunks:
             for record in chunk.records:
-                self._state.fold(record, time.monotonic())
+                self.state.fold(record, time.monotonic())
                 self._say()
             if time.monotonic() - last_tick > _TICK_S:
                 last_tick = time.monotonic()
@@ -126,5 +115,5 @@ class Watcher:
                 return
 
     def _say(self) -> None:
-        for event in self._lines.news(self._state, time.monotonic()):
-            self._show(event)
+        for event in self.lines.news(self.state, time.monotonic()):
+            self.show(event)

@@ -43,7 +43,7 @@ class Bench:
     def start(self) -> None:
         """A fresh process: nothing remembered."""
         self.sync = WeightSync(
-            self.handles,
+            handles=self.handles,
             control=self.engine.control(),
             writer=self.log.writer(),
             topics=TOPICS,
