@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import create_topics
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
@@ -121,7 +122,7 @@ def main() -> None:
 
 def _run(log: KafkaLog, folder: Path, num_messages: int, num_bytes: int) -> None:
     topics = Topics(run=RunName(f"bench-{uuid.uuid4().hex[:8]}"))
-    create_topics(log, topics, policies=["policy"])
+    create_topics(log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig()))
     writer = log.writer()
     for n in range(num_messages):
         key = b"%d" % (n % 997)

@@ -13,8 +13,9 @@ import pytest
 
 from tests.engine_fixture import engine as engine
 from tests.memory_log import MemoryLog
+from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import create_topics
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topics
@@ -68,7 +69,7 @@ def fresh_topics(kafka_log: KafkaLog) -> Topics:
     """Topics of a new run with one policy, `policy`, made on the real broker; raw topics are this test's own too."""
     name = uuid.uuid4().hex[:12]
     topics = Topics(run=RunName(f"run-{name}"), prefix=f"t{name}.")
-    create_topics(kafka_log, topics, policies=["policy"])
+    create_topics(kafka_log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig()))
     return topics
 
 

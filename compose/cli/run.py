@@ -32,6 +32,9 @@ Keep = Annotated[bool, typer.Option("--keep", help="When done, go on until Ctrl-
 Bootstrap = Annotated[
     str | None, typer.Option("--bootstrap-servers", help=help_of("kafka.bootstrap_servers"), show_default=False)
 ]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Any other key: --set trainer.lr=1e-5", show_default=False)
+]
 Model = Annotated[str | None, typer.Option("--model", help=help_of("policy.model"), show_default=False)]
 
 
@@ -69,9 +72,7 @@ def train(
     tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.file"), show_default=False)] = None,
     eval_tasks: Annotated[Path | None, typer.Option(help=help_of("tasks.eval_file"), show_default=False)] = None,
     model: Model = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other key: --set trainer.lr=1e-5", show_default=False)
-    ] = None,
+    set_: Set = None,
     keep: Keep = False,
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
@@ -102,9 +103,7 @@ def up(
     file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml, else flags alone.")] = None,
     only: Annotated[str | None, typer.Option(help="capture, streams or train.", show_default=False)] = None,
     model: Model = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other key: --set llm.port=8310", show_default=False)
-    ] = None,
+    set_: Set = None,
     bootstrap_servers: Bootstrap = None,
     as_json: JsonFlag = False,
     run: RunOption = None,

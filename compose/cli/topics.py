@@ -34,18 +34,15 @@ def create(
     Example: tracegrad topics create tracegrad.toml --dry-run
     """
     settings = load_settings(file, {"run": run, "kafka.bootstrap_servers": bootstrap_servers}, for_training=False)
-    kafka = settings.kafka
-    topics = settings.topics
-    policies = (settings.policy.name,)
+    kafka, topics = settings.kafka, settings.topics
+    plans = plan_topics(topics, policies=(settings.policy.name,), kafka=kafka)
     if dry_run:
-        plans = plan_topics(topics, partitions=kafka.partitions, policies=policies, replication=kafka.replication)
         _print_plans([*plans, *plan_groups(topics)], as_json=as_json)
         return
     if kafka.bootstrap_servers is None:
         raise ConfigurationError("topics create needs a cluster: --bootstrap-servers host:port")
     log = KafkaLog(kafka.bootstrap_servers, kafka.client)
-    plans = create_topics(log, topics, policies=policies, partitions=kafka.partitions, replication=kafka.replication)
-    _print_plans(plans, as_json=as_json)
+    _print_plans(create_topics(log, topics, plans), as_json=as_json)
 
 
 def _print_plans(plans: Sequence[TopicPlan | GroupPlan], *, as_json: bool) -> None:

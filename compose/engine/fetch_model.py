@@ -25,13 +25,8 @@ def with_local_model(settings: RunSettings, say: Callable[[str], None]) -> RunSe
     name = settings.policy.model
     if Path(name).is_absolute():
         return settings
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigurationError(
-            f"[policy] model = {name!r} is a hub name, and huggingface_hub is not installed: "
-            "pip install 'tracegrad[cli]', or name a folder"
-        ) from error
+    from huggingface_hub import snapshot_download
+
     say(f"fetching {name} from the hub")
     try:
         folder = snapshot_download(name, allow_patterns=_FILES, etag_timeout=10)

@@ -17,16 +17,15 @@ from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics, TopicSpec
+from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
 
-from .client_settings import TAIL_GROUP
+from .client_settings import TAIL_GROUP, KafkaConfig
 from .log import KafkaLog
 
 __all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics", "start_run"]
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PARTITIONS = 4
 
 CO_PARTITIONED = (Topic.EPISODE_EVENTS, Topic.EPISODES, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 """A marker lies in the partition number of its input, so these have equal counts."""
@@ -80,18 +79,16 @@ def plan_groups(topics: Topics) -> list[GroupPlan]:
     return [*joined, GroupPlan(group=TAIL_GROUP, members="all other readers")]
 
 
-def plan_topics(topics: Topics, *, partitions: int, policies: Sequence[str], replication: int = 1) -> list[TopicPlan]:
+def plan_topics(topics: Topics, *, policies: Sequence[str], kafka: KafkaConfig) -> list[TopicPlan]:
     """All topics of a run, in the registry's order. Asks no cluster."""
-    if partitions < 1 or not policies or replication < 1:
-        raise ConfigurationError(
-            f"expected partitions, replication >= 1 and a policy, got {partitions}, {replication}, {len(policies)}"
-        )
-    counts = {"run": partitions, "policies": len(policies), "one": 1}
+    if not policies:
+        raise ConfigurationError("expected a policy, got none: transitions have a partition for each")
+    counts = {"run": kafka.partitions, "policies": len(policies), "one": 1}
     return [
         TopicPlan(
             name=topics.name(spec.topic),
             partitions=counts[spec.partitions],
-            replication=replication,
+            replication=kafka.replication,
             settings={"max.message.bytes": str(topics.message_bytes(spec.topic)), **spec.settings},
             writers=spec.written_by,
             readers=spec.read_by,
@@ -100,21 +97,13 @@ def plan_topics(topics: Topics, *, partitions: int, policies: Sequence[str], rep
     ]
 
 
-def create_topics(
-    log: KafkaLog,
-    topics: Topics,
-    *,
-    policies: Sequence[str],
-    partitions: int = DEFAULT_PARTITIONS,
-    replication: int = 1,
-) -> list[TopicPlan]:
-    """Makes what is missing and checks what is there; returns the plan, for printing.
+def create_topics(log: KafkaLog, topics: Topics, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
+    """Makes what is missing and checks what is there; returns the plans of the run with what was found.
 
     Raises:
         ConfigurationError: an existing topic of the run has another partition count. A raw topic, which may be
             a Collector's, keeps its own.
     """
-    plans = plan_topics(topics, partitions=partitions, policies=policies, replication=replication)
     # Asked first: who may not create topics may still use those that the cluster's owner made.
     existing = log.admin.partition_counts().keys() & {plan.name for plan in plans}
     existing |= log.admin.create_topics(
@@ -125,14 +114,6 @@ def create_topics(
         ]
     )
     counts = log.admin.partition_counts([plan.name for plan in plans])
-    _check_counts(topics, plans, counts)
-    made = len(plans) - len(existing)
-    if made:
-        logger.info("topics of run %s: %d made, %d there before", topics.run, made, len(existing))
-    return [msgspec.structs.replace(plan, is_new=plan.name not in existing) for plan in plans]
-
-
-def _check_counts(topics: Topics, plans: Sequence[TopicPlan], counts: Mapping[str, int]) -> None:
     raw = {topics.name(spec.topic) for spec in REGISTRY if spec.raw}
     for plan in plans:
         if plan.name not in raw and counts[plan.name] != plan.partitions:
@@ -140,6 +121,10 @@ def _check_counts(topics: Topics, plans: Sequence[TopicPlan], counts: Mapping[st
                 f"expected {plan.partitions} partitions of topic {plan.name!r}, got {counts[plan.name]}; partition "
                 "counts are fixed for a run: set [kafka] partitions to that, or start a run under another name"
             )
+    made = len(plans) - len(existing)
+    if made:
+        logger.info("topics of run %s: %d made, %d there before", topics.run, made, len(existing))
+    return [msgspec.structs.replace(plan, is_new=plan.name not in existing) for plan in plans]
 
 
 def start_run(
@@ -180,10 +165,6 @@ def start_run(
     return chosen
 
 
-def _partitions_text(spec: TopicSpec) -> str:
-    return {"run": f"run's (default {DEFAULT_PARTITIONS})", "policies": "one per policy", "one": "1"}[spec.partitions]
-
-
 def topics_markdown() -> str:
     """The text of docs/topics.md; a test keeps the file equal to it."""
     lines = [
@@ -202,17 +183,15 @@ def topics_markdown() -> str:
         "| topic | scope | key | value | written by | read by | partitions | settings |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    counts = {"run": f"run's (default {KafkaConfig().partitions})", "policies": "one per policy", "one": "1"}
     for spec in REGISTRY:
         scope = ("raw" if spec.raw else "run") + ("" if spec.public else ", private")
         own = {} if spec.max_message_bytes == MAX_MESSAGE_BYTES else {"max.message.bytes": str(spec.max_message_bytes)}
         settings = ", ".join(f"`{name}={value}`" for name, value in sorted({**own, **spec.settings}.items()))
-        cells = [f"`{spec.topic}`", scope, _key_text(spec), spec.value, spec.written_by, spec.read_by]
-        lines.append("| " + " | ".join([*cells, _partitions_text(spec), settings]) + " |")
+        key = (spec.key.__doc__ or "").splitlines()[0]
+        cells = [f"`{spec.topic}`", scope, key, spec.value, spec.written_by, spec.read_by, counts[spec.partitions]]
+        lines.append("| " + " | ".join([*cells, settings]) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _key_text(spec: TopicSpec) -> str:
-    return (spec.key.__doc__ or "").splitlines()[0]
 
 
 if __name__ == "__main__":

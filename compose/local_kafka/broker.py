@@ -140,8 +140,9 @@ class LocalKafka:
         extra = self._extra_java_options
         if not extra and cache is not None and cache.exists():
             extra = (f"-XX:AOTCache={cache}", *_CACHE_LOG_OPTIONS)
-        log4j = f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}"
-        return [str(java), *_JAVA_OPTIONS, *extra, log4j, "-cp", os.pathsep.join(map(str, jars))]
+        log4j = Path(__file__).with_name("log4j2.properties")
+        log_options = (f"-Dlog4j2.configurationFile={log4j}", f"-Dtracegrad.kafka.log={self.data_dir / 'broker.log'}")
+        return [str(java), *_JAVA_OPTIONS, *extra, *log_options, "-cp", os.pathsep.join(map(str, jars))]
 
     def _format(self, java: Sequence[str], config: Path) -> None:
         # Never two arguments: an id may begin with a dash.

@@ -1,8 +1,8 @@
-"""What one local Kafka node is made of: its configuration files, its ports, and how to tell that it is ready.
+"""What one local Kafka node is made of: its configuration, its ports, and how to tell that it is ready.
 
-In: a data folder and ports. Out: files in it, and answers about loopback ports. Invariant: every listener is on
-127.0.0.1. Knows no client library: readiness is one Metadata request by hand, because a broker accepts
-connections before it is part of its own cluster, and topics made then fail.
+In: a data folder and ports, beside the settings in `server.properties`. Out: a file there, and answers about loopback
+ports. Invariant: every listener is on 127.0.0.1. Knows no client library: readiness is one Metadata request by hand,
+because a broker accepts connections before it is part of its own cluster, and topics made then fail.
 """
 
 from __future__ import annotations
@@ -23,66 +23,17 @@ _FIRST_PORT = 20_000
 _METADATA_V1 = struct.pack(">hhihi", 3, 1, 1, -1, 0)
 """Request header (api, version, correlation id, no client id) and an empty list of topics."""
 
-_SERVER = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
-controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={log_dir}
-auto.create.topics.enable=false
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-share.coordinator.state.topic.num.partitions=1
-group.initial.rebalance.delay.ms=0
-group.min.session.timeout.ms=1000
-broker.session.timeout.ms=2000
-broker.heartbeat.interval.ms=500
-num.network.threads=2
-num.io.threads=2
-log.segment.bytes=67108864
-log.cleaner.dedupe.buffer.size=4194304
-message.max.bytes={max_message_bytes}
-replica.fetch.max.bytes={max_message_bytes}
-"""
-
-_LOG4J = """\
-status=error
-appender.file.type=RollingFile
-appender.file.name=file
-appender.file.fileName={log_file}
-appender.file.filePattern={log_file}.%i
-appender.file.layout.type=PatternLayout
-appender.file.layout.pattern=%d %p %m (%c{{1}})%n
-appender.file.policies.type=Policies
-appender.file.policies.size.type=SizeBasedTriggeringPolicy
-appender.file.policies.size.size=10MB
-appender.file.strategy.type=DefaultRolloverStrategy
-appender.file.strategy.max=2
-rootLogger.level=warn
-rootLogger.appenderRef.file.ref=file
-logger.server.name=kafka.server.KafkaRaftServer
-logger.server.level=info
-"""
+_SERVER = Path(__file__).with_name("server.properties")
 
 
 def write_config(data_dir: Path, broker: int, controller: int) -> Path:
-    """Writes server.properties and log4j2.properties; returns the path of the first."""
-    config = data_dir / "server.properties"
+    """Writes the node's server.properties; returns its path."""
+    config = data_dir / _SERVER.name
     config.write_text(
-        _SERVER.format(
+        _SERVER.read_text().format(
             broker=broker, controller=controller, log_dir=data_dir / "log", max_message_bytes=MAX_MESSAGE_BYTES
         )
     )
-    (data_dir / "log4j2.properties").write_text(_LOG4J.format(log_file=data_dir / "broker.log"))
     return config
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import STREAMS, Stage
 
-from ..kafka.topic_admin import create_topics, start_run
+from ..kafka.topic_admin import create_topics, plan_topics, start_run
 from ..local_kafka import node as kafka_node
-from .process import ProcessSpec, Role, process_name
+from .process import ProcessSpec, process_name
 from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
 from .supervisor import answers
@@ -89,15 +89,9 @@ def _port(asked: int | None, last: str | None, taken: Iterable[int]) -> int:
 
 def prepare_topics(wiring: Wiring) -> None:
     """Makes the run's topics and start offsets; called when the broker answers."""
-    settings = wiring.settings
-    log = wiring.log()
-    create_topics(
-        log,
-        wiring.topics,
-        policies=(settings.policy.name,),
-        partitions=settings.kafka.partitions,
-        replication=settings.kafka.replication,
-    )
+    settings, log = wiring.settings, wiring.log()
+    plans = plan_topics(wiring.topics, policies=(settings.policy.name,), kafka=settings.kafka)
+    create_topics(log, wiring.topics, plans)
     wiring.run_dir.write_starts(start_run(log, wiring.topics))
 
 
@@ -130,11 +124,11 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
         ]
     if only in (None, "train"):
         found += [
-            _serve(wiring, "trainer", layer=1, role=Role.JOB),
+            _serve(wiring, "trainer", layer=1, is_job=True),
             _serve(wiring, "weight-sync", layer=2),
         ]
     if for_training:
-        found += [_serve(wiring, "runner", layer=3), _serve(wiring, "tasks", layer=3, role=Role.JOB)]
+        found += [_serve(wiring, "runner", layer=3), _serve(wiring, "tasks", layer=3, is_job=True)]
     return found
 
 
@@ -149,7 +143,6 @@ def _broker(wiring: Wiring) -> ProcessSpec:
         argv=argv,
         env=ENVIRONMENT,
         is_ready=lambda: kafka_node.is_ready(port),
-        is_gate=True,
         # The first start of all downloads the jars.
         ready_timeout_s=300.0,
         stop_timeout_s=20.0,
@@ -161,7 +154,7 @@ def _serve(
     name: str,
     *,
     layer: int,
-    role: Role = Role.SERVICE,
+    is_job: bool = False,
     health: str | None = None,
     stage: Stage | None = None,
     ordinal: int = 0,
@@ -178,7 +171,6 @@ def _serve(
         argv=tuple(argv),
         env={**ENVIRONMENT, **threads},
         layer=layer,
-        role=role,
+        is_job=is_job,
         is_ready=(lambda: answers(url)) if url else None,
-        is_gate=url is not None,
     )

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -27,20 +26,11 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 
 from .die_with_parent import guarded
 
-__all__ = ["Child", "ProcessSpec", "Role", "process_name"]
+__all__ = ["Child", "ProcessSpec", "process_name"]
 
 _logger = logging.getLogger(__name__)
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 """A log that is larger when its process starts is set aside once, so restarts cannot fill the disk."""
-
-
-class Role(StrEnum):
-    """What an exit means."""
-
-    SERVICE = "service"
-    """Runs until it is stopped; any exit by itself is a death."""
-    JOB = "job"
-    """Exits with 0 when its work is done."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,13 +43,12 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Put over the supervisor's own environment."""
     layer: int = 0
     """Started in ascending order, stopped in descending order; equal layers together."""
-    role: Role = Role.SERVICE
+    is_job: bool = False
+    """Exits with 0 when its work is done; else it runs until it is stopped, and any exit by itself is a death."""
     is_ready: Callable[[], bool] | None = None
-    """Answers within a second or so; None: ready when it lives."""
-    is_gate: bool = False
-    """The next layer starts only when this one is ready."""
+    """Answers within a second or so; the next layer starts only when it says yes. None: nobody waits for it."""
     ready_timeout_s: float = 60.0
-    """Past it, a gate that is not ready counts as dead."""
+    """Past it, what is not ready counts as dead."""
     stop_timeout_s: float = 10.0
     """From the polite signal to SIGKILL."""
 
@@ -118,7 +107,7 @@ class Child:
         self.strike()
         self.exit_status = status
         self.why = f"{describe_exit(status)}; last lines of {self.log_path}:\n{self.last_lines()}"
-        if status == 0 and self.spec.role is Role.JOB:
+        if status == 0 and self.spec.is_job:
             self.state = ProcessState.DONE
             self.why = ""
         else:

@@ -67,14 +67,11 @@ class RunDir:
         self.kafka = path / "kafka"
         self.streams = path / "streams"
         self.trainer = path / "trainer"
+        self.weights = self.trainer / "weights"
+        """The root under which version folders must lie."""
         self.results = path / "results"
         self.config = path / "config.json"
         self.endpoints_file = path / "endpoints.json"
-
-    @property
-    def weights(self) -> Path:
-        """The root under which version folders must lie."""
-        return self.trainer / "weights"
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

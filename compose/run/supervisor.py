@@ -24,7 +24,7 @@ import msgspec
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
-from .process import Child, ProcessSpec, Role
+from .process import Child, ProcessSpec
 
 __all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "answers"]
 
@@ -164,7 +164,7 @@ class Supervisor:
                     self._on_change()
                     why = f"{child.spec.name}: {child.why}"
                     return Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=child.exit_status)
-            jobs = [child for child in self.children if child.spec.role is Role.JOB]
+            jobs = [child for child in self.children if child.spec.is_job]
             if ends_with_jobs and jobs and all(child.state is ProcessState.DONE for child in jobs):
                 return Outcome(kind=OutcomeKind.DONE)
             time.sleep(_TICK_S)
@@ -172,7 +172,7 @@ class Supervisor:
     def _open_next_layer(self) -> None:
         if len(self._open) == len(self.children):
             return
-        if not all(self._is_ready(child) for child in self._open if child.spec.is_gate):
+        if not all(self._is_ready(child) for child in self._open if child.spec.is_ready):
             self._hook_failing_since = None
             return
         layer = self.children[len(self._open)].spec.layer
@@ -193,7 +193,7 @@ class Supervisor:
             return child.state is ProcessState.DONE
         if child.spec.name in self._ready:
             return True
-        if child.spec.is_ready is None or child.spec.is_ready():
+        if child.spec.is_ready is not None and child.spec.is_ready():
             self._ready.add(child.spec.name)
             return True
         if time.monotonic() - child.started_at > child.spec.ready_timeout_s:

@@ -12,7 +12,7 @@ from tests.e2e.chaos_run import ChaosRun
 from tests.streams.shell.worker_bench import Worker
 from tests.streams.shell.worker_process import Plan
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import create_topics, start_run
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics, start_run
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.ids import RunName, run_hash
 from tracegrad.schemas.log.follow import read_to_end
@@ -36,7 +36,9 @@ def group_values(log: Log, topics: Topics) -> dict[str, bytes]:
 def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, wanted: set[str]) -> dict[str, bytes]:
     """Runs the three stages over all raw records of the run; the bodies by group id."""
     topics = msgspec.structs.replace(wiring.topics, run=REPLAY)
-    create_topics(log, topics, policies=(wiring.settings.policy.name,), partitions=wiring.settings.kafka.partitions)
+    settings = wiring.settings
+    plans = plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka)
+    create_topics(log, topics, plans)
     start_run(log, topics, start="beginning")
     rules = msgspec.structs.replace(
         wiring.stream_rules(),

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
 from tracegrad.schemas import topics as registry
 from tracegrad.schemas.errors import ConfigurationError
@@ -60,7 +61,10 @@ def test_markers_outlive_what_they_mark() -> None:
 
 def test_plan_has_equal_counts_where_markers_follow() -> None:
     """A marker lies in the partition number of its input."""
-    plans = {plan.name: plan for plan in plan_topics(TOPICS, partitions=6, policies=["a", "b"], replication=3)}
+    plans = {
+        plan.name: plan
+        for plan in plan_topics(TOPICS, policies=["a", "b"], kafka=KafkaConfig(partitions=6, replication=3))
+    }
     assert {plans[TOPICS.name(topic)].partitions for topic in CO_PARTITIONED} == {6}
     assert plans[TOPICS.name(Topic.TRANSITIONS)].partitions == 2
     assert plans[TOPICS.name(Topic.WEIGHTS)].partitions == 1
@@ -71,7 +75,7 @@ def test_each_topic_has_a_message_limit_of_its_own() -> None:
     """8 MiB; 32 where groups lie, and where any topic's record may end; a key overrides either."""
     topics = msgspec.structs.replace(TOPICS, max_message_bytes={"episodes": 16 << 20, "transitions": 4 << 20})
     for given in (TOPICS, topics):
-        plans = {plan.name: plan for plan in plan_topics(given, partitions=1, policies=["a"])}
+        plans = {plan.name: plan for plan in plan_topics(given, policies=["a"], kafka=KafkaConfig(partitions=1))}
         defaults = dict.fromkeys(map(str, Topic), 8 << 20) | {"transitions": 32 << 20, "dead_letters": 32 << 20}
         limits = {topic.value: int(plans[given.name(topic)].settings["max.message.bytes"]) for topic in Topic}
         assert limits == {**defaults, **given.max_message_bytes}
@@ -84,11 +88,17 @@ def test_a_message_limit_that_cannot_be_is_refused(wrong: dict[str, int]) -> Non
         Topics(run=RunName("mine"), max_message_bytes=wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"partitions": 0}, {"policies": []}, {"replication": 0}], ids=str)
-def test_plan_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize("wrong", [{"partitions": 0}, {"replication": 0}], ids=str)
+def test_counts_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
     """Before any cluster is asked."""
-    with pytest.raises(ConfigurationError):
-        plan_topics(TOPICS, **{"partitions": 4, "policies": ["a"], "replication": 1} | wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        KafkaConfig(**wrong)
+
+
+def test_a_plan_without_a_policy_is_refused() -> None:
+    """Nobody could be trained."""
+    with pytest.raises(ConfigurationError, match="policy"):
+        plan_topics(TOPICS, policies=[], kafka=KafkaConfig())
 
 
 def test_normalize_reads_raw_topics_only() -> None:

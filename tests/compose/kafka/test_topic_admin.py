@@ -7,6 +7,7 @@ import uuid
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
+from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics, start_run
 from tracegrad.schemas.errors import ConfigurationError
@@ -26,7 +27,7 @@ def new_run() -> Topics:
 def test_dry_run_makes_nothing_and_says_all(kafka_log: KafkaLog) -> None:
     """Names, counts, settings, and who must be allowed what, for those who own the cluster."""
     topics = new_run()
-    plans = plan_topics(topics, partitions=4, policies=["policy"])
+    plans = plan_topics(topics, policies=["policy"], kafka=KafkaConfig())
     lines = "\n".join(line for plan in plans for line in plan.lines())
     assert len(plans) == len(REGISTRY)
     assert not set(kafka_log.admin.partition_counts()) & {plan.name for plan in plans}
@@ -38,8 +39,8 @@ def test_dry_run_makes_nothing_and_says_all(kafka_log: KafkaLog) -> None:
 def test_second_call_changes_nothing(kafka_log: KafkaLog) -> None:
     """The same run can be created again; what is there is left as it is."""
     topics = new_run()
-    first = create_topics(kafka_log, topics, policies=["a", "b"], partitions=2)
-    second = create_topics(kafka_log, topics, policies=["a", "b"], partitions=2)
+    first = create_topics(kafka_log, topics, plan_topics(topics, policies=["a", "b"], kafka=KafkaConfig(partitions=2)))
+    second = create_topics(kafka_log, topics, plan_topics(topics, policies=["a", "b"], kafka=KafkaConfig(partitions=2)))
     assert all(plan.is_new for plan in first)
     assert not any(plan.is_new for plan in second)
     counts = kafka_log.admin.partition_counts([plan.name for plan in first])
@@ -50,9 +51,9 @@ def test_second_call_changes_nothing(kafka_log: KafkaLog) -> None:
 def test_other_partition_count_is_refused(kafka_log: KafkaLog) -> None:
     """Keys would move to other partitions, away from their markers."""
     topics = new_run()
-    create_topics(kafka_log, topics, policies=["policy"], partitions=2)
+    create_topics(kafka_log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig(partitions=2)))
     with pytest.raises(ConfigurationError, match="expected 3 partitions"):
-        create_topics(kafka_log, topics, policies=["policy"], partitions=3)
+        create_topics(kafka_log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig(partitions=3)))
 
 
 def test_raw_topic_of_a_collector_keeps_its_count(kafka_log: KafkaLog) -> None:
@@ -61,7 +62,7 @@ def test_raw_topic_of_a_collector_keeps_its_count(kafka_log: KafkaLog) -> None:
     kafka_log.admin.create_topics([NewTopic(theirs, 3, 1, config={})])
     renamed = new_run()
     topics = Topics(run=renamed.run, prefix=renamed.prefix, renames={"otlp_spans": theirs})
-    plans = create_topics(kafka_log, topics, policies=["policy"], partitions=2)
+    plans = create_topics(kafka_log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig(partitions=2)))
     assert next(plan for plan in plans if plan.name == theirs).is_new is False
 
 

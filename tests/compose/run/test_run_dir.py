@@ -10,7 +10,6 @@ import pytest
 
 from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import prepare_run, specs
-from tracegrad.compose.run.process import Role
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
@@ -99,8 +98,8 @@ def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
     assert {name for name in found if name.startswith("streams")} == {
         f"streams-{stage}-{ordinal}" for stage in ("normalize", "assemble", "credit") for ordinal in (0, 1)
     }
-    assert {name for name, spec in found.items() if spec.role is Role.JOB} == {"trainer", "tasks"}
-    assert {name for name, spec in found.items() if spec.is_gate} == {"kafka", "otlp", "llm"}
+    assert {name for name, spec in found.items() if spec.is_job} == {"trainer", "tasks"}
+    assert {name for name, spec in found.items() if spec.is_ready} == {"kafka", "otlp", "llm"}
     assert found["kafka"].layer < found["engine"].layer < found["llm"].layer < found["runner"].layer
     only = [spec.name for spec in specs(wiring, for_training=False, only="capture")]
     assert only == ["kafka", "engine", "otlp", "llm"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tracegrad.compose.run.process import ProcessSpec, Role
+from tracegrad.compose.run.process import ProcessSpec
 from tracegrad.compose.run.supervisor import Backoff, OutcomeKind, Supervisor
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.process_status import ProcessState
@@ -26,9 +26,9 @@ FOREVER = "while :; do sleep 0.02; done"
 QUICK = Backoff(first_s=0.01, greatest_s=0.02, healthy_s=5.0, max_in_a_row=3)
 
 
-def shell(name: str, script: str, *, layer: int = 0, role: Role = Role.SERVICE, stop_s: float = 5.0) -> ProcessSpec:
+def shell(name: str, script: str, *, layer: int = 0, is_job: bool = False, stop_s: float = 5.0) -> ProcessSpec:
     """A child that runs a script."""
-    return ProcessSpec(name=name, argv=("/bin/sh", "-c", script), layer=layer, role=role, stop_timeout_s=stop_s)
+    return ProcessSpec(name=name, argv=("/bin/sh", "-c", script), layer=layer, is_job=is_job, stop_timeout_s=stop_s)
 
 
 def eventually(claim: Callable[[], bool], what: str) -> None:
@@ -61,7 +61,7 @@ def meanwhile(action: Callable[[], None]):  # type: ignore[no-untyped-def]
 def test_jobs_done_ends_the_run_and_stops_services(tmp_path: Path) -> None:
     """A job that exits with 0 is done; a service is stopped."""
     supervisor = Supervisor(
-        [shell("serve", "exec sleep 60"), shell("job", "exit 0", layer=1, role=Role.JOB)], logs=tmp_path
+        [shell("serve", "exec sleep 60"), shell("job", "exit 0", layer=1, is_job=True)], logs=tmp_path
     )
     assert supervisor.run().kind is OutcomeKind.DONE
     assert [status.state for status in supervisor.statuses()] == [ProcessState.STOPPED, ProcessState.DONE]
@@ -71,7 +71,7 @@ def test_what_dies_is_restarted_after_a_pause(tmp_path: Path) -> None:
     """Two deaths, then success; each said with its last log line."""
     script = f"echo try >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3 || {{ echo oops; exit 1; }}"
     said: list[str] = []
-    supervisor = Supervisor([shell("job", script, role=Role.JOB)], logs=tmp_path, backoff=QUICK, say=said.append)
+    supervisor = Supervisor([shell("job", script, is_job=True)], logs=tmp_path, backoff=QUICK, say=said.append)
     assert supervisor.run().kind is OutcomeKind.DONE
     assert supervisor.statuses()[0].num_restarts == 2
     assert len(said) == 2 and all("exit status 1" in line and "oops" in line for line in said)
@@ -206,10 +206,9 @@ def test_a_hook_is_tried_again_however_long_the_gate_below_took(
     broker = ProcessSpec(
         name="broker",
         argv=("/bin/sh", "-c", "exec sleep 60"),
-        is_gate=True,
         is_ready=lambda: time.monotonic() - began > 1.0,
     )
-    supervisor = Supervisor([broker, shell("job", "exit 0", layer=1, role=Role.JOB)], logs=tmp_path, on_layer=hook)
+    supervisor = Supervisor([broker, shell("job", "exit 0", layer=1, is_job=True)], logs=tmp_path, on_layer=hook)
     assert supervisor.run().kind is OutcomeKind.DONE
     assert calls == [0, 1, 1, 1]
 
@@ -222,7 +221,7 @@ def test_a_hook_that_goes_on_failing_ends_the_run(tmp_path: Path, monkeypatch: p
         raise UnavailableError("no answer")
 
     with pytest.raises(UnavailableError, match="no answer"):
-        Supervisor([shell("job", "exit 0", role=Role.JOB)], logs=tmp_path, on_layer=hook).run()
+        Supervisor([shell("job", "exit 0", is_job=True)], logs=tmp_path, on_layer=hook).run()
 
 
 def test_a_layer_waits_for_the_gates_below(tmp_path: Path) -> None:
@@ -233,11 +232,10 @@ def test_a_layer_waits_for_the_gates_below(tmp_path: Path) -> None:
             ProcessSpec(
                 name="broker",
                 argv=("/bin/sh", "-c", "exec sleep 60"),
-                is_gate=True,
                 is_ready=lambda: False,
                 ready_timeout_s=0.2,
             ),
-            shell("user", f"touch {tmp_path}/started; exit 0", layer=1, role=Role.JOB),
+            shell("user", f"touch {tmp_path}/started; exit 0", layer=1, is_job=True),
         ],
         logs=tmp_path,
         backoff=Backoff(first_s=0.01, greatest_s=0.01, max_in_a_row=2),
@@ -250,7 +248,7 @@ def test_a_layer_waits_for_the_gates_below(tmp_path: Path) -> None:
 def test_what_the_caller_keeps_goes_on_until_close(tmp_path: Path) -> None:
     """The broker stays for the report."""
     supervisor = Supervisor(
-        [shell("broker", "exec sleep 60"), shell("job", "exit 0", layer=1, role=Role.JOB)], logs=tmp_path
+        [shell("broker", "exec sleep 60"), shell("job", "exit 0", layer=1, is_job=True)], logs=tmp_path
     )
     supervisor.run(keep=lambda spec: spec.name == "broker")
     assert supervisor.statuses()[0].state is ProcessState.RUNNING

@@ -13,8 +13,9 @@ import pytest
 
 from tests.streams.shell.counting_fold import Part
 from tests.streams.shell.worker_bench import Bench, bench, expected
+from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import create_topics
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topic, Topics
@@ -204,7 +205,7 @@ def test_a_broker_that_is_killed_and_comes_back_is_survived(tmp_path: Path) -> N
     with LocalKafka(tmp_path / "kafka") as kafka:
         log = KafkaLog(kafka.bootstrap_servers)
         topics = Topics(run=RunName("restart"))
-        create_topics(log, topics, policies=["policy"])
+        create_topics(log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig()))
         with bench(log, topics, tmp_path) as made:
             parts, values = _parts(600, 3, seed=3)
             half = len(parts) // 2
