@@ -21,15 +21,14 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Literal
 
 from aiokafka.partitioner import murmur2  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
-from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Headers, Log, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Topics
 
-__all__ = ["MemoryLog", "partition_for"]
+__all__ = ["MemoryLog", "begins", "partition_for"]
 
 
 def partition_for(key: bytes, num_partitions: int) -> int:
@@ -42,6 +41,13 @@ class _Partition:
         self.begin = 0
         self.records: list[Record] = []
         """Index = offset; truncated ones stay but are out of reach."""
+
+
+def begins(log: Log, *topics: str) -> dict[TopicPartition, int]:
+    """Where topics begin, to tail them from there."""
+    return {
+        TopicPartition(topic, number): kept.begin for topic in topics for number, kept in log.offsets(topic).items()
+    }
 
 
 class MemoryLog:
@@ -103,23 +109,10 @@ class MemoryLog:
         """A new writer."""
         return _Writer(self)
 
-    def tail(
-        self,
-        topics: Sequence[str],
-        *,
-        start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "beginning",
-    ) -> _Reader:
+    def tail(self, starts: Mapping[TopicPartition, int]) -> _Reader:
         """A reader by explicit assignment."""
         with self.changed:
-            if isinstance(start, str):
-                starts = {
-                    TopicPartition(topic, number): kept.begin if start == "beginning" else kept.end
-                    for topic in topics
-                    for number, kept in self.offsets(topic).items()
-                }
-            else:
-                starts = {where: self.checked(where, offset) for where, offset in start.items()}
-        return _Reader(self, starts)
+            return _Reader(self, {where: self.checked(where, offset) for where, offset in starts.items()})
 
     def join(self, group: str, topics: Sequence[str]) -> _MemberReader:
         """A member of a group; partitions are dealt out in turn and again whenever a member comes or goes."""

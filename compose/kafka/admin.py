@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import confluent_kafka
@@ -115,19 +115,25 @@ class KafkaAdmin:
                 existed.add(name)
         return existed
 
-    def kept(self, topics: Sequence[str], wanted: Sequence[TopicPartition] | None) -> dict[TopicPartition, Offsets]:
-        """First and next offsets of the partitions wanted, or of all partitions of the topics."""
-        counts = self.partition_counts(topics)
-        known = [TopicPartition(name, partition) for name, count in counts.items() for partition in range(count)]
-        for where in wanted or ():
-            if where not in known:
-                raise ConfigurationError(f"expected a partition of {where.topic!r}, got {where.partition}")
-        asked = known if wanted is None else list(wanted)
-        begins = _patiently(lambda: self._list_offsets(asked, EarliestSpec()))  # type: ignore[no-untyped-call]
-        ends = _patiently(lambda: self._list_offsets(asked, LatestSpec()))  # type: ignore[no-untyped-call]
-        return {where: Offsets(begins[where], ends[where]) for where in asked}
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """Of a topic."""
+        return [TopicPartition(topic, partition) for partition in range(self.partition_counts([topic])[topic])]
 
-    def _list_offsets(self, wanted: Sequence[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+    def kept(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Offsets]:
+        """First and next offsets of partitions that may not be there: ConfigurationError."""
+        counts = self.partition_counts(sorted({where.topic for where in wanted}))
+        for where in wanted:
+            if where.partition >= counts[where.topic]:
+                raise ConfigurationError(f"expected a partition of {where.topic!r}, got {where.partition}")
+        return self.offsets(wanted)
+
+    def offsets(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Offsets]:
+        """First and next offsets of partitions."""
+        begins = _patiently(lambda: self._list_offsets(wanted, EarliestSpec()))  # type: ignore[no-untyped-call]
+        ends = _patiently(lambda: self._list_offsets(wanted, LatestSpec()))  # type: ignore[no-untyped-call]
+        return {where: Offsets(begins[where], ends[where]) for where in wanted}
+
+    def _list_offsets(self, wanted: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         with boundary("list offsets"):
             request = {partition_of(where): spec for where in wanted}
             futures = self._client.list_offsets(request, request_timeout=_TIMEOUT_S)
@@ -139,8 +145,7 @@ class KafkaAdmin:
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """The group's committed next offsets of a topic; partitions without one are absent."""
         doing = f"tell the committed offsets of group {group!r}"
-        count = self.partition_counts([topic])[topic]
-        wanted = [partition_of(TopicPartition(topic, partition)) for partition in range(count)]
+        wanted = [partition_of(where) for where in self.partitions(topic)]
 
         def ask() -> list[confluent_kafka.TopicPartition]:
             with self._group_client(group) as client, boundary(doing):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal
 
 from tracegrad.schemas.log.protocol import LogReader, LogWriter, Offsets, TopicPartition
 
@@ -45,21 +44,11 @@ class KafkaLog:
         """A new writer; one a process is enough."""
         return KafkaWriter(producer_settings(self._base))
 
-    def tail(
-        self,
-        topics: Sequence[str],
-        *,
-        start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "beginning",
-    ) -> LogReader:
-        """A reader of all partitions (or just those of the mapping) without a group. LogGapError as documented."""
-        wanted = None if isinstance(start, str) else list(start)
-        kept = self.admin.kept(topics, wanted)
-        if isinstance(start, str):
-            starts = {where: offsets.begin if start == "beginning" else offsets.end for where, offsets in kept.items()}
-        else:
-            starts = {where: checked(where, offset, kept[where]) for where, offset in start.items()}
+    def tail(self, starts: Mapping[TopicPartition, int]) -> LogReader:
+        """A reader of these partitions from these offsets, without a group. LogGapError as documented."""
+        kept = self.admin.kept(starts)
         reader = TailReader(self.admin, consumer_settings(self._base, group=None))
-        reader.assign(starts)
+        reader.assign({where: checked(where, offset, kept[where]) for where, offset in starts.items()})
         return reader
 
     def join(self, group: str, topics: Sequence[str]) -> LogReader:
@@ -69,7 +58,7 @@ class KafkaLog:
 
     def offsets(self, topic: str) -> Mapping[int, Offsets]:
         """First and next offsets of each partition of a topic."""
-        return {where.partition: offsets for where, offsets in self.admin.kept([topic], None).items()}
+        return {where.partition: offsets for where, offsets in self.admin.offsets(self.admin.partitions(topic)).items()}
 
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         """Committed next offsets of a group; partitions without one are absent."""

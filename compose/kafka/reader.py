@@ -169,7 +169,7 @@ class GroupReader(TailReader):
         with boundary(f"tell the committed offsets of group {self._group!r}"):
             committed = consumer.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
         offsets = {TopicPartition(found.topic, found.partition): found.offset for found in committed}
-        kept = self._admin.kept(sorted({where.topic for where in offsets}), list(offsets))
+        kept = self._admin.kept(offsets)
         return {
             where: checked(where, offset, kept[where]) if offset >= 0 else kept[where].begin
             for where, offset in offsets.items()

@@ -184,7 +184,7 @@ class _Reading:
         begins = {where: self.positions.get(where, offsets.begin) for where, offsets in kept.items()}
         if self.may_skip:
             begins = {where: max(kept[where].begin, min(begin, kept[where].end)) for where, begin in begins.items()}
-        self.reader = self.log.tail(self.topics, start=begins)
+        self.reader = self.log.tail(begins)
         return any(begin < kept[where].end for where, begin in begins.items())
 
     def close(self) -> None:

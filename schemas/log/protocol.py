@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -108,13 +108,8 @@ class Log(Protocol):
     def writer(self) -> LogWriter:
         """A new writer; one a process is enough."""
 
-    def tail(
-        self,
-        topics: Sequence[str],
-        *,
-        start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "beginning",
-    ) -> LogReader:
-        """A reader of all partitions (or just those of the mapping) without a group."""
+    def tail(self, starts: Mapping[TopicPartition, int]) -> LogReader:
+        """A reader of these partitions from these offsets, without a group."""
 
     def join(self, group: str, topics: Sequence[str]) -> LogReader:
         """A member of a consumer group, from its committed offsets, else the beginning. Nothing is auto-committed."""

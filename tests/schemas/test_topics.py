@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -89,7 +90,7 @@ def test_a_message_limit_that_cannot_be_is_refused(wrong: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize("wrong", [{"partitions": 0}, {"replication": 0}], ids=str)
-def test_counts_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+def test_counts_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     """Before any cluster is asked."""
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         KafkaConfig(**wrong)

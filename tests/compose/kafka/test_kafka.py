@@ -307,7 +307,7 @@ def test_committed_offset_below_the_log_is_a_gap(kafka_log: KafkaLog) -> None:
     assert kafka_log.committed(group, topic) == {0: 2}
     delete_records(kafka_log, where, below=3)
     with pytest.raises(LogGapError, match="got \\[3, 5\\]"):
-        kafka_log.tail([topic], start={where: 2})
+        kafka_log.tail({where: 2})
     reader = kafka_log.join(group, [topic])
     with pytest.raises(LogGapError, match="expected offset 2"):
         read(reader, 1)
@@ -407,7 +407,7 @@ def test_readers_close_in_bounded_time_without_broker(own_kafka: LocalKafka) -> 
     """A process can stop while Kafka is away."""
     log = KafkaLog(own_kafka.bootstrap_servers)
     topic = new_topic(log)
-    member, tail = log.join("leavers", [topic]), log.tail([topic])
+    member, tail = log.join("leavers", [topic]), log.tail({TopicPartition(topic, 0): 0})
     while not member.positions():
         member.read(timeout_s=0.1)
     own_kafka.kill()

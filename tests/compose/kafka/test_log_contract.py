@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
-from tests.memory_log import MemoryLog, partition_for
+from tests.memory_log import MemoryLog, begins, partition_for
 from tracegrad.compose.kafka import admin as kafka_admin
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
@@ -100,7 +100,7 @@ def test_record_comes_back_as_it_was_written(log: Log, new_topic: Maker, closing
     writer.append(topic, key=None, value=b"v", headers=headers)
     writer.append(topic, key=b"k", value=None).result(DEADLINE_S)
     writer.close()
-    closing.append(log.tail([topic]))
+    closing.append(log.tail(begins(log, topic)))
     first, second = read(closing[0], 2)
     assert (first.key, first.value, first.headers) == (None, b"v", headers)
     assert (second.key, second.value, second.headers) == (b"k", None, ())
@@ -121,9 +121,9 @@ def test_tail_starts_where_it_is_told(log: Log, new_topic: Maker, closing: list[
     topic = new_topic(2)
     write(log, topic, [b"0", b"1", b"2"], partition=0)
     write(log, topic, [b"x"], partition=1)
-    closing.append(log.tail([topic], start="beginning"))
-    closing.append(log.tail([topic], start="end"))
-    closing.append(log.tail([topic], start={TopicPartition(topic, 0): 2}))
+    closing.append(log.tail(begins(log, topic)))
+    closing.append(log.tail({TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1}))
+    closing.append(log.tail({TopicPartition(topic, 0): 2}))
     assert sorted(record.value or b"" for record in read(closing[0], 4)) == [b"0", b"1", b"2", b"x"]
     assert closing[0].positions() == {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1}
     assert [record.value for record in read(closing[2], 1)] == [b"2"]
@@ -138,7 +138,7 @@ def test_read_gives_at_most_so_many(log: Log, new_topic: Maker, closing: list[Lo
     topic = new_topic(1)
     values = [str(i).encode() for i in range(25)]
     write(log, topic, values)
-    reader = log.tail([topic])
+    reader = log.tail(begins(log, topic))
     closing.append(reader)
     found: list[Record] = []
     while len(found) < 25:
@@ -151,7 +151,7 @@ def test_read_gives_at_most_so_many(log: Log, new_topic: Maker, closing: list[Lo
 def test_read_ends_with_the_first_record_that_comes(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """It does not wait out its time for more, and what came with the first is there too."""
     topic = new_topic(1)
-    closing.append(log.tail([topic]))
+    closing.append(log.tail(begins(log, topic)))
     assert not closing[0].read(timeout_s=0.05)
     write(log, topic, [b"%d" % number for number in range(50)])
     began = time.monotonic()
@@ -170,14 +170,14 @@ def test_offset_outside_the_log_is_a_gap(log: Log, new_topic: Maker) -> None:
     topic = new_topic(1)
     write(log, topic, [b"a"])
     with pytest.raises(LogGapError, match="got \\[0, 1\\]"):
-        log.tail([topic], start={TopicPartition(topic, 0): 2})
+        log.tail({TopicPartition(topic, 0): 2})
 
 
 def test_unknown_partition_is_a_configuration_error(log: Log, new_topic: Maker) -> None:
     """For a reader and for a writer."""
     topic = new_topic(1)
     with pytest.raises(ConfigurationError):
-        log.tail([topic], start={TopicPartition(topic, 7): 0})
+        log.tail({TopicPartition(topic, 7): 0})
     writer = log.writer()
     with pytest.raises(ConfigurationError):
         writer.append(topic, key=None, value=b"v", partition=7).result(DEADLINE_S)
@@ -188,7 +188,7 @@ def test_unknown_topic_is_a_configuration_error(log: Log, monkeypatch: pytest.Mo
     """Nothing is created by itself; the writer says so soon, not after the delivery time-out."""
     monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 1.0)
     for ask in (
-        lambda: log.tail(["nowhere"]),
+        lambda: log.tail({TopicPartition("nowhere", 0): 0}),
         lambda: log.join("group", ["nowhere"]),
         lambda: log.offsets("nowhere"),
         lambda: log.committed("group", "nowhere"),
@@ -285,6 +285,6 @@ def wait_for_partitions(reader: LogReader, count: int) -> None:
 def test_tail_reader_cannot_commit(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """It has no group."""
     topic = new_topic(1)
-    closing.append(log.tail([topic]))
+    closing.append(log.tail(begins(log, topic)))
     with pytest.raises(ConfigurationError):
         closing[0].commit({TopicPartition(topic, 0): 0})

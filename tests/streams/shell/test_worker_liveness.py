@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,9 @@ class _HoledLog(MemoryLog):
         for n in range(10):
             writer.append("events", key=b"k", value=b"%d" % n, partition=0)
 
-    def tail(self, topics: Sequence[str], *, start: Any = "beginning") -> Any:
+    def tail(self, starts: Mapping[TopicPartition, int]) -> Any:
         self.num_tails += 1
-        return super().tail(topics, start=start)
+        return super().tail(starts)
 
     def read(self, positions: dict[TopicPartition, int], max_records: int) -> list[Record]:
         while taken := super().read(positions, max_records):
