@@ -33,6 +33,13 @@ __all__ = ["Endpoints", "RunDir", "RunRecord", "write_record"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MARK = "run.json"
+_FIXED = {
+    "kafka": ("partitions", "max_message_bytes", "topic_prefix"),
+    "policy": ("name", "model"),
+    "trainer": ("groups_per_step", "lora_rank", "lora_alpha"),
+    "tasks": ("group_size",),
+}
+"""Settings that would contradict what is on the log."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,21 +150,13 @@ class RunDir:
         if not self.config.exists():
             return
         before = self.settings
-        changed = [
-            name
-            for name, old, new in (
-                ("seed", record.seed, settings.seed),
-                ("[kafka] partitions", before.kafka.partitions, settings.kafka.partitions),
-                ("[kafka] max_message_bytes", before.kafka.max_message_bytes, settings.kafka.max_message_bytes),
-                ("[kafka] topic_prefix", before.kafka.topic_prefix, settings.kafka.topic_prefix),
-                ("[policy] name", before.policy.name, settings.policy.name),
-                ("[policy] model", before.policy.model, settings.policy.model),
-                ("[trainer] groups_per_step", before.trainer.groups_per_step, settings.trainer.groups_per_step),
-                ("[trainer] lora_rank", before.trainer.lora_rank, settings.trainer.lora_rank),
-                ("[trainer] lora_alpha", before.trainer.lora_alpha, settings.trainer.lora_alpha),
-                ("[tasks] group_size", _group_size(before), _group_size(settings)),
-            )
-            if old != new
+        changed = ["seed"] if record.seed != settings.seed else []
+        changed += [
+            f"[{section}] {key}"
+            for section, keys in _FIXED.items()
+            for key in keys
+            # A run without tasks has no such section.
+            if getattr(getattr(before, section), key, None) != getattr(getattr(settings, section), key, None)
         ]
         if changed:
             raise ConfigurationError(
@@ -189,10 +188,6 @@ class RunDir:
                 return False
         except ConfigurationError:
             return True
-
-
-def _group_size(settings: RunSettings) -> int | None:
-    return settings.tasks.group_size if settings.tasks else None
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:
