@@ -25,10 +25,10 @@ from concurrent.futures import Future
 from aiokafka.partitioner import murmur2  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
-from tracegrad.schemas.log.protocol import Headers, Log, Offsets, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Topics
 
-__all__ = ["MemoryLog", "begins", "partition_for"]
+__all__ = ["MemoryLog", "partition_for"]
 
 
 def partition_for(key: bytes, num_partitions: int) -> int:
@@ -41,13 +41,6 @@ class _Partition:
         self.begin = 0
         self.records: list[Record] = []
         """Index = offset; truncated ones stay but are out of reach."""
-
-
-def begins(log: Log, *topics: str) -> dict[TopicPartition, int]:
-    """Where topics begin, to tail them from there."""
-    return {
-        TopicPartition(topic, number): kept.begin for topic in topics for number, kept in log.offsets(topic).items()
-    }
 
 
 class MemoryLog:

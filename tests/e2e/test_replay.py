@@ -37,8 +37,7 @@ def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, 
     """Runs the three stages over all raw records of the run; the bodies by group id."""
     topics = msgspec.structs.replace(wiring.topics, run=REPLAY)
     settings = wiring.settings
-    plans = plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka)
-    create_topics(log, topics, plans)
+    create_topics(log, topics, plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka))
     start_run(log, topics, start="beginning")
     rules = msgspec.structs.replace(
         wiring.stream_rules(),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
-from tests.memory_log import MemoryLog, begins, partition_for
+from tests.memory_log import MemoryLog, partition_for
 from tracegrad.compose.kafka import admin as kafka_admin
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
@@ -73,6 +73,11 @@ def read(reader: LogReader, count: int) -> list[Record]:
     while len(found) < count and time.monotonic() < deadline:
         found += reader.read(timeout_s=0.05)
     return found
+
+
+def begins(log: Log, topic: str) -> dict[TopicPartition, int]:
+    """Where a topic's partitions begin, to tail them from there."""
+    return {TopicPartition(topic, number): kept.begin for number, kept in log.offsets(topic).items()}
 
 
 def wait_for_assignment(readers: Sequence[LogReader], counts: Sequence[int]) -> None:
