@@ -14,7 +14,6 @@ import functools
 import logging
 import os
 import ssl
-import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,25 +91,31 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         return offsets
 
 
-@types.coroutine
-def _rest(coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, Any]:
+class _Begun:
     """The rest of a coroutine that has run up to its first wait, to be awaited like any other.
 
     A coroutine that was sent into can be neither awaited from its start nor made a task of: what it waits for has been
     handed out and would be lost. So this yields that first, and then passes on whatever the event loop sends or throws,
     a cancellation too, until the coroutine returns: `yield from`, begun one step late.
     """
-    while True:
-        try:
-            sent = yield waits_for
-        except BaseException as error:
-            resume = functools.partial(coroutine.throw, error)
-        else:
-            resume = functools.partial(coroutine.send, sent)
-        try:
-            waits_for = resume()
-        except StopIteration as end:
-            return end.value
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:
+                resume = functools.partial(self._coroutine.throw, error)
+            else:
+                resume = functools.partial(self._coroutine.send, sent)
+            try:
+                waits_for = resume()
+            except StopIteration as end:
+                return end.value
 
 
 class _Consumer(driver.Consumer):
@@ -128,7 +133,7 @@ class _Consumer(driver.Consumer):
                     # Never begun; unclosed, each would warn that it was never awaited.
                     other.close()
                 return WaitResults([hand_over], [end.value], False)
-            coros = (_rest(hand_over, waits_for), *coros[1:])
+            coros = (_Begun(hand_over, waits_for), *coros[1:])
         return await super().wait_first(*coros, timeout=timeout)
 
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:

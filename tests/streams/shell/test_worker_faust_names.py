@@ -4,7 +4,9 @@ and run the tests of test_worker_kafka.py several times before you pin the new r
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import Awaitable
 
 import aiokafka  # type: ignore[import-untyped]
 import faust
@@ -14,6 +16,8 @@ from faust.app.base import App, BootStrategy
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer
 from faust.transport.drivers import aiokafka as driver
+
+from tracegrad.streams.shell import faust_app
 
 CHANGED = "Faust has changed; see this file's docstring. Missing: "
 
@@ -72,3 +76,20 @@ def test_steps_come_in_the_order_that_the_shell_needs(function: object, snippets
     for snippet in snippets:
         at = source.find(snippet, at)
         assert at >= 0, f"{CHANGED}{snippet!r}, in this order, in {getattr(function, '__qualname__', function)}"
+
+
+async def test_a_hand_over_that_has_begun_to_wait_is_awaited_like_any_other() -> None:
+    """mode makes a task of what is an Awaitable, and asks anything else for its `wait`."""
+    gate = asyncio.Event()
+
+    async def hand_over() -> int:
+        await gate.wait()
+        return 7
+
+    coroutine = hand_over()
+    begun = faust_app._Begun(coroutine, coroutine.send(None))
+    assert isinstance(begun, Awaitable)
+    task = asyncio.ensure_future(begun)
+    await asyncio.sleep(0)
+    gate.set()
+    assert await task == 7
