@@ -68,7 +68,6 @@ APIS = (OPENAI_CHAT,)
 
 _LOGGER = logging.getLogger(__name__)
 _PROOF_RETRY_S = 2.0
-_Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Gateway:
@@ -89,32 +88,30 @@ class Gateway:
         rollout = Mount("/rollout/{rollout}/attempt/{attempt}", routes=[*agents, *runners])
         return [*agents, rollout, self._route("GET", "/health", self._health)]
 
-    def _route(self, verb: str, path: str, endpoint: _Endpoint, api: Api = APIS[0]) -> Route:
-        return Route(path, self._guarded(endpoint, api), methods=[verb])
-
-    def _guarded(self, endpoint: _Endpoint, api: Api) -> _Endpoint:
+    def _route(
+        self, verb: str, path: str, endpoint: Callable[[Request], Awaitable[ASGIApp]], api: Api = APIS[0]
+    ) -> Route:
         """The endpoint behind the token, its errors counted and in the API's words."""
 
         async def guarded(request: Request) -> ASGIApp:
-            metrics = self.parts.metrics
             try:
                 self._authorize(request)
                 return await endpoint(request)
             except TracegradError as error:
                 if isinstance(error, IdentityError):
-                    metrics.add(REQUESTS_QUARANTINED, error.reason)
+                    self.parts.metrics.add(REQUESTS_QUARANTINED, error.reason)
                     await self._quarantine(request, error)
                 problem = problem_of(error)
-                metrics.add(REQUESTS_REFUSED, str(problem.status))
+                self.parts.metrics.add(REQUESTS_REFUSED, str(problem.status))
                 return problem_response(problem, api)
 
-        return guarded
+        return Route(path, guarded, methods=[verb])
 
     def _authorize(self, request: Request) -> None:
         token = self.parts.config.token
-        given = (request.headers.get("x-tracegrad-token", ""), api_key_of(request.headers))
         if token is None or request.url.path == "/health":
             return
+        given = (request.headers.get("x-tracegrad-token", ""), api_key_of(request.headers))
         if not any(hmac.compare_digest(one.encode(), token.encode()) for one in given):
             raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
 
@@ -146,9 +143,8 @@ class Gateway:
                 answers = session.answers()
                 outcomes: dict[str, CallOutcome] = {answer.call_id: answer.outcome for answer in answers}
                 closed = CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
-                await self.parts.acknowledged(
-                    self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
-                )
+                append = self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
+                await self.parts.acknowledged(append)
                 session.end_answer = msgspec.json.encode({"calls": answers, "fault": session.last_fault})
                 session.forget_calls()
                 self.parts.sessions.has_room(session)
@@ -172,7 +168,7 @@ class Gateway:
                 yield
             finally:
                 proof.cancel()
-                self.versions.close()
+                self.versions.stop.set()
                 await asyncio.wait({proof, following})
                 await asyncio.to_thread(self.parts.writer.close)
                 _LOGGER.info("llm gateway stopped: %s", self.parts.metrics.snapshot())

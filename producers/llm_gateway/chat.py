@@ -18,7 +18,7 @@ import contextlib
 import functools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,8 @@ class ChatEndpoints:
         if is_full:
             raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
         with contextlib.ExitStack() as entered:
-            entered.enter_context(self._slot())
+            self.num_inflight += 1
+            entered.callback(self._leave)
             request = api.read(await read_object(http, config.max_body_bytes))
             if not config.allow_strict:
                 request = without_strict(request)
@@ -75,7 +76,8 @@ class ChatEndpoints:
                 if caller.trace_id is None and caller.rollout_id is None:
                     caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
                 session = parts.sessions.captured(caller.rollout_id or caller.trace_id or "")
-            entered.enter_context(session.in_flight())
+            session.enter()
+            entered.callback(session.leave)
             leave = entered.pop_all().close
         return CallResponse(
             call=functools.partial(self._calls.serve, session, caller, request),
@@ -96,13 +98,8 @@ class ChatEndpoints:
         elif error is not None:
             self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 
-    @contextlib.contextmanager
-    def _slot(self) -> Iterator[None]:
-        self.num_inflight += 1
-        try:
-            yield
-        finally:
-            self.num_inflight -= 1
+    def _leave(self) -> None:
+        self.num_inflight -= 1
 
 
 @dataclass(kw_only=True)
@@ -133,10 +130,7 @@ class CallResponse:
         finally:
             gone.cancel()
             # Whatever became of the request, and not before the call has ended: its slot is what `/end` waits for.
-            if call.done():
-                self._settle(call)
-            else:
-                call.add_done_callback(self._settle)
+            call.add_done_callback(self._settle)
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
 
@@ -191,8 +185,6 @@ def _status_of(error: BaseException) -> int:
     """The HTTP status of an error; from 500 on the agent is not to blame."""
     if isinstance(error, RequestError):
         return error.status
-    if isinstance(error, IdentityError):
-        return 400
     if isinstance(error, OverloadedError | UnavailableError):
         return 503
     return 410 if isinstance(error, asyncio.CancelledError) else 500
@@ -204,12 +196,12 @@ def problem_of(error: BaseException) -> Problem:
     wait_s = 1 if status == 503 else None
     match error:
         case IdentityError():
-            return Problem(status=status, message=message, code=error.reason)
+            return Problem(status=400, message=message, code=error.reason)
         case RequestError():
             return Problem(status=status, message=message, param=error.param, code=error.code, retry_after_s=wait_s)
         case OverloadedError():
-            wait_s = max(1, round(error.retry_after_s))
-            return Problem(status=status, message=message, code="overloaded", retry_after_s=wait_s)
+            retry_s = max(1, round(error.retry_after_s))
+            return Problem(status=status, message=message, code="overloaded", retry_after_s=retry_s)
         case UnavailableError():
             return Problem(status=status, message=message, code="unavailable", retry_after_s=wait_s)
         case asyncio.CancelledError():
@@ -220,6 +212,5 @@ def problem_of(error: BaseException) -> Problem:
 
 def problem_response(problem: Problem, api: Api) -> Response:
     """An error as that API's clients expect it."""
-    wait_s = problem.retry_after_s
-    headers = None if wait_s is None else {"retry-after": str(wait_s)}
+    headers = None if problem.retry_after_s is None else {"retry-after": str(problem.retry_after_s)}
     return Response(api.error(problem), problem.status, headers, media_type="application/json")

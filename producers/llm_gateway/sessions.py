@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -78,24 +79,20 @@ class Session:
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_inflight = 0
-        self._num_started = 0
+        self._numbers = itertools.count(1)
 
-    @contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """A call until its answer is sent. Raises SessionError (410) after the end."""
+    def enter(self) -> None:
+        """A call is in flight until `leave`, when its answer is sent. Raises SessionError (410) after the end."""
         if self.is_closing:
             raise SessionError(f"attempt {self.key}: expected no call after /end, got one", status=410)
-        self._enter()
-        try:
-            yield
-        finally:
-            self._leave()
+        self._hold()
 
-    def _enter(self) -> None:
+    def _hold(self) -> None:
         self._num_inflight += 1
         self._idle.clear()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """The call, or an append, has ended."""
         self._num_inflight -= 1
         if self._num_inflight == 0:
             self._idle.set()
@@ -107,9 +104,8 @@ class Session:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
-        self._num_started += 1
         try:
-            yield self._num_started
+            yield next(self._numbers)
         finally:
             self._running.discard(task)
 
@@ -121,12 +117,12 @@ class Session:
         """
         if self.purpose is not Purpose.UNKNOWN:
             self._calls.append(_Registered(answer, hashlib.sha256(prompt_ids.tobytes()).digest(), number))
-        self._enter()
+        self._hold()
 
         def settle(ended: asyncio.Future[Any]) -> None:
             if ended.cancelled() or ended.exception() is not None:
                 self._calls = [call for call in self._calls if call.answer is not answer]
-            self._leave()
+            self.leave()
 
         append.add_done_callback(settle)
 

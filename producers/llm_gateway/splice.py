@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tracegrad.schemas.errors import EngineRefusal
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import SpliceOutcome
+from tracegrad.schemas.records.tokens import Ids
 
 from .api.chat_request import ChatRequest, Message, OtherPart, TextPart, ToolUse
 from .engines.client import Waits
@@ -52,8 +53,8 @@ class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call as it was sampled and as the agent saw its answer."""
 
     call_id: CallId
-    prompt_ids: npt.NDArray[np.int32]
-    sampled_ids: npt.NDArray[np.int32]
+    prompt_ids: Ids
+    sampled_ids: Ids
     tool_call_ids: tuple[str, ...]
     is_cut: bool
     """The agent saw less than was sampled (a stop string, dropped tool calls): its history differs from the ids."""
@@ -73,7 +74,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """The ids to sample from, and how they continue an earlier call."""
 
-    ids: npt.NDArray[np.int32]
+    ids: Ids
     parent: EarlierCall | None
     shared_tokens: int
     outcome: SpliceOutcome
@@ -191,8 +192,7 @@ def splice(match: Match, up_to_answer: Sequence[int], in_full: Sequence[int], en
     if list(in_full[:cut]) != list(up_to_answer[:cut]):
         return whole(in_full, SpliceOutcome(kind="new_segment", reason="history_dropped"))
     shared = len(call.prompt_ids) + len(call.sampled_ids)
-    was_sampled = len(call.sampled_ids) > 0 and call.sampled_ids[-1] == end_of_turn
-    rest = [] if was_sampled else [end_of_turn]
+    rest = [] if call.sampled_ids[-1:].tolist() == [end_of_turn] else [end_of_turn]
     ids = np.concatenate([call.prompt_ids, call.sampled_ids, np.asarray([*rest, *in_full[cut:]], np.int32)])
     return Prompt(ids=ids, parent=call, shared_tokens=shared, outcome=match.outcome)
 
@@ -208,10 +208,8 @@ def end_of_turn(one: Sequence[int], other: Sequence[int], terminals: Sequence[in
     Args:
         terminals: tokens that ended sampled answers; one of them in the common tail is preferred.
     """
-    length = 0
-    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
-        length += 1
-    tail = list(one[len(one) - length :])
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    tail = [token for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)][::-1]
     return next((token for token in tail if token in terminals), tail[0] if tail else None)
 
 

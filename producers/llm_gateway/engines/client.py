@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -58,13 +58,12 @@ class EngineClient:
         self._engines = engines
         self._metrics = metrics
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
             auto_decompress=False,
             headers={"accept-encoding": "identity"},
         )
-        return self
 
     async def __aexit__(self, *raised: object) -> None:
         await self._session.close()

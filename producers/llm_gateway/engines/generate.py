@@ -93,7 +93,8 @@ class KnownVersions:
         self._topic = topics.name(Topic.WEIGHTS)
         self._log = log
         self._metrics = metrics
-        self._stop = threading.Event()
+        self.stop = threading.Event()
+        """Ends reading, within a poll."""
         self._changed = asyncio.Event()
 
     def of(self, label: str) -> Version | None:
@@ -114,8 +115,8 @@ class KnownVersions:
                 await self._changed.wait()
 
     async def follow(self) -> None:
-        """Reads until `close`, in the event loop that `changed` is awaited in."""
-        steps = follow(self._log, [self._topic], poll_s=_WEIGHTS_POLL_S, stop=self._stop)
+        """Reads until `stop`, in the event loop that `changed` is awaited in."""
+        steps = follow(self._log, [self._topic], poll_s=_WEIGHTS_POLL_S, stop=self.stop)
         try:
             async with contextlib.aclosing(in_thread(steps)) as chunks:
                 async for chunk in chunks:
@@ -124,10 +125,6 @@ class KnownVersions:
                         self._changed = asyncio.Event()
         except FatalError as error:
             self.fatal = error
-
-    def close(self) -> None:
-        """Ends reading, within a poll."""
-        self._stop.set()
 
     def _fold(self, record: Record) -> bool:
         """Takes the next record; False when it changed nothing."""
@@ -161,8 +158,7 @@ class Generator:
         while True:
             data, engine = await self._client.post(GENERATE, body, waits, timeout_s=self._config.generate_timeout_s)
             try:
-                choice = _GENERATE_ANSWER.decode(data).choices[0]
-                return await self._check(purpose, choice, engine)
+                return await self._check(purpose, _GENERATE_ANSWER.decode(data).choices[0], engine)
             except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
                 self._metrics.add(GENERATIONS_REFUSED)
                 _LOGGER.warning("an answer of engine %s is refused, trying again: %s", engine.id, error)
