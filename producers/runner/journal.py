@@ -13,10 +13,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from tracegrad.schemas.log.follow import Chunk, append_patiently, decoded, follow, in_thread
+from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.log.follow import Chunk, decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent
+from tracegrad.schemas.retry import retry_async
 from tracegrad.schemas.topics import Stage, Topic, Topics, original_key, rollout_key
 
 from ..rollout_histories import Histories
@@ -24,6 +26,7 @@ from ..rollout_histories import Histories
 __all__ = ["Journal"]
 
 _POLL_S = 0.05
+_ACK_PAUSE_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +86,14 @@ class Journal:
         await self._append(Topic.DEAD_LETTERS, original_key(record), record.value, headers)
 
     async def _append(self, topic: Topic, key: bytes | None, value: bytes | None, headers: Headers = ()) -> Position:
-        return await append_patiently(
-            self._writer, self._topics.name(topic), key=key, value=value, headers=headers, stop=self._stop
-        )
+        """Waits for the acknowledgement, again and again while the log is away; once `stop` is set, raises why."""
+        name = self._topics.name(topic)
+
+        async def append() -> Position:
+            return await asyncio.wrap_future(self._writer.append(name, key=key, value=value, headers=headers))
+
+        errors = (UnavailableError, OverloadedError)
+        return await retry_async(append, doing=f"appending to {name}", on=errors, stop=self._stop, max_s=_ACK_PAUSE_S)
 
     def close(self) -> None:
         """Releases the log."""

@@ -20,15 +20,14 @@ from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Ite
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import LogGapError, OverloadedError, RecordError, UnavailableError
+from ..errors import LogGapError, RecordError, UnavailableError
 from ..records.codec import Codec
-from ..retry import retry, retry_async
-from .protocol import Headers, Log, LogReader, LogWriter, Position, Record, TopicPartition
+from ..retry import retry
+from .protocol import Log, LogReader, Position, Record, TopicPartition
 
-__all__ = ["Chunk", "append_patiently", "decoded", "follow", "in_thread", "read_to_end"]
+__all__ = ["Chunk", "decoded", "follow", "in_thread", "read_to_end"]
 
 _READ_RECORDS = 2_000
-_ACK_PAUSE_S = 1.0
 _END = object()
 
 T = TypeVar("T")
@@ -221,27 +220,3 @@ def decoded(records: Iterable[Record], codecs: Mapping[str, Codec[Any]]) -> Iter
             yield record.topic, codecs[record.topic].decode(record.value)
         except RecordError as error:
             logger.warning("left out %s: %s", record, error.reason)
-
-
-async def append_patiently(
-    writer: LogWriter,
-    topic: str,
-    *,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Headers = (),
-    stop: threading.Event,
-) -> Position:
-    """Appends and waits for the acknowledgement, again and again while the log is away.
-
-    Raises:
-        UnavailableError, OverloadedError: `stop` was set before the log came back.
-        RecordError: the record is too large.
-    """
-
-    async def append() -> Position:
-        return await asyncio.wrap_future(writer.append(topic, key=key, value=value, headers=headers))
-
-    return await retry_async(
-        append, doing=f"appending to {topic}", on=(UnavailableError, OverloadedError), stop=stop, max_s=_ACK_PAUSE_S
-    )

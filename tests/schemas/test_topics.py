@@ -124,7 +124,7 @@ def test_every_writer_takes_its_key_from_the_registry() -> None:
                 writer = ast.unparse(node.func).rpartition(".")[2]
                 for given in node.keywords:
                     made = isinstance(given.value, ast.Call) and ast.unparse(given.value.func) in KEYS
-                    is_key = given.arg == "key" and writer in ("append", "append_patiently", "Output")
+                    is_key = given.arg == "key" and writer in ("append", "Output")
                     if is_key and not made and ast.unparse(given.value) not in HANDED_ON:
                         offences.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(given.value)}")
     assert offences == []

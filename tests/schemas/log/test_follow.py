@@ -12,7 +12,7 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tracegrad.schemas.errors import LogGapError, UnavailableError
-from tracegrad.schemas.log.follow import Chunk, append_patiently, decoded, follow, in_thread, read_to_end
+from tracegrad.schemas.log.follow import Chunk, decoded, follow, in_thread, read_to_end
 from tracegrad.schemas.log.protocol import Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim
 
@@ -193,16 +193,3 @@ def test_malformed_records_are_left_out(log: MemoryLog) -> None:
     claim = EpochClaim(policy="p", run="r", epoch=1, trainer_id="t", at_ms=0)  # type: ignore[arg-type]
     write(log, b"{", WEIGHTS.encode(claim))
     assert list(decoded(read_to_end(log, TOPIC), {TOPIC: WEIGHTS})) == [(TOPIC, claim)]
-
-
-def test_an_append_waits_for_a_log_that_is_away_until_it_is_stopped(log: MemoryLog) -> None:
-    """The error of the last try ends it."""
-    stop = threading.Event()
-    log.fail_next(UnavailableError("away"))
-    writer = log.writer()
-    position = asyncio.run(append_patiently(writer, TOPIC, key=b"k", value=b"v", stop=stop))
-    assert values(log.records(TOPIC)) == [b"v"] and position.offset == 0
-    stop.set()
-    log.fail_next(UnavailableError("away"))
-    with pytest.raises(UnavailableError):
-        asyncio.run(append_patiently(writer, TOPIC, key=b"k", value=b"v", stop=stop))
