@@ -101,7 +101,8 @@ def audit(
     return report
 
 
-def _unit(terms: Mapping[str, str]) -> Unit:
+def _unit(terms: Mapping[str, str], missing: list[str], what: str) -> Unit:
+    missing += [f"{what}: {id_}" for id_, term in terms.items() if term == "missing"]
     return Unit(total=len(terms), terms=dict(sorted(Counter(terms.values()).items())))
 
 
@@ -123,16 +124,11 @@ def _calls(seen: Evidence, missing: list[str]) -> Unit:
             terms[call] = "open"
         elif Topic.EPISODE_EVENTS not in seen.expired:
             terms[call] = "missing"
-        if terms.get(call) == "missing":
-            missing.append(f"call: {call}")
     for position in seen.undecodable_calls:
-        name = f"{position.topic}/{position.partition}/{position.offset}"
-        is_dead = position in seen.dead
-        terms[name] = "dead-lettered" if is_dead else "open"
-        if not is_dead and seen.is_done(Stage.NORMALIZE, position):
-            terms[name] = "missing"
-            missing.append(f"undecodable call without a dead letter: {name}")
-    return _unit(terms)
+        name = f"undecodable at {position.topic}/{position.partition}/{position.offset}"
+        is_open = not seen.is_done(Stage.NORMALIZE, position)
+        terms[name] = "dead-lettered" if position in seen.dead else "open" if is_open else "missing"
+    return _unit(terms, missing, "call")
 
 
 def _term_of_fact(seen: Evidence, episode: str, call: str) -> str:
@@ -169,8 +165,7 @@ def _episodes(seen: Evidence, missing: list[str]) -> Unit:
             terms[id_] = "open groups"
         else:
             terms[id_] = "missing"
-            missing.append(f"episode in no group: {id_}")
-    return _unit(terms)
+    return _unit(terms, missing, "episode in no group")
 
 
 def _is_open(seen: Evidence, finals: list[SeenEpisode]) -> bool:
@@ -200,7 +195,6 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
             terms[id_] = "waiting"
         else:
             terms[id_] = "missing"
-            missing.append(f"group passed by and in no batch: {id_}")
     if Topic.TRANSITIONS not in seen.expired:
         missing += [f"group in a batch but not on transitions: {id_}" for id_ in consumed if id_ not in seen.groups]
     if steps:
@@ -211,4 +205,4 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
                 f"training_steps says {said.trained} trained of {said.consumed} consumed groups, "
                 f"its batches name {trained} of {len(consumed)}"
             )
-    return _unit(terms)
+    return _unit(terms, missing, "group passed by and in no batch")

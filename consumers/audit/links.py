@@ -6,7 +6,7 @@ taken nothing and the stage that should have made it has committed past its inpu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.log.protocol import Position
@@ -62,44 +62,42 @@ def _facts_to_raw(seen: Evidence) -> Iterator[str]:
         yield f"fact of episode {episode} without its raw record: {key}"
 
 
+def _absent(
+    seen: Evidence, topic: Topic, ids: Iterable[str], there: Container[str], what: str, *, kind: str = ""
+) -> Iterator[str]:
+    """The ids that are not there, unless retention has taken records of the topic where they would be."""
+    if topic not in seen.expired:
+        yield from (f"{what}: {id_}" for id_ in sorted(ids) if kind + id_ not in there)
+
+
 def _episodes_to_raw(seen: Evidence) -> Iterator[str]:
+    calls, facts = Topic.LLM_CALLS, Topic.EPISODE_EVENTS
     for id_, episode in seen.episodes.items():
-        if Topic.LLM_CALLS not in seen.expired:
-            for call in sorted(episode.calls - seen.foreign_calls):
-                if f"call:{call}" not in seen.raw:
-                    yield f"call in episode {id_} but not on llm_calls: {call}"
-        if Topic.REWARDS not in seen.expired:
-            for reward in episode.rewards:
-                if run_hash_of(reward) == seen.run and f"reward:{reward}" not in seen.raw:
-                    yield f"reward in episode {id_} but not on rewards: {reward}"
-        if Topic.EPISODE_EVENTS not in seen.expired:
-            for call in sorted(episode.calls):
-                if f"call:{call}" not in seen.facts:
-                    yield f"call in episode {id_} but not on episode_events: {call}"
-            if id_ not in seen.fact_places:
-                yield f"episode without facts: {id_}"
+        here = f"in episode {id_} but not on"
+        rewards = [key for key in episode.rewards if run_hash_of(key) == seen.run]
+        own_calls = episode.calls - seen.foreign_calls
+        yield from _absent(seen, calls, own_calls, seen.raw, f"call {here} llm_calls", kind="call:")
+        yield from _absent(seen, Topic.REWARDS, rewards, seen.raw, f"reward {here} rewards", kind="reward:")
+        yield from _absent(seen, facts, episode.calls, seen.facts, f"call {here} episode_events", kind="call:")
+        yield from _absent(seen, facts, [id_], seen.fact_places, "episode without facts")
         if episode.closed_by == "complete":
             for call in sorted(seen.outcomes.get(id_, frozenset()) - episode.calls):
                 yield f"call named by calls_closed but not in its complete episode {id_}: {call}"
     # An undecodable call cannot be told by its id: a named id that is not there may be one of those.
-    if Topic.LLM_CALLS in seen.expired or seen.undecodable_calls:
-        return
-    for id_, named in seen.outcomes.items():
-        for call in sorted(named):
-            if f"call:{call}" not in seen.raw:
-                yield f"call named by calls_closed of {id_} but not on llm_calls: {call}"
+    for id_, named in () if seen.undecodable_calls else seen.outcomes.items():
+        what = f"call named by calls_closed of {id_} but not on llm_calls"
+        yield from _absent(seen, calls, named, seen.raw, what, kind="call:")
 
 
 def _markers(seen: Evidence) -> Iterator[str]:
-    for id_, disposition in seen.markers.items():
-        if disposition == "emitted" and id_ not in seen.episodes and Topic.EPISODES not in seen.expired:
-            yield f"closed but not on episodes: {id_}"
-    if Topic.EPISODE_EVENTS in seen.expired:
-        return
-    for id_, places in seen.fact_places.items():
-        is_folded = all(seen.is_done(Stage.ASSEMBLE, place) for place in places)
-        if id_ not in seen.markers and is_folded and not all(place in seen.dead for place in places):
-            yield f"folded but without a closed marker: {id_}"
+    emitted = [id_ for id_, disposition in seen.markers.items() if disposition == "emitted"]
+    yield from _absent(seen, Topic.EPISODES, emitted, seen.episodes, "closed but not on episodes")
+    folded = [
+        id_
+        for id_, places in seen.fact_places.items()
+        if all(seen.is_done(Stage.ASSEMBLE, place) for place in places) and not seen.dead.issuperset(places)
+    ]
+    yield from _absent(seen, Topic.EPISODE_EVENTS, folded, seen.markers, "folded but without a closed marker")
 
 
 def _groups(seen: Evidence) -> Iterator[str]:
@@ -107,40 +105,33 @@ def _groups(seen: Evidence) -> Iterator[str]:
     for episode in seen.episodes.values():
         if episode.group is not None:
             places.setdefault(episode.group, []).append(episode.position)
-    for id_ in sorted(seen.group_markers - set(seen.groups)):
-        if Topic.TRANSITIONS not in seen.expired:
-            yield f"closed but not on transitions: {id_}"
+    yield from _absent(seen, Topic.TRANSITIONS, seen.group_markers, seen.groups, "closed but not on transitions")
     for id_, (_, summary) in seen.groups.items():
         done = all(seen.is_done(Stage.CREDIT, place) for place in places.get(id_, []))
         if id_ not in seen.group_markers and done:
             yield f"group without a closed marker: {id_}"
-        if Topic.EPISODES in seen.expired:
-            continue
-        for member in summary.members:
-            if member.episode_id not in seen.episodes:
-                yield f"episode in group {id_} but not on episodes: {member.episode_id}"
+        members = [member.episode_id for member in summary.members]
+        yield from _absent(seen, Topic.EPISODES, members, seen.episodes, f"episode in group {id_} but not on episodes")
 
 
 def _rollouts(seen: Evidence) -> Iterator[str]:
-    final = {episode.rollout for episode in seen.episodes.values() if episode.is_final}
-    for key in seen.raw:
-        if not key.startswith("event:"):
-            continue
-        rollout, attempt, state = key.removeprefix("event:").split("/")
-        if rollout not in seen.rollouts and Topic.ROLLOUTS not in seen.expired:
-            yield f"rollout ran but was never asked for: {rollout}"
-        started = f"event:{rollout}/{attempt}/started"
-        if state not in ("started", "given_up") and started not in seen.raw:
+    events, given = [key.split(":")[1].split("/") for key in seen.raw if key.startswith("event:")], seen.final_rollouts
+    ran = {rollout for rollout, _, _ in events}
+    yield from _absent(seen, Topic.ROLLOUTS, ran, seen.rollouts, "rollout ran but was never asked for")
+    for rollout, attempt, state in events:
+        if state not in ("started", "given_up") and f"event:{rollout}/{attempt}/started" not in seen.raw:
             yield f"attempt ended but never started: {rollout}/{attempt}"
-    if Topic.ROLLOUT_EVENTS not in seen.expired:
-        # The runner commits a request when its final event is on the log; one above its commits is on its way.
-        for rollout, position in seen.rollouts.items():
-            is_ours = run_hash_of(rollout) == seen.run and position not in seen.dead
-            if is_ours and rollout not in seen.final_rollouts and seen.is_done(Stage.RUNNER, position):
-                yield f"rollout asked for, committed by the runner and without a final event: {rollout}"
-    for rollout in sorted(filter(None, final)):
-        if run_hash_of(rollout) == seen.run and rollout not in seen.final_rollouts:
-            yield f"final episode without a final rollout event: {rollout}"
+    # The runner commits a request when its final event is on the log; one above its commits is on its way.
+    committed = [
+        rollout
+        for rollout, position in seen.rollouts.items()
+        if run_hash_of(rollout) == seen.run and position not in seen.dead and seen.is_done(Stage.RUNNER, position)
+    ]
+    what = "rollout asked for, committed by the runner and without a final event"
+    yield from _absent(seen, Topic.ROLLOUT_EVENTS, committed, given, what)
+    final = {episode.rollout for episode in seen.episodes.values() if episode.is_final and episode.rollout}
+    own = [rollout for rollout in final if run_hash_of(rollout) == seen.run]
+    yield from _absent(seen, Topic.ROLLOUT_EVENTS, own, given, "final episode without a final rollout event")
 
 
 def _versions(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -> Iterator[str]:

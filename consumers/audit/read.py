@@ -105,12 +105,7 @@ class Evidence(msgspec.Struct, kw_only=True):
 
 
 def gather(
-    log: Log,
-    topics: Topics,
-    run: RunHash,
-    policy: str,
-    *,
-    starts: Mapping[TopicPartition, int] | None,
+    log: Log, topics: Topics, run: RunHash, policy: str, *, starts: Mapping[TopicPartition, int] | None
 ) -> Evidence:
     """Reads every topic of the run once. `starts`: where the run began on the raw topics."""
     committed = {

@@ -139,13 +139,8 @@ class WeightSync:
             self.metrics.add(VERSIONS_SKIPPED, num=manifest.version - self._served.version - 1)
         self._served = manifest
         self._was_stuck = False
-        _logger.info(
-            "engine %s serves %s of policy %s after %.3f s",
-            self.handles.engine_id,
-            manifest.label,
-            manifest.policy,
-            self._load_s,
-        )
+        engine, load_s = self.handles.engine_id, self._load_s
+        _logger.info("engine %s serves %s of policy %s after %.3f s", engine, manifest.label, manifest.policy, load_s)
 
     def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
         self._refused_until[manifest.label] = self.clock() + RETRY_REFUSED_S
@@ -155,14 +150,9 @@ class WeightSync:
     def _say_stuck(self, status: EngineStatus, newest: VersionManifest) -> None:
         if not self._was_stuck:
             self._was_stuck = True
-            _logger.error(
-                "engine %s (label %s, paused %s): no version up to %s can be served; trying again every %g s",
-                self.handles.engine_id,
-                status.label,
-                status.is_paused,
-                newest.label,
-                RETRY_REFUSED_S,
-            )
+            engine = f"engine {self.handles.engine_id} (label {status.label}, paused {status.is_paused})"
+            told = "%s: no version up to %s can be served; trying again every %g s"
+            _logger.error(told, engine, newest.label, RETRY_REFUSED_S)
 
     def _acknowledge(self, manifest: VersionManifest) -> None:
         if manifest.label == self._acknowledged:

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
@@ -84,10 +85,8 @@ class OtlpGateway:
                 body = await self._read_body(request, hold)
                 pieces, rejected = await self._decode(request, body, content_type)
                 await asyncio.wait_for(self._append(pieces, rejected), self._ack_timeout_s)
-        except RequestError as error:
-            return self._refuse(error.status, str(error), content_type)
-        except RecordError as error:
-            return self._refuse(400, str(error), content_type)
+        except (RequestError, RecordError) as error:
+            return self._refuse(error.status if isinstance(error, RequestError) else 400, str(error), content_type)
         except (OverloadedError, UnavailableError, TimeoutError) as error:
             return self._refuse(503, str(error) or "the log did not acknowledge in time", content_type)
         self._metrics.add(REQUESTS)
@@ -115,9 +114,8 @@ class OtlpGateway:
 
     async def _decode(self, request: Request, body: bytes, content_type: str) -> _Split:
         identity = path_ids(request) if "rollout" in request.path_params else None
-        if len(body) <= _OFF_LOOP_BYTES:
-            return self._decode_now(body, content_type, identity)
-        return await asyncio.to_thread(self._decode_now, body, content_type, identity)
+        decode = partial(self._decode_now, body, content_type, identity)
+        return await asyncio.to_thread(decode) if len(body) > _OFF_LOOP_BYTES else decode()
 
     def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> _Split:
         message = decode_traces(body, content_type)
@@ -135,35 +133,17 @@ class OtlpGateway:
 
     def _dead_letter(self, item: Rejected) -> Future[Position]:
         self._metrics.add(DEAD_LETTERS, item.reason)
-        origin = Record(
-            topic=self._topics.name(Topic.OTLP_SPANS),
-            partition=-1,
-            offset=-1,
-            key=trace_key(item.trace_id),
-            value=None,
-        )
-        return self._writer.append(
-            self._topics.name(Topic.DEAD_LETTERS),
-            key=original_key(origin),
-            value=msgspec.json.encode(item),
-            headers=dead_letter_headers(
-                origin,
-                stage=STAGE,
-                reason=item.reason,
-                detail=f"a span of {item.num_bytes} bytes, kept by reference only",
-            ),
-        )
+        spans, dead = self._topics.name(Topic.OTLP_SPANS), self._topics.name(Topic.DEAD_LETTERS)
+        origin = Record(topic=spans, partition=-1, offset=-1, key=trace_key(item.trace_id), value=None)
+        detail = f"a span of {item.num_bytes} bytes, kept by reference only"
+        headers = dead_letter_headers(origin, stage=STAGE, reason=item.reason, detail=detail)
+        return self._writer.append(dead, key=original_key(origin), value=msgspec.json.encode(item), headers=headers)
 
     def _refuse(self, status: int, message: str, content_type: str) -> Response:
         self._metrics.add(REQUESTS_REFUSED, str(status))
         num_refused = self._metrics.value(REQUESTS_REFUSED, str(status))
-        logger.log(
-            logging.WARNING if num_refused == 1 else logging.DEBUG,
-            "otlp: answered %d (%d so far): %s",
-            status,
-            num_refused,
-            message,
-        )
+        level = logging.WARNING if num_refused == 1 else logging.DEBUG
+        logger.log(level, "otlp: answered %d (%d so far): %s", status, num_refused, message)
         response = _message_response(Status(code=_CODES[status], message=message), content_type, status)
         if status == 503:
             response.headers["retry-after"] = str(_RETRY_AFTER_S)
