@@ -30,6 +30,12 @@ _STYLE: Any = {
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "legend.frameon": False,
 }
 _SHARE = (-0.03, 1.03)
 
@@ -54,13 +60,13 @@ def running_mean(values: Sequence[float | None], window: int) -> list[float]:
 
 def draw(results: Results) -> str:
     """The SVG of a run; blocking, a second with the first import."""
-    from matplotlib import style
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     panels = _panels(results)
     window = max(3, round(results.steps / 12))
-    with style.context(["seaborn-v0_8-whitegrid", _STYLE]):
+    with rc_context(_STYLE):
         figure = Figure(figsize=(8.0, 0.6 + 2.1 * len(panels)), layout="constrained")
         figure.suptitle(f"run {results.run}: {results.steps} steps (lines: mean of the last {window})")
         rewards, shares, *_, staleness = drawn = list(figure.subplots(len(panels), 1, sharex=True))
