@@ -20,8 +20,8 @@ import msgspec
 
 from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.files import write_atomically
 
+from ..files import write_atomically
 from .config import EngineConfig, EngineHandles
 from .model_checks import check_model
 

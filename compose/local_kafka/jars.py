@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.files import hold_lock, write_atomically
+
+from ..files import hold_lock, write_atomically
 
 __all__ = ["Jar", "cache_dir", "class_path", "locked_jars"]
 

@@ -23,10 +23,10 @@ from typing import TypeVar
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.files import hold_lock, write_atomically
 from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
 
+from ..files import hold_lock, write_atomically
 from .settings import RunSettings
 
 __all__ = ["Endpoints", "RunDir", "RunRecord", "write_record"]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tracegrad.schemas.files import hold_lock, write_atomically
+from tracegrad.compose.files import hold_lock, write_atomically
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tracegrad.schemas.files import hold_lock
+from tracegrad.compose.files import hold_lock
 with hold_lock(Path(sys.argv[1]), refusal=RuntimeError):
     print("held", flush=True)
     time.sleep(60)
