@@ -51,7 +51,7 @@ from .splice import EarlierCall, EndOfTurn, Prompt, build_prompt, splice_context
 __all__ = ["CallServer", "Parts", "Served"]
 
 _APPEND_TIMEOUT_S = 60.0
-Append = asyncio.Future[Position]
+_Append = asyncio.Future[Position]
 
 
 @dataclass
@@ -69,11 +69,11 @@ class Parts:
         self.writer = self.log.writer()
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
 
-    def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> Append:
+    def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> _Append:
         """Hands a record to the log; what comes back may end after `acknowledged` has given it up."""
         return asyncio.wrap_future(self.writer.append(self.topics.name(topic), key=key, value=value, headers=headers))
 
-    async def acknowledged(self, append: Append) -> None:
+    async def acknowledged(self, append: _Append) -> None:
         """Waits for an append. Raises what the writer raises, or UnavailableError when it takes too long; whether the
         record still arrives is then unknown."""
         done, _ = await asyncio.wait({append}, timeout=_APPEND_TIMEOUT_S)

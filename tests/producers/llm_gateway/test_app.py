@@ -134,7 +134,7 @@ async def test_a_template_that_drops_history_starts_a_new_segment() -> None:
         assert full_prompt(r.calls()[2], r.calls())[: len(rendered)] != rendered
 
 
-async def test_a_turn_without_end_gets_the_templates_end_as_context() -> None:
+async def test_an_answer_without_end_gets_the_templates_end_as_context() -> None:
     """Cut at max_tokens: the record is truncated, the next prompt has the end of turn after the sampled ids."""
     async with rig() as r:
         r.engine.replies.extend([Reply("a long answer"), Reply("fine")])
@@ -277,6 +277,15 @@ async def test_what_a_request_may_cost_is_bounded() -> None:
         assert (status, answer["error"]["code"]) == (503, "overloaded")
         r.engine.running.set()
         await call
+
+
+async def test_strict_is_kept_where_the_settings_allow_it() -> None:
+    """`[llm] allow_strict`."""
+    async with rig(allow_strict=True) as r:
+        r.engine.replies.append(Reply("a"))
+        await r.begin()
+        await r.chat(ASK, tools=[{"type": "function", "function": {"name": "calc", "strict": True}}])
+        assert r.asked("/v1/chat/completions/render")[0]["tools"][0]["function"]["strict"] is True
 
 
 async def test_strict_is_dropped_and_a_grammar_is_marked() -> None:

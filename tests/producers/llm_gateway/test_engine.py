@@ -88,7 +88,7 @@ async def test_the_next_prompt_is_prompt_plus_sampled_plus_suffix(engine: tuple[
             prompt = full_prompt(after, calls)
             assert after.splice.kind == "extended" and after.parent_call_id == call.call_id
             assert prompt[: len(before)] == before and after.shared_tokens == len(before)
-            # What follows is what the template puts after an assistant's turn.
+            # What follows is what the template puts after an assistant's message.
             suffix = tokenizer.decode(prompt[len(before) :])
             assert tokenizer.decode(anew).endswith(suffix.removeprefix("<|im_end|>"))
             assert (sampled[-1] == tokenizer.eos_token_id) != suffix.startswith("<|im_end|>")
