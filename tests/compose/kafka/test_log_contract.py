@@ -191,7 +191,7 @@ def test_unknown_partition_is_a_configuration_error(log: Log, new_topic: Maker) 
 
 def test_unknown_topic_is_a_configuration_error(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is created by itself; the writer says so soon, not after the delivery time-out."""
-    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 1.0)
+    monkeypatch.setattr(kafka_admin, "_UNKNOWN_S", 0.3)
     for ask in (
         lambda: log.tail({TopicPartition("nowhere", 0): 0}),
         lambda: log.join("group", ["nowhere"]),

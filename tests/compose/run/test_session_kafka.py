@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+
+from tests.serving import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
@@ -50,26 +52,18 @@ def tracegrad(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def wait_until_running(folder: Path) -> dict[str, object]:
-    """Every process of the run lives."""
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
+def wait_until_running(folder: Path, started: int = 1) -> dict[str, Any]:
+    """Every process of the run lives, after so many starts."""
+    # `up` says so itself; to ask by a command costs a second of CPU each time.
+    until(lambda: (folder / "out.jsonl").read_text().count("OPENAI_BASE_URL") >= started, 120)
+
+    def running() -> dict[str, Any] | None:
         status = tracegrad(folder, "status", "--json")
-        if status.returncode == 0:
-            fields: dict[str, object] = json.loads(status.stdout)
-            processes = fields["processes"]
-            assert isinstance(processes, list)
-            if len(processes) == 4 and all(process["state"] == "running" for process in processes):
-                return fields
-        time.sleep(0.5)
-    raise AssertionError((folder / "err.txt").read_text())
+        fields: dict[str, Any] = json.loads(status.stdout) if status.returncode == 0 else {"processes": []}
+        states = [process["state"] for process in fields["processes"]]
+        return fields if states == ["running"] * 4 else None
 
-
-def pids(fields: dict[str, object]) -> list[int]:
-    """Of its processes."""
-    processes = fields["processes"]
-    assert isinstance(processes, list)
-    return [process["pid"] for process in processes]
+    return until(running, 120, what=f"four processes ({folder / 'err.txt'})")
 
 
 def all_gone(found: list[int]) -> bool:
@@ -92,16 +86,16 @@ def test_up_starts_shows_resumes_after_sigkill_and_stops(
 
     first.send_signal(signal.SIGKILL)
     first.wait(10)
-    assert all_gone(pids(running)), "orphans"
+    assert all_gone([process["pid"] for process in running["processes"]]), "orphans"
 
     again = start()
-    resumed = wait_until_running(folder)
+    resumed = wait_until_running(folder, started=2)
     assert resumed["endpoints"] == running["endpoints"]
     audit = tracegrad(folder, "audit", "--run", "mine", "--json")
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
     again.send_signal(signal.SIGINT)
     assert again.wait(60) == 130
-    assert all_gone(pids(resumed))
+    assert all_gone([process["pid"] for process in resumed["processes"]])
     assert os.path.exists(folder / "runs" / "mine" / "run.json")
     assert "Traceback" not in (folder / "err.txt").read_text()
