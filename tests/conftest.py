@@ -20,9 +20,6 @@ from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import Topics
 
-BOOTSTRAP_VARIABLE = "TRACEGRAD_TEST_BOOTSTRAP"
-"""host:port of a running broker to use instead of starting one."""
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Few examples in the everyday run, more in the full one; HYPOTHESIS_PROFILE=long for many.
@@ -44,10 +41,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Bootstrap servers of a real Kafka. Tests that stop or kill a broker start one of their own."""
-    given = os.environ.get(BOOTSTRAP_VARIABLE)
-    if given:
-        yield given
-        return
     with LocalKafka(tmp_path_factory.mktemp("kafka")) as kafka:
         yield kafka.bootstrap_servers
 

@@ -9,8 +9,9 @@ a surviving step and that step names it.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from tests.e2e.evidence import newest_checkpoint
 from tracegrad.schemas.ids import GroupId, rollout_id
@@ -27,6 +28,8 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 
 __all__ = ["Snapshot", "count", "take"]
 
+K = TypeVar("K")
+T = TypeVar("T")
 COPIED = (
     Topic.ROLLOUTS,
     Topic.ROLLOUT_EVENTS,
@@ -54,9 +57,7 @@ class Snapshot:
     def without(self, topic: Topic, record: Record) -> Snapshot:
         """A copy that lacks one record."""
         left = [kept for kept in self.records[topic] if kept is not record]
-        return Snapshot(
-            {**self.records, topic: left}, self.committed, self.consumed, self.next_offset, self.step, self.version
-        )
+        return replace(self, records={**self.records, topic: left})
 
     def is_pending(self, topic: Topic, record: Record) -> bool:
         """Whether the stage that reads the topic had not committed the record when the run stopped."""
@@ -95,17 +96,10 @@ class _Count:
     """Episode id -> its records on `episode_events`."""
     problems: list[str] = field(default_factory=list)
 
-    def keep(
-        self,
-        known: dict[str, tuple[Record, Episode]] | dict[str, tuple[Record, GroupSummary]],
-        id_: str,
-        record: Record,
-        decoded: object,
-    ) -> None:
+    def keep(self, known: dict[K, tuple[Record, T]], id_: K, record: Record, decoded: T) -> None:
         """The first record of an id; a later one must be its equal, byte for byte."""
-        if id_ not in known:
-            known[id_] = (record, decoded)  # type: ignore[assignment]
-        elif known[id_][0].value != record.value:
+        first, _ = known.setdefault(id_, (record, decoded))
+        if first.value != record.value:
             self.problems.append(f"{record.topic}: {id_} was emitted again with other bytes")
 
 
@@ -129,9 +123,7 @@ def _gather(snapshot: Snapshot) -> _Count:
         found.keep(found.groups, summary.group_id, record, summary)
     for record in snapshot.records[Topic.TRAINING_STEPS]:
         step = TRAINING_STEPS.decode(record.value)
-        known = found.steps.setdefault(step.step, (record, step))
-        if known[0].value != record.value:
-            found.problems.append(f"training_steps: step {step.step} was emitted again with other bytes")
+        found.keep(found.steps, step.step, record, step)
     return found
 
 
