@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tracegrad.producers.runner import runner
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import (
@@ -127,11 +128,16 @@ class Rig:
             run_hash=RUN_HASH, llm_url=self.llm_url, otlp_endpoint=self.otlp_url, log_dir=str(folder), **tokens
         )
 
+    @cached_property
+    def writer(self) -> LogWriter:
+        """One for all records: on Kafka each connects, and requests would come more slowly than they are run."""
+        writer = self.log.writer()
+        self._parts.callback(writer.close)
+        return writer
+
     def append(self, topic: Topic, key: str, value: bytes) -> None:
         """One acknowledged record."""
-        writer = self.log.writer()
-        writer.append(self.topics.name(topic), key=key.encode(), value=value).result(10)
-        writer.close()
+        self.writer.append(self.topics.name(topic), key=key.encode(), value=value).result(10)
 
     def prepare(self, **fields: Any) -> RolloutRequest:
         """A request of a rollout that has not been asked for."""
