@@ -121,7 +121,7 @@ class _Onlookers:
             self._reports.wake()
 
     def close(self) -> None:
-        """Waits a few seconds at most; may be called again."""
+        """Waits a few seconds at most; called once a run of the supervisor."""
         if self._watcher is not None:
             self._watcher.close()
         if self._reports is not None:

@@ -98,8 +98,8 @@ class Supervisor:
             on_change: told whenever a process changed state.
             on_layer: called before each layer starts, with its number (to create topics when the broker is up);
                 UnavailableError is tried again for a while, any other error stops all.
-            before_stop: called before processes are stopped, each time: who reads from the broker leaves here. The
-                second interrupt breaks it off.
+            before_stop: called when a run ends, before its first process is stopped: who reads from the broker leaves
+                here. The second interrupt breaks it off.
             say: a line for people.
         """
         self.children = [Child(spec, logs) for spec in sorted(specs, key=lambda spec: spec.layer)]
@@ -137,6 +137,7 @@ class Supervisor:
             return outcome
         finally:
             done = outcome.kind is OutcomeKind.DONE
+            self._call_before_stop()
             self._stop([child for child in self.children if not (done and keep(child.spec))])
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -226,7 +227,6 @@ class Supervisor:
 
     def _stop(self, children: Sequence[Child]) -> None:
         """By layer, the highest first; the layers above a stubborn one never wait for it twice."""
-        self._call_before_stop()
         for layer in sorted({child.spec.layer for child in children}, reverse=True):
             running = [child for child in children if child.spec.layer == layer and child.state is ProcessState.RUNNING]
             if self._num_interrupts < 2:
