@@ -16,6 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tests.memory_log import partition_for
 from tracegrad.compose.kafka import admin as kafka_admin
+from tracegrad.compose.kafka import errors as kafka_errors
 from tracegrad.compose.kafka import reader as kafka_reader
 from tracegrad.compose.kafka.admin import KafkaAdmin
 from tracegrad.compose.kafka.client_settings import producer_settings, shared_settings
@@ -143,6 +144,24 @@ class _Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+def test_a_trouble_of_a_client_is_told_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each kind; an away broker is reported several times a second by each client."""
+    clock = _Clock()
+    monkeypatch.setattr(kafka_errors, "time", clock)
+    monkeypatch.setattr(kafka_errors, "_is_due", kafka_errors.Seldom())
+    for code in (KafkaError._TRANSPORT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT):
+        kafka_errors.log_error(KafkaError(code, "down"))
+    clock.sleep(10.0)
+    kafka_errors.log_error(KafkaError(KafkaError._TRANSPORT, "down"))
+    assert [message.rpartition("(")[2] for message in caplog.messages] == [
+        "_TRANSPORT)",
+        "_ALL_BROKERS_DOWN)",
+        "_TRANSPORT)",
+    ]
 
 
 def admin_of_a_topic_unknown_for(unknown_s: float, monkeypatch: pytest.MonkeyPatch) -> KafkaAdmin:
