@@ -83,22 +83,21 @@ def audit(
     seen = gather(log, topics, run, policy, starts=starts)
     missing: list[str] = []
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
-    report = Report(
+    calls, episodes = _calls(seen, missing), _episodes(seen, missing)
+    groups = _groups(seen, steps, policy, missing)
+    missing += check_links(seen, steps, is_live=is_live)
+    missing += [f"emitted twice with different bytes: {id_}" for id_ in sorted(seen.differing)]
+    named = list(dict.fromkeys(missing))
+    return Report(
         run=seen.run,
-        calls=_calls(seen, missing),
-        episodes=_episodes(seen, missing),
-        groups=_groups(seen, steps, policy, missing),
-        missing=missing,
-        num_missing=0,
+        calls=calls,
+        episodes=episodes,
+        groups=groups,
+        missing=named[:MAX_NAMED],
+        num_missing=len(named),
         num_steps=len(steps),
         expired=sorted(topic.value for topic in seen.expired),
     )
-    missing += check_links(seen, steps, is_live=is_live)
-    missing += [f"emitted twice with different bytes: {id_}" for id_ in sorted(seen.differing)]
-    missing[:] = list(dict.fromkeys(missing))
-    report.num_missing = len(missing)
-    del missing[MAX_NAMED:]
-    return report
 
 
 def _unit(terms: Mapping[str, str], missing: list[str], what: str) -> Unit:

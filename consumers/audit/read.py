@@ -20,7 +20,7 @@ from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
-from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -181,14 +181,11 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
 
 
 def _dead(seen: Evidence, record: Record, _: None) -> None:
-    headers = dict(record.headers)
-
-    def header(name: str) -> str:
-        return headers.get(HEADER_PREFIX + name, b"").decode("utf-8", "replace")
-
-    if not (header("partition").isdigit() and header("offset").isdigit()):
+    fields = dead_letter_fields(record)
+    topic, partition, offset = (fields.get(name, "") for name in ("topic", "partition", "offset"))
+    if not (partition.isdigit() and offset.isdigit()):
         return
-    seen.dead.add(Position(header("topic"), int(header("partition")), int(header("offset"))))
+    seen.dead.add(Position(topic, int(partition), int(offset)))
     with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys
         batch = EPISODE_EVENTS.decode(record.value)
         if isinstance(batch, Facts):

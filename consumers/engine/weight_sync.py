@@ -46,11 +46,11 @@ from tracegrad.schemas.topics import Topic, Topics, engine_key
 
 from .engine_control import EngineControl, EngineStatus
 
-__all__ = ["RETRY_REFUSED_S", "WeightSync", "WeightSyncHandles", "run", "verify_version"]
+__all__ = ["POLL_S", "RETRY_REFUSED_S", "WeightSync", "WeightSyncHandles", "run", "verify_version"]
 
 RETRY_REFUSED_S = 30.0
 """A refused version is looked at again after this, in case its storage was only slow."""
-_POLL_S = 1.0
+POLL_S = 1.0
 """How often the engine's label is looked at; a new record is acted on at once."""
 _ACK_TIMEOUT_S = 30.0
 """For an acknowledgement by the broker."""
@@ -219,32 +219,24 @@ def _verify_file(folder: Path, file: WeightFile) -> None:
         raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {digest[:16]}..., in {path}", reason="sha256")
 
 
-def run(
-    handles: WeightSyncHandles,
-    *,
-    topics: Topics,
-    log: Log,
-    stop: threading.Event,
-    metrics: Metrics,
-    poll_s: float = _POLL_S,
-) -> None:
+def run(handles: WeightSyncHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
     with httpx.Client(base_url=handles.engine_url.rstrip("/")) as client:
         writer = log.writer()
         sync = WeightSync(handles=handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
         try:
-            follow_weights(sync, topics=topics, log=log, stop=stop, poll_s=poll_s)
+            follow_weights(sync, topics=topics, log=log, stop=stop)
         finally:
             _close(writer)
             _logger.info("weight sync of engine %s ends: %s", handles.engine_id, metrics.snapshot())
 
 
-def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event, poll_s: float) -> None:
+def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threading.Event) -> None:
     """Reads, folds, reconciles; the first look at the engine waits until all that lay on the log was folded.
 
-    An engine that is away needs no pauses of its own: it is looked at again after `poll_s` or at the next record.
+    An engine that is away needs no pauses of its own: it is looked at again after `POLL_S` or at the next record.
     """
-    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=poll_s, stop=stop)) as chunks:
+    with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=POLL_S, stop=stop)) as chunks:
         was_away = False
         for chunk in chunks:
             for record in chunk.records:

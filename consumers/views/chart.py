@@ -116,9 +116,9 @@ def _curve(axes: Axes, values: Sequence[float | None], window: int, name: str) -
 def _held_out(axes: Axes, held_out: HeldOut | None, step: int, name: str, colour: str) -> None:
     if held_out is None or held_out.mean is None or held_out.low is None or held_out.high is None:
         return
-    below, above = held_out.mean - held_out.low, held_out.high - held_out.mean
+    around = [[held_out.mean - held_out.low], [held_out.high - held_out.mean]]
     label = f"{name}: {held_out.mean:.3f}, 95% {held_out.low:.3f} to {held_out.high:.3f} ({held_out.num_scored} tasks)"
     axes.errorbar(
-        [step], [held_out.mean], yerr=[[max(0.0, below)], [max(0.0, above)]], label=label,
+        [step], [held_out.mean], yerr=np.maximum(0.0, around), label=label,
         fmt="D", markersize=5, capsize=4, linewidth=1.6, color=colour, clip_on=False, zorder=3,
     )  # fmt: skip

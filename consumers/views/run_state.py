@@ -29,7 +29,7 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, sur
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["FirstSpan", "Recent", "RunState"]
+__all__ = ["Recent", "RunState"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,13 +50,6 @@ class Recent(OrderedDict[K, V], Generic[K, V]):
         super().__setitem__(key, value)
         if len(self) > self._limit:
             self.popitem(last=False)
-
-
-class FirstSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """The first span of an agent."""
-
-    name: str
-    service: str
 
 
 class RunState:
@@ -102,7 +95,8 @@ class RunState:
         """Process -> its last report of itself."""
         self.supervised: Recent[str, SupervisedProcess] = Recent(remembered)
         """Process -> its supervisor's last word on it."""
-        self.first_span: FirstSpan | None = None
+        self.first_span: tuple[str, str] | None = None
+        """Its name, and the service that it is of."""
         self.first_call: CallRecord | None = None
         self.last_episode: Episode | None = None
         self.num_episodes = 0
@@ -176,7 +170,7 @@ class RunState:
     def _spans(self, request: ExportTraceServiceRequest) -> None:
         first = next(spans_of(request), None)
         if first is not None and self.first_span is None:
-            self.first_span = FirstSpan(name=first[2].name, service=service_of(first[0]))
+            self.first_span = (first[2].name, service_of(first[0]))
 
     def _call(self, call: CallRecord | CallsClosed) -> None:
         if isinstance(call, CallRecord):

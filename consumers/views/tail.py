@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
-from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
 from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
@@ -121,9 +121,8 @@ def _describe(value: Any) -> str:
         case CallsClosed():
             return f"calls closed: {len(value.outcomes)}"
         case Reward():
-            return (
-                f"{value.name} = {'unscored, ' + value.reason if value.value is None else value.value} ({value.source})"
-            )
+            given = f"unscored, {value.reason}" if value.value is None else value.value
+            return f"{value.name} = {given} ({value.source})"
         case RolloutEvent():
             error = f": {_cut(value.error)}" if value.error else ""
             return f"attempt {value.attempt_id} {value.state}{' (final)' if value.is_final else ''}{error}"
@@ -172,11 +171,7 @@ def _spans(request: ExportTraceServiceRequest) -> str:
 
 
 def _dead(record: Record) -> str:
-    headers = {
-        name.removeprefix(HEADER_PREFIX): value.decode("utf-8", "replace")
-        for name, value in reversed(record.headers)
-        if name.startswith(HEADER_PREFIX)
-    }
+    headers = dead_letter_fields(record)
     place = f"{headers.get('topic', '?')}/{headers.get('partition', '?')}@{headers.get('offset', '?')}"
     return f"{headers.get('stage', '?')}: {headers.get('reason', '?')} from {place}: {headers.get('detail', '')[:200]}"
 

@@ -142,7 +142,7 @@ def _arrived(state: RunState, now_s: float) -> Iterator[Event]:
     """All that may be said now."""
     span, call, episode, number = state.first_span, state.first_call, state.last_episode, state.num_episodes
     if span is not None:
-        yield Event(kind="first_span", text=f"first span: {span.name!r} of service {span.service or '?'}")
+        yield Event(kind="first_span", text=f"first span: {span[0]!r} of service {span[1] or '?'}")
     if call is not None:
         text = f"first call: {call.num_sampled} tokens of {call.policy}, {call.finish_reason}"
         yield Event(kind="first_call", text=text)

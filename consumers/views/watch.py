@@ -24,7 +24,6 @@ from .terminal import Event, Lines
 
 __all__ = ["Watcher", "fold_present", "fold_processes", "stream_lag"]
 
-_TICK_S = 0.25
 _REPORTS = 2_000
 """A run of a dozen processes writes so many in two minutes."""
 
@@ -94,7 +93,6 @@ class Watcher:
             retry(self._follow, doing="watching the run", on=TracegradError, stop=self._stop)
 
     def _follow(self) -> None:
-        last_tick = 0.0
         topics = [self.topics.name(topic) for topic in self.lines.topics]
         chunks = follow(
             self.log,
@@ -108,9 +106,7 @@ class Watcher:
             for record in chunk.records:
                 self.state.fold(record, time.monotonic())
                 self._say()
-            if time.monotonic() - last_tick > _TICK_S:
-                last_tick = time.monotonic()
-                self._say()
+            self._say()
             if self._drain.is_set() and chunk.is_caught_up and not chunk.records:
                 return
 

@@ -21,6 +21,4 @@ def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Backgrou
         engine_url=engine.url,
         weight_root=str(engine.weight_root),
     )
-    return Background(
-        lambda stop: weight_sync.run(handles, topics=topics, log=log, stop=stop, metrics=Metrics(), poll_s=0.1)
-    )
+    return Background(lambda stop: weight_sync.run(handles, topics=topics, log=log, stop=stop, metrics=Metrics()))

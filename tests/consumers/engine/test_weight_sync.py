@@ -354,12 +354,11 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
     real_client = httpx.Client
     transport = bench.engine.client()._transport
     monkeypatch.setattr(httpx, "Client", lambda base_url: real_client(base_url=base_url, transport=transport))
+    monkeypatch.setattr(weight_sync, "POLL_S", 0.001)
     bench.engine.down_for = 3
     bench.put(write_version(bench.root, 0), write_version(bench.root, 1))
     running = Background(
-        lambda stop: weight_sync.run(
-            bench.handles, topics=TOPICS, log=bench.log, stop=stop, metrics=Metrics(), poll_s=0.001
-        )
+        lambda stop: weight_sync.run(bench.handles, topics=TOPICS, log=bench.log, stop=stop, metrics=Metrics())
     )
     with running:
         _wait_for(bench, 1)
