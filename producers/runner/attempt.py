@@ -8,12 +8,12 @@ are closed. Failure: none; every fault becomes part of the outcome.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.rollouts import (
     REWARDS,
     ROLLOUT_EVENTS,
-    Reward,
     RolloutEvent,
     RolloutRequest,
     RolloutState,
@@ -21,44 +21,34 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.text import clean
 
 from ..rollout_histories import event_of
-from .agent_result import AgentResult, RunAgent
 from .gateway_client import GatewayClient
 from .grading import Grader
+from .outcome import Outcome, RunAgent
 
-__all__ = ["Outcome", "perform", "records_of"]
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended and what it was worth."""
-
-    result: AgentResult
-    calls_closed: bool
-    rewards: tuple[Reward, ...] = ()
+__all__ = ["perform", "records_of"]
 
 
 def _unrecordable(outcome: Outcome, why: str) -> Outcome:
     """The outcome without what no record can hold: a failed attempt without a score, unless it was aborted."""
-    result, error = outcome.result, f"its outcome cannot be recorded: {why}"
-    state = RolloutState.ABORTED if result.state is RolloutState.ABORTED else RolloutState.FAILED
-    plain = AgentResult(state=state, error=error, spans_lost=1)
+    error = f"its outcome cannot be recorded: {why}"
+    state = RolloutState.ABORTED if outcome.state is RolloutState.ABORTED else RolloutState.FAILED
     rewards = [reward for reward in outcome.rewards if clean(reward.name) == reward.name]
-    unscored = tuple(msgspec.structs.replace(reward, value=None, reason=error) for reward in rewards)
-    return Outcome(result=plain, calls_closed=outcome.calls_closed, rewards=unscored)
+    unscored = tuple(replace(reward, value=None, reason=error) for reward in rewards)
+    return Outcome(state=state, error=error, spans_lost=1, calls_closed=outcome.calls_closed, rewards=unscored)
 
 
 def records_of(
     request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
 ) -> tuple[RolloutEvent, list[bytes]]:
     """The end event and the rewards as bytes; without what no record can hold."""
-    result = outcome.result
-    event = msgspec.structs.replace(
-        event_of(request, attempt, number, result.state, is_final=is_final, error=result.error),
-        spans_exported=result.spans_exported,
-        spans_lost=result.spans_lost,
-        spans_marked=result.spans_exported is not None,
+    event = replace(
+        event_of(request, attempt, number, outcome.state, is_final=is_final, error=outcome.error),
+        spans_exported=outcome.spans_exported,
+        spans_lost=outcome.spans_lost,
+        spans_marked=outcome.spans_exported is not None,
         calls_closed=outcome.calls_closed,
         rewards_awaited=tuple(reward.name for reward in outcome.rewards) or request.rewards_awaited,
-        duration_s=result.duration_s,
+        duration_s=outcome.duration_s,
     )
     try:
         # Before anything of the attempt is on the log.
@@ -79,31 +69,31 @@ async def perform(
     try:
         await gateway.begin(request, attempt)
     except UnavailableError as error:
-        return Outcome(result=AgentResult(state=RolloutState.ABORTED, error=str(error)), calls_closed=False)
-    result = await run(request, attempt)
-    if result.is_crash and is_alone:
+        return Outcome(state=RolloutState.ABORTED, error=str(error))
+    outcome = await run(request, attempt)
+    if outcome.is_crash and is_alone:
         crashed = "the agent crashes its process"
-        result = msgspec.structs.replace(result, state=RolloutState.FAILED, error=crashed, is_crash=False)
+        outcome = replace(outcome, state=RolloutState.FAILED, error=crashed, is_crash=False)
     try:
         closed = await gateway.end(request.rollout_id, attempt)
     except UnavailableError as error:
-        return Outcome(result=_aborted(result, str(error)), calls_closed=False)
-    if closed.fault is not None and result.state is not RolloutState.SUCCEEDED:
-        result = _aborted(result, f"its last call was answered {closed.fault} ({result.error})")
-    if result.state is RolloutState.ABORTED:
-        return Outcome(result=result, calls_closed=True)
+        return _aborted(outcome, str(error))
+    outcome = replace(outcome, calls_closed=True)
+    if closed.fault is not None and outcome.state is not RolloutState.SUCCEEDED:
+        outcome = _aborted(outcome, f"its last call was answered {closed.fault} ({outcome.error})")
+    if outcome.state is RolloutState.ABORTED:
+        return outcome
     seen_by_grader = {
-        "state": result.state.value,
-        "error": result.error,
-        "duration_s": result.duration_s,
+        "state": outcome.state.value,
+        "error": outcome.error,
+        "duration_s": outcome.duration_s,
         "calls": closed.calls,
     }
-    rewards = await grader.grade(request, attempt, result.output, seen_by_grader)
-    return Outcome(result=result, calls_closed=True, rewards=rewards)
+    return replace(outcome, rewards=await grader.grade(request, attempt, outcome.output, seen_by_grader))
 
 
-def _aborted(result: AgentResult, error: str) -> AgentResult:
+def _aborted(outcome: Outcome, error: str) -> Outcome:
     """What was aborted before keeps its own reason."""
-    if result.state is RolloutState.ABORTED:
-        return result
-    return msgspec.structs.replace(result, state=RolloutState.ABORTED, error=error)
+    if outcome.state is RolloutState.ABORTED:
+        return outcome
+    return replace(outcome, state=RolloutState.ABORTED, error=error)

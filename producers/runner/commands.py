@@ -1,6 +1,6 @@
 """Agents in any language: one process per rollout, the task on stdin, the answer on the last line of stdout.
 
-In: rollouts. Out: an AgentResult each; spans are not counted (`spans_exported` None). Invariant: the whole process
+In: rollouts. Out: an Outcome each; spans are not counted (`spans_exported` None). Invariant: the whole process
 group is dead before the result is given; stdout is bounded. Failure: a non-zero status is `failed`, except 75
 (EX_TEMPFAIL of sysexits.h), by which a command says that it was not to blame: `aborted`, and tried again. So is any
 end but success after a last call that the gateway answered 5xx (`attempt.py` knows).
@@ -22,9 +22,9 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 
 from .agent_environment import command_environment
-from .agent_result import AgentResult, RunAgent
 from .children import Launcher
 from .config import AgentConfig
+from .outcome import Outcome, RunAgent
 
 __all__ = ["CommandPool", "check_command"]
 
@@ -53,7 +53,7 @@ class CommandPool:
         async with self._places:
             yield self._run
 
-    async def _run(self, request: RolloutRequest, attempt: str) -> AgentResult:
+    async def _run(self, request: RolloutRequest, attempt: str) -> Outcome:
         """One rollout in a process of its own."""
         started = time.monotonic()
         agent, span = self._launcher.agent, secrets.token_hex(8)
@@ -64,19 +64,19 @@ class CommandPool:
             child = await self._launcher.start(agent.argv, env=env, name="agent-command")
         except OSError as error:
             reason = f"cannot start: {error.strerror}"
-            return AgentResult(state=RolloutState.ABORTED, error=reason)
+            return Outcome(state=RolloutState.ABORTED, error=reason)
         task = json.dumps({"id": request.task_id, "input": request.input}).encode() + b"\n"
         try:
             output, status = await asyncio.wait_for(child.converse(task, _MAX_OUTPUT_BYTES), request.limits.time_s)
         except TimeoutError:
-            return AgentResult(state=RolloutState.TRUNCATED, error="time limit", duration_s=time.monotonic() - started)
+            return Outcome(state=RolloutState.TRUNCATED, error="time limit", duration_s=time.monotonic() - started)
         finally:
             await child.kill()
         duration_s = time.monotonic() - started
         if status == 0:
-            return AgentResult(state=RolloutState.SUCCEEDED, output=output, duration_s=duration_s)
+            return Outcome(state=RolloutState.SUCCEEDED, output=output, duration_s=duration_s)
         state = RolloutState.ABORTED if status == _TEMPORARY_FAILURE else RolloutState.FAILED
-        return AgentResult(state=state, error=f"exit status {status}", duration_s=duration_s)
+        return Outcome(state=state, error=f"exit status {status}", duration_s=duration_s)
 
     async def close(self) -> None:
         """Nothing to do: each command is killed where it was awaited."""

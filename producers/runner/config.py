@@ -87,4 +87,4 @@ class RunnerHandles(msgspec.Struct, frozen=True, kw_only=True):
     otlp_token: str | None = None
     """What the OTLP gateway asks for; agents get it as an export header."""
     log_dir: str
-    """Where agents' and graders' stderr goes; made when it is missing."""
+    """Where agents' and graders' stderr goes."""

@@ -1,6 +1,6 @@
 """A pool of long-lived agent hosts: each runs many rollouts of a callable at once.
 
-In: rollouts. Out: an AgentResult each. Invariant: a host that died, hangs or is blocked takes no more and is
+In: rollouts. Out: an Outcome each. Invariant: a host that died, hangs or is blocked takes no more and is
 replaced at once; its neighbours finish, or, when it died, are `aborted` so that they run again elsewhere.
 Failure: ConfigurationError when the agent cannot be imported, or its process dies again and again at start.
 """
@@ -19,8 +19,8 @@ from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 from tracegrad.schemas.retry import retry_async
 
 from .agent_environment import host_environment
-from .agent_result import AgentResult, RunAgent, from_host
 from .children import Child, Launcher
+from .outcome import Outcome, RunAgent, from_host
 
 __all__ = ["HostPool"]
 
@@ -40,13 +40,13 @@ class _Host:
         self._child = child
         self._llm_url = llm_url
         self._name = name
-        self._pending: dict[str, asyncio.Future[AgentResult]] = {}
+        self._pending: dict[str, asyncio.Future[Outcome]] = {}
         self._listening = asyncio.create_task(self._listen())
         self.num_reserved = 0
         self.retired = asyncio.Event()
         """Takes no more rollouts."""
 
-    async def run(self, request: RolloutRequest, attempt: str) -> AgentResult:
+    async def run(self, request: RolloutRequest, attempt: str) -> Outcome:
         """One rollout. Ends at the latest `_HANG_GRACE_S` after its time limit."""
         time_s = request.limits.time_s
         episode = request.rollout_id + attempt
@@ -61,7 +61,7 @@ class _Host:
         except TimeoutError:
             logger.warning("%s: no word of a rollout past its time limit; killed", self._name)
             await self._die("was killed: another rollout hung in it")
-            return AgentResult(
+            return Outcome(
                 state=RolloutState.TRUNCATED, error="time limit; its host hung", duration_s=time_s, spans_lost=1
             )
         finally:
@@ -100,8 +100,8 @@ class _Host:
         await asyncio.wait([self._listening], timeout=5)
 
 
-def _aborted(error: str, *, is_crash: bool = False) -> AgentResult:
-    return AgentResult(state=RolloutState.ABORTED, error=error, spans_lost=1, is_crash=is_crash)
+def _aborted(error: str, *, is_crash: bool = False) -> Outcome:
+    return Outcome(state=RolloutState.ABORTED, error=error, spans_lost=1, is_crash=is_crash)
 
 
 class HostPool:
@@ -126,7 +126,7 @@ class HostPool:
             self._keepers = [asyncio.create_task(self._keep(name)) for name in self._names]
         host = await self._reserve()
 
-        async def run(request: RolloutRequest, attempt: str) -> AgentResult:
+        async def run(request: RolloutRequest, attempt: str) -> Outcome:
             nonlocal host
             if host.retired.is_set():
                 host.num_reserved -= 1

@@ -33,7 +33,7 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..rollout_histories import event_of
-from .attempt import Outcome, perform, records_of
+from .attempt import perform, records_of
 from .children import Launcher
 from .commands import CommandPool, check_command
 from .config import AgentConfig, RewardConfig, RunnerHandles
@@ -41,6 +41,7 @@ from .gateway_client import GatewayClient
 from .grading import Grader
 from .hosts import HostPool
 from .journal import Journal
+from .outcome import Outcome
 
 __all__ = ["Runner", "run"]
 
@@ -72,23 +73,17 @@ class Runner:
     """All rollouts of one runner process, on one event loop."""
 
     def __init__(
-        self,
-        agent: AgentConfig,
-        reward: RewardConfig,
-        handles: RunnerHandles,
-        *,
-        topics: Topics,
-        log: Log,
-        stop: threading.Event,
-        starts: Mapping[TopicPartition, int] | None = None,
+        self, launcher: Launcher, reward: RewardConfig, reader: LogReader, journal: Journal, stop: threading.Event
     ) -> None:
-        self._launcher = Launcher(agent, handles)
-        self._reward = reward
-        self._handles = handles
+        self._launcher = launcher
+        self._run_hash = launcher.handles.run_hash
+        self._gateway = GatewayClient(launcher.handles)
+        self._grader = Grader(reward, launcher)
+        self._pool, self._isolation = _pools(launcher)
+        self._reader = reader
+        self._journal = journal
+        self._histories = journal.histories
         self._stop = stop
-        self._reader: LogReader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
-        self._journal = Journal(log, topics, handles.run_hash, starts=starts, stop=stop)
-        self._histories = self._journal.histories
         self._ledger = Ledger()
         self._active: dict[str, _Active] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -97,10 +92,6 @@ class Runner:
 
     async def serve(self) -> None:
         """Until `stop` is set, or a fatal error."""
-        self._pool, self._isolation = _pools(self._launcher)
-        self._gateway = GatewayClient(self._handles)
-        self._grader = Grader(self._reward, self._launcher)
-        parts = (self._pool, self._isolation, self._gateway, self._grader)
         loops: list[asyncio.Task[None]] = []
         try:
             await self._grader.start()
@@ -120,7 +111,7 @@ class Runner:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=10)
-            await asyncio.gather(*(part.close() for part in parts))
+            await asyncio.gather(*(part.close() for part in (self._pool, self._isolation, self._gateway, self._grader)))
             await asyncio.to_thread(self._launcher.close)
             await asyncio.to_thread(self._reader.close)
             await asyncio.to_thread(self._journal.close)
@@ -179,8 +170,8 @@ class Runner:
         try:
             request = ROLLOUTS.decode(record.value)
             parse_rollout_id(request.rollout_id)
-            if run_hash_of(request.rollout_id) != self._handles.run_hash:
-                raise RecordError(f"expected a rollout of run {self._handles.run_hash}", reason="foreign_run")
+            if run_hash_of(request.rollout_id) != self._run_hash:
+                raise RecordError(f"expected a rollout of run {self._run_hash}", reason="foreign_run")
         except ValueError as error:
             await self._journal.dead_letter(record, error)
             self._ledger.done([record.position], epoch=self._ledger.epoch)
@@ -243,9 +234,9 @@ class Runner:
             outcome = await perform(
                 run_agent, request, attempt, self._gateway, self._grader, is_alone=active.is_suspect
             )
-            is_final = outcome.result.state is not RolloutState.ABORTED or number + 1 >= max_attempts
+            is_final = outcome.state is not RolloutState.ABORTED or number + 1 >= max_attempts
             await self._finish(active, attempt, number, outcome, is_final=is_final)
-        active.is_suspect = outcome.result.is_crash
+        active.is_suspect = outcome.is_crash
 
     async def _abort(self, request: RolloutRequest, number: int, attempt: str, reason: str, *, is_final: bool) -> None:
         """Ends an attempt that nobody runs, so that its episode closes."""
@@ -301,7 +292,10 @@ def run(
     """
     check_command(agent)
 
+    journal = Journal(log, topics, handles.run_hash, starts=starts, stop=stop)
+    reader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
+
     async def main() -> None:
-        await Runner(agent, reward, handles, topics=topics, log=log, stop=stop, starts=starts).serve()
+        await Runner(Launcher(agent, handles), reward, reader, journal, stop).serve()
 
     asyncio.run(main())

@@ -18,10 +18,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from tests.producers.runner.rig import Rig
 from tests.serving import free_port, until
-from tracegrad.producers.runner.agent_result import gateway_fault
 from tracegrad.producers.runner.hosted import agent_host, host_main, span_ledger
 from tracegrad.producers.runner.hosted.agent_host import http_errors
 from tracegrad.producers.runner.hosted.span_ledger import SpanLedger
+from tracegrad.producers.runner.outcome import gateway_fault
 from tracegrad.schemas import attributes
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic

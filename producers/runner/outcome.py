@@ -1,4 +1,4 @@
-"""How an agent's try ended, as its host or its process tells, and whose fault it was."""
+"""How an attempt ended, as the agent's host or process tells, and whose fault it was."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import Reward, RolloutRequest, RolloutState
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["AgentResult", "RunAgent", "from_host", "gateway_fault"]
+__all__ = ["Outcome", "RunAgent", "from_host", "gateway_fault"]
 
 _GATEWAY_FAULTS = frozenset({408, 409, 410, 425, 429})
 """Beside 5xx: the gateway forgot or closed the attempt, or was overloaded. Other 4xx are the agent's doing."""
 
 
-class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One try of the agent, before grading."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended and what it was worth."""
 
     state: RolloutState
     output: Any = None
@@ -27,9 +27,11 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     spans_lost: int = 0
     is_crash: bool = False
     """Its process died of itself while this try ran in it, perhaps because of it."""
+    calls_closed: bool = False
+    rewards: tuple[Reward, ...] = ()
 
 
-RunAgent = Callable[[RolloutRequest, str], Awaitable[AgentResult]]
+RunAgent = Callable[[RolloutRequest, str], Awaitable[Outcome]]
 """A place where an agent can run now: a request and its attempt -> how that ended."""
 
 
@@ -47,7 +49,7 @@ def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None
     return None
 
 
-def from_host(message: dict[str, Any], llm_url: str) -> AgentResult:
+def from_host(message: dict[str, Any], llm_url: str) -> Outcome:
     """The result that an agent host reported."""
     state, error, output = RolloutState(message["state"]), message.get("error"), None
     try:
@@ -57,7 +59,7 @@ def from_host(message: dict[str, Any], llm_url: str) -> AgentResult:
     fault = gateway_fault(message.get("http_errors", []), llm_url)
     if state is RolloutState.FAILED and fault is not None:
         state, error = RolloutState.ABORTED, fault
-    return AgentResult(
+    return Outcome(
         state=state,
         output=output,
         error=error,
