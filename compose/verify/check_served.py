@@ -183,17 +183,14 @@ def verdict_line(verdict: Verdict) -> str:
     """For people."""
     if not verdict.holds:
         return f"served weights: {verdict.why}"
+    previous = f"version {verdict.previous_version}"
     if verdict.num_telling:
-        told = (
-            f"{verdict.num_telling} of them tell it from version {verdict.previous_version}, all for {verdict.version}"
-        )
+        told = f"{verdict.num_telling} of them tell it from {previous}, all for {verdict.version}"
     elif verdict.num_differing:
-        told = (
-            f"the {verdict.num_differing} that differ from version {verdict.previous_version} fit {verdict.version} "
-            f"better (squared error {verdict.squared_error:.2g} against {verdict.squared_error_previous:.2g})"
-        )
+        errors = f"squared error {verdict.squared_error:.2g} against {verdict.squared_error_previous:.2g}"
+        told = f"the {verdict.num_differing} that differ from {previous} fit {verdict.version} better ({errors})"
     else:
-        told = f"version {verdict.previous_version} gives the same"
+        told = f"{previous} gives the same"
     return (
         f"served weights: version {verdict.version}, {verdict.num_tokens} tokens of {verdict.num_calls} calls "
         f"recomputed within {verdict.error_max:.1e} nats (rms {verdict.error_rms:.1e}); {told}"

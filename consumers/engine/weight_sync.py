@@ -109,17 +109,15 @@ class WeightSync:
             return
         status = self.control.status()
         for manifest in candidates:
-            if manifest.label == status.label and not status.is_paused:
-                self._acknowledge(manifest)
-                return
-            if self.clock() < self._refused_until.get(manifest.label, 0.0):
-                continue
-            try:
-                self._load(manifest)
-            except RecordError as error:
-                self._refuse(manifest, error)
-                status = self.control.status()
-                continue
+            if manifest.label != status.label or status.is_paused:
+                if self.clock() < self._refused_until.get(manifest.label, 0.0):
+                    continue
+                try:
+                    self._load(manifest)
+                except RecordError as error:
+                    self._refuse(manifest, error)
+                    status = self.control.status()
+                    continue
             self._acknowledge(manifest)
             return
         self._say_stuck(status, candidates[0])

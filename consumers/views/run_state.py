@@ -2,8 +2,8 @@
 
 In: records of the run's topics, in any order between topics, each with the reader's clock. Out: `RunState`, whose
 fields views turn into lines, numbers and charts. Invariants: pure (no log, clock or thread of its own); idempotent,
-so that a record read twice counts once; bounded: the last 20,000 steps and, of attempts, groups, held-out rollouts,
-engines and processes, the last 100,000 are kept, which is 100 MB at most. Failure: a record that cannot be decoded is
+so that a record read twice counts once; bounded: the last 20,000 steps and, of attempts, groups, held-out rollouts
+and processes, the last 100,000 are kept, which is 100 MB at most. Failure: a record that cannot be decoded is
 somebody else's dead letter and is passed over. Admission and the audit fold for themselves, and share only rules.
 """
 
@@ -88,8 +88,6 @@ class RunState:
         """Ids of attempts that started and have no episode yet."""
         self.newest_step: TrainingStep | None = None
         """The step of the greatest number, without its ids."""
-        self.served: Recent[str, WeightAck] = Recent(remembered)
-        """Engine -> its last acknowledgement."""
         self.first_ack: WeightAck | None = None
         self.reports: Recent[str, ProcessReport] = Recent(remembered)
         """Process -> its last report of itself."""
@@ -140,7 +138,6 @@ class RunState:
 
     def _ack(self, ack: WeightAck) -> None:
         self.first_ack = self.first_ack or ack
-        self.served[ack.engine_id] = ack
 
     def _event(self, event: RolloutEvent) -> None:
         id_ = event.rollout_id + event.attempt_id

@@ -23,7 +23,7 @@ def looks(state: RunState) -> dict[str, object]:
         "steps": state.steps,
         "open": sorted(state.open_attempts),
         "waiting": state.num_waiting_groups,
-        "served": dict(state.served),
+        "served": state.first_ack,
         "episodes": state.num_episodes,
         "before": state.held_out(is_after=False),
         "after": state.held_out(is_after=True),
