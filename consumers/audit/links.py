@@ -28,15 +28,8 @@ _RAW = {
 
 def check_links(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -> list[str]:
     """Every broken pointer."""
-    return [
-        *_raw_to_facts(seen),
-        *_facts_to_raw(seen),
-        *_episodes_to_raw(seen),
-        *_markers(seen),
-        *_groups(seen),
-        *_rollouts(seen),
-        *_versions(seen, steps, is_live=is_live),
-    ]
+    checks = (_raw_to_facts, _facts_to_raw, _episodes_to_raw, _markers, _groups, _rollouts)
+    return [*(text for check in checks for text in check(seen)), *_versions(seen, steps, is_live=is_live)]
 
 
 def _raw_to_facts(seen: Evidence) -> Iterator[str]:

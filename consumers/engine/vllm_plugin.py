@@ -61,7 +61,8 @@ class VersionLoader:
         is_tied = bool(getattr(config.hf_text_config, "tie_word_embeddings", False))
         index = read_index([Path(path) / name for name in names])
         base = sorted(Path(config.model).glob("*.safetensors"))  # empty for the name of a hub's model
-        check_index(index, read_index(base) if base else None, is_tied=is_tied)
+        if base:
+            check_index(index, read_index(base), is_tied=is_tied)
         try:
             self.reload_weights(weights_iterator=read_tensors(index, is_tied=is_tied))
         except BaseException:
@@ -117,10 +118,8 @@ def read_index(paths: Sequence[Path]) -> TensorIndex:
     return index
 
 
-def check_index(index: TensorIndex, expected: TensorIndex | None, *, is_tied: bool) -> None:
+def check_index(index: TensorIndex, expected: TensorIndex, *, is_tied: bool) -> None:
     """Raises ValueError unless names and shapes are those the engine was started with (a tied head aside)."""
-    if expected is None:
-        return
     aside = {_HEAD} if is_tied else set()
     missing = sorted(expected.keys() - index.keys() - aside)
     unknown = sorted(index.keys() - expected.keys() - aside)

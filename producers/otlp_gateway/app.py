@@ -43,7 +43,6 @@ from .split import Piece, Rejected, add_identity, split
 
 __all__ = ["OtlpGateway", "run"]
 
-STAGE = "otlp_gateway"
 _OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, so that one of them does not hold up every other request."""
 _RECORD_TARGET_BYTES = 1_000_000
@@ -136,7 +135,7 @@ class OtlpGateway:
         spans, dead = self._topics.name(Topic.OTLP_SPANS), self._topics.name(Topic.DEAD_LETTERS)
         origin = Record(topic=spans, partition=-1, offset=-1, key=trace_key(item.trace_id), value=None)
         detail = f"a span of {item.num_bytes} bytes, kept by reference only"
-        headers = dead_letter_headers(origin, stage=STAGE, reason=item.reason, detail=detail)
+        headers = dead_letter_headers(origin, stage="otlp_gateway", reason=item.reason, detail=detail)
         return self._writer.append(dead, key=original_key(origin), value=msgspec.json.encode(item), headers=headers)
 
     def _refuse(self, status: int, message: str, content_type: str) -> Response:

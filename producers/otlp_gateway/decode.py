@@ -50,9 +50,7 @@ def decode_traces(data: bytes, content_type: str) -> ExportTraceServiceRequest:
     Raises:
         RecordError: the body is not what its content type says.
     """
-    if content_type == JSON:
-        return _from_json(data)
-    return decode_spans(data)
+    return _from_json(data) if content_type == JSON else decode_spans(data)
 
 
 def _from_json(data: bytes) -> ExportTraceServiceRequest:
