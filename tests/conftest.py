@@ -28,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     for name, max_examples in (("fast", 8), ("full", 30), ("long", 2000)):
         hypothesis.settings.register_profile(name, max_examples=max_examples, deadline=None)
+    # Hundreds of processes are started; each would compile anew what it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     profile = "fast" if config.option.markexpr else "full"
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
 
