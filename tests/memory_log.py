@@ -227,13 +227,7 @@ class _Writer:
         self._is_closed = False
 
     def append(
-        self,
-        topic: str,
-        *,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers = (),
-        partition: int | None = None,
+        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Headers = (), partition: int | None = None
     ) -> Future[Position]:
         if self._is_closed:
             future: Future[Position] = Future()

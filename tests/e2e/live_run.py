@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import psutil
@@ -50,10 +51,8 @@ class LiveRun:
         self._command = list(command)
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
-        self._told: tuple[KafkaLog, Topics, RunState] | None = None
         self._read_at = 0.0
         self._pids: dict[str, int] = {}
-        self._lock = threading.Lock()
 
     def start(self, *flags: str) -> None:
         """Starts the command; the same one resumes the run. It dies with the test."""
@@ -63,29 +62,26 @@ class LiveRun:
             )
 
     @property
-    def pid(self) -> int:
-        """Of the supervisor."""
+    def process(self) -> subprocess.Popen[bytes]:
+        """The supervisor, as started last."""
         assert self._process is not None
-        return self._process.pid
+        return self._process
 
     def poll(self) -> int | None:
         """The supervisor's exit status, when it has ended."""
-        assert self._process is not None
-        return self._process.poll()
+        return self.process.poll()
 
     def kill(self) -> list[int]:
         """SIGKILLs the supervisor; the pids of all that it had started."""
-        assert self._process is not None
-        family = [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
-        self._process.kill()
-        self._process.wait(10)
+        family = [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+        self.process.kill()
+        self.process.wait(10)
         return family
 
     def interrupt(self, timeout_s: float = 90.0) -> int:
         """One Ctrl-C; the exit status of a stop in order."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGINT)
-        return self._process.wait(timeout_s)
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout_s)
 
     def stop(self) -> None:
         """Twice Ctrl-C, for the end of a failed test."""
@@ -97,28 +93,29 @@ class LiveRun:
                 self._process.wait(20)
             self._process.kill()
 
+    @cached_property
+    def _told(self) -> tuple[KafkaLog, Topics, RunState]:
+        wiring = self.wiring
+        state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
+        return wiring.log(), wiring.topics, state
+
     def processes(self) -> RunState:
         """What the processes told last; while the broker is away, what they told before."""
-        with self._lock:
-            if self._told is None:
-                wiring = self.wiring
-                state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-                self._told = wiring.log(), wiring.topics, state
-            log, topics, state = self._told
-            if time.monotonic() - self._read_at > _READ_EVERY_S:
-                with contextlib.suppress(TracegradError):
-                    fold_processes(log, topics, state)
-                self._read_at = time.monotonic()
-            return state
+        log, topics, state = self._told
+        if time.monotonic() - self._read_at > _READ_EVERY_S:
+            with contextlib.suppress(TracegradError):
+                fold_processes(log, topics, state)
+            self._read_at = time.monotonic()
+        return state
 
     def pid_of(self, name: str) -> int | None:
         """Of a living child of this supervisor."""
         # While the one that was told lives, the topic is not read again: what was seen in it ends meanwhile.
         pid = self._pids.get(name)
-        if pid is None or not is_alive(pid, parent=self.pid):
+        if pid is None or not is_alive(pid, parent=self.process.pid):
             status = self.processes().supervised.get(name)
             pid = status.pid if status is not None else None
-        if pid is None or not is_alive(pid, parent=self.pid):
+        if pid is None or not is_alive(pid, parent=self.process.pid):
             return None
         self._pids[name] = pid
         return pid

@@ -188,10 +188,7 @@ class ScriptedEngine(FakeWeights):
         spans = [{"version": label, "start": 0, "end": len(ids)}]
         if before != self.label and label == self.label and len(ids) > 1:
             half = len(ids) // 2
-            spans = [
-                {"version": before, "start": 0, "end": half},
-                {"version": label, "start": half, "end": len(ids)},
-            ]
+            spans = [{"version": before, "start": 0, "end": half}, {"version": label, "start": half, "end": len(ids)}]
         content = [{"token_id": token, "logprob": -0.1 * (1 + token % 7)} for token in ids]
         choice = {
             "index": 0,

@@ -16,16 +16,7 @@ import numpy as np
 
 from tests.versions import sampled_by
 from tracegrad.schemas.ids import CallId, RunHash
-from tracegrad.schemas.records import (
-    calls,
-    episodes,
-    facts,
-    process_status,
-    rollouts,
-    training,
-    transitions,
-    weights,
-)
+from tracegrad.schemas.records import calls, episodes, facts, process_status, rollouts, training, transitions, weights
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 
 __all__ = ["GOLDEN", "RELEASED", "Released"]
@@ -289,8 +280,7 @@ GROUP_RECORD = (SUMMARY, [ROW])
 # Fields added within a release.
 MARKED_EVENT = msgspec.structs.replace(ROLLOUT_EVENT, spans_marked=True)
 COUNTED_FACTS = facts.Facts(
-    episode_id=EPISODE,
-    facts=(msgspec.structs.replace(SPAN, is_counted=True), facts.RolloutFact(event=MARKED_EVENT)),
+    episode_id=EPISODE, facts=(msgspec.structs.replace(SPAN, is_counted=True), facts.RolloutFact(event=MARKED_EVENT))
 )
 
 
@@ -362,10 +352,7 @@ RELEASED = (
         process_status.PROCESS_STATUS,
     ),
     Released(
-        "transitions-1.arrow",
-        GROUP_RECORD,
-        lambda record: transitions.encode_group(*record),
-        transitions.decode_group,
+        "transitions-1.arrow", GROUP_RECORD, lambda record: transitions.encode_group(*record), transitions.decode_group
     ),
 )
 

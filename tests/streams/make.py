@@ -72,11 +72,7 @@ def call(
         "splice": SpliceOutcome(kind="first"),
         "ended_at_ns": 10,
     }
-    return CallRecord(
-        call_id=CallId(call_id(name)),
-        rollout_id=rollout_id,
-        **{**settings, **changes},
-    )
+    return CallRecord(call_id=CallId(call_id(name)), rollout_id=rollout_id, **{**settings, **changes})
 
 
 def call_id(name: str) -> str:

@@ -16,9 +16,6 @@ __all__ = ["following"]
 def following(engine: RunningEngine, log: MemoryLog, topics: Topics) -> Background:
     """The engine follows what this log publishes, until the context ends."""
     handles = WeightSyncHandles(
-        policy="policy",
-        engine_id="e0",
-        engine_url=engine.url,
-        weight_root=str(engine.weight_root),
+        policy="policy", engine_id="e0", engine_url=engine.url, weight_root=str(engine.weight_root)
     )
     return Background(lambda stop: weight_sync.run(handles, topics=topics, log=log, stop=stop, metrics=Metrics()))
