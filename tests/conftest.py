@@ -11,7 +11,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.engine_fixture import engine as engine
 from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog

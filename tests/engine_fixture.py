@@ -1,11 +1,12 @@
-"""One real vLLM engine for the whole test session: a tiny random Qwen3 (untied), our plug-in, updates from files.
+"""A real vLLM engine: a model's folder, our plug-in, updates from files.
 
-    def test_x(engine: RunningEngine) -> None:      # fixture; mark the test `engine`
+    engine = RunningEngine(folder, model)
+    with started(engine):                                            # mark the test `engine`
         manifest = engine.publish_version(state_dict, version=3)     # a folder under engine.weight_root, hashed
         engine.load(manifest)                                        # or let weight sync find it
         engine.generate([1, 2, 3], max_tokens=8)                     # ids, logprobs, version spans
 
-`started` starts others (another model or settings), several at once. Starts take about 20 s and 1.5 GB.
+A start takes about 20 s and 1.5 GB; `started` starts several at once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.serving import free_port, until
-from tests.tiny_models import make_model, save_version
+from tests.tiny_models import save_version
 from tests.versions import label, manifest
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.health import explain
@@ -33,7 +33,7 @@ from tracegrad.consumers.engine.engine_control import EngineControl
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["SMALL", "RunningEngine", "engine", "started"]
+__all__ = ["SMALL", "RunningEngine", "started"]
 
 SMALL = EngineConfig(max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20)
 
@@ -140,12 +140,3 @@ def started(*engines: RunningEngine) -> Iterator[None]:
         for engine in engines:
             engine.stop()
             engine.client.close()
-
-
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    """The session's engine. Tests share it: leave it running and not paused, whatever its weights."""
-    folder = tmp_path_factory.mktemp("engine")
-    running = RunningEngine(folder, make_model(folder / "model", "qwen3"))
-    with started(running):
-        yield running

@@ -1,0 +1,1 @@
+"""Tests on and about the engine: a package, so that its fixtures end with it."""
