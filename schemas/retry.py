@@ -2,8 +2,7 @@
 
 In: a call, the errors that another try may cure, how long to go on. Out: its answer. Invariant: pauses grow from
 `first_s` to `max_s`; `stop` ends them at once in a thread, within a pause in an event loop. Failure: the last error,
-once patience is over or `stop` is set. A call costs 70 to 130 us beside
-what is called: not for each record.
+once patience is over or `stop` is set. A call costs 70 to 130 us beside what is called: not for each record.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 logger = logging.getLogger(__name__)
 
-_QUIET_S = 1.0
-
 
 class How(TypedDict, total=False):
     """How a call is tried again."""
@@ -44,6 +41,8 @@ class How(TypedDict, total=False):
     """The greatest pause (5)."""
     max_tries: int | None
     """No further one begins; None: as many as patience allows."""
+    quiet_s: float
+    """Failures within it (1) are told at DEBUG: what the next try cures soon is not worth a person's attention."""
 
 
 def retry(call: Callable[[], T], **how: Unpack[How]) -> T:
@@ -75,6 +74,7 @@ def _policy(
     first_s: float = 0.2,
     max_s: float = 5.0,
     max_tries: int | None = None,
+    quiet_s: float = 1.0,
 ) -> dict[str, Any]:
     ends: list[tenacity.stop.stop_base] = []
     if max_tries is not None:
@@ -86,8 +86,7 @@ def _policy(
 
     def say(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        # What the next try cures within a second is not worth a person's attention.
-        level = logging.WARNING if (state.seconds_since_start or 0.0) > _QUIET_S else logging.DEBUG
+        level = logging.WARNING if (state.seconds_since_start or 0.0) > quiet_s else logging.DEBUG
         logger.log(level, "%s failed, trying again: %s", doing, error)
 
     return {

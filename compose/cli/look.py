@@ -72,7 +72,7 @@ def status(
 def tail(
     topic: Annotated[str, typer.Argument(help="As in `topics list`, such as episodes or llm_calls.")],
     from_: Annotated[str, typer.Option("--from", help="beginning, end, or -N for the last N records.")] = "-10",
-    count: Annotated[int | None, typer.Option("-n", help="Stop after so many.", show_default=False)] = None,
+    count: Annotated[int | None, typer.Option("-n", min=0, help="Stop after so many.", show_default=False)] = None,
     is_following: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
     as_json: JsonFlag = False,
     run: RunOption = None,
@@ -116,7 +116,7 @@ def _records(log: Log, name: str, from_: str, *, must_wait: bool) -> Generator[R
     if not must_wait:
         records = sorted(read_to_end(log, name, starts=starts), key=lambda record: record.timestamp_ms)
         # So many were read of each partition.
-        yield from records if from_ == "beginning" else records[int(from_) :]
+        yield from records if from_ == "beginning" else records[int(from_) or len(records) :]
         return
     with closing(follow(log, [name], starts=starts, may_skip=True, poll_s=0.5)) as chunks:
         for chunk in chunks:

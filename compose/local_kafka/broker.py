@@ -93,7 +93,6 @@ class LocalKafka:
             return
         if not kafka_node.is_free(self._port):
             raise ConfigurationError(f"expected port {self._port} free for Kafka, got it taken; choose another")
-        started_at = time.monotonic()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         java = self._java_command()
         config = kafka_node.write_config(self.data_dir, self._port, kafka_node.free_port(excluding=[self._port]))
@@ -110,6 +109,8 @@ class LocalKafka:
                 # Ctrl-C in a terminal is for us; we then stop the broker in order.
                 start_new_session=True,
             )
+        # Not sooner: the first start of all downloads the jars.
+        started_at = time.monotonic()
         while not kafka_node.is_ready(self._port):
             if self.pid is None:
                 raise UnavailableError(f"expected Kafka to start, got its end:\n{self.last_log_lines()}")

@@ -123,8 +123,12 @@ def verify_apart(proof: Proof, *, threads: int = 1, python: str | None = None) -
     except subprocess.CalledProcessError as error:
         told = error.stderr[-2000:].decode(errors="replace")
         raise UnavailableError(f"the recomputation of logprobs failed:\n{told}") from error
-    own, previous = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Rows, Rows])
-    return compare(proof, own, previous, tolerance=tolerance_of(Path(proof.folder)))
+    try:
+        own, previous = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[Rows, Rows])
+        tolerance = tolerance_of(Path(proof.folder))
+    except (IndexError, OSError, msgspec.MsgspecError) as error:
+        raise UnavailableError(f"expected recomputed logprobs that are numbers, got: {error}") from error
+    return compare(proof, own, previous, tolerance=tolerance)
 
 
 def tolerance_of(folder: Path) -> Tolerance:

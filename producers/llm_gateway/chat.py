@@ -60,14 +60,18 @@ class ChatEndpoints:
         caller = judge(claims_of(http), parts.handles.run_hash)
         session = parts.sessions.find(caller)
         is_full = self.num_inflight >= config.max_inflight
-        if session is not None:
-            session.last_fault = 503 if is_full else None
         if is_full:
+            if session is not None:
+                session.last_fault = 503
             raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
         with contextlib.ExitStack() as entered:
             self.num_inflight += 1
             entered.callback(self._leave)
-            request = api.read(await read_object(http, config.max_body_bytes))
+            body = await read_object(http, config.max_body_bytes)
+            if session is not None:
+                # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
+                session.last_fault = None
+            request = api.read(body)
             if not config.allow_strict:
                 request = without_strict(request)
             if session is None:

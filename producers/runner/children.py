@@ -50,10 +50,13 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The end of its stderr, for people."""
-        with self._log.open("rb") as file:
-            file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        """The end of its stderr, for people; empty when it cannot be read."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
         return " | ".join(line[:300] for line in lines if line.strip())[-1500:]
 
     async def send(self, message: Mapping[str, Any]) -> None:

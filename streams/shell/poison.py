@@ -44,8 +44,9 @@ class PoisonList:
 
     def add(self, position: Position) -> int:
         """Counts one more end at this position; returns how many there were."""
-        # One write to a file opened for appending: what other processes write meanwhile is not torn.
+        # One write to a file opened for appending: what other processes write meanwhile is not torn. It begins a line
+        # of its own, behind whatever a power loss left.
         with self._path.open("ab", buffering=0) as file:
-            file.write(msgspec.json.encode(position) + b"\n")
+            file.write(b"\n" + msgspec.json.encode(position) + b"\n")
         self.load()
         return self._ends[position]

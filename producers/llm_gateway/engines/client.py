@@ -9,6 +9,7 @@ Generate is sent again after a broken connection; the sample lost was never show
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from typing import Any
 
@@ -82,20 +83,27 @@ class EngineClient:
 
         async def once() -> tuple[bytes, EngineRef]:
             nonlocal faults
-            engine = self._engines[next(tries) % len(self._engines)]
-            try:
-                return await self._post_once(engine, path, data, timeout_s), engine
-            except EngineRefusal as refusal:
-                faults += 1
-                if refusal.status == 400 or faults == _MAX_FAULTS:
+            while True:
+                engine = self._engines[next(tries) % len(self._engines)]
+                try:
+                    return await self._post_once(engine, path, data, timeout_s), engine
+                except EngineRefusal as refusal:
+                    faults += 1
+                    if refusal.status == 400 or faults == _MAX_FAULTS:
+                        raise
+                except UnavailableError:
+                    self._metrics.add(ENGINE_AWAY)
                     raise
-                raise UnavailableError(f"engine {engine.id}: {refusal}") from refusal
-            except UnavailableError:
-                self._metrics.add(ENGINE_AWAY)
-                raise
 
-        left_s = waits.deadline - time.monotonic()
-        return await retry_async(once, doing=path, patience_s=left_s, first_s=_FIRST_PAUSE_S, max_s=_MAX_PAUSE_S)
+        return await retry_async(
+            once,
+            doing=path,
+            patience_s=waits.deadline - time.monotonic(),
+            first_s=_FIRST_PAUSE_S,
+            max_s=_MAX_PAUSE_S,
+            # Hundreds of calls may wait for one engine; the metric tells of it.
+            quiet_s=math.inf,
+        )
 
     async def _post_once(self, engine: EngineRef, path: str, data: bytes, timeout_s: float) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)

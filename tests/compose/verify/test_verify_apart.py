@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -89,3 +90,11 @@ def test_a_folder_that_is_no_model_is_said_so(proof: Proof, tmp_path: Path) -> N
     broken = msgspec.structs.replace(proof, folder=str(tmp_path))
     with pytest.raises(UnavailableError, match="cannot open the version"):
         verify_apart(broken)
+
+
+def test_logprobs_that_are_no_numbers_are_told_as_such(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version whose weights give NaN cannot be confirmed; nothing ends in a traceback."""
+    answer = subprocess.CompletedProcess([], 0, stdout=b"[[[null]],[[null]]]\n", stderr=b"")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    with pytest.raises(UnavailableError, match="expected recomputed logprobs that are numbers"):
+        verify_apart(proof)

@@ -11,8 +11,10 @@ from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, rig, until
 from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
-from tracegrad.schemas.errors import OverloadedError, UnavailableError
-from tracegrad.schemas.metrics import ENGINE_AWAY, GENERATIONS_REFUSED, REQUESTS_REFUSED
+from tracegrad.producers.llm_gateway.config import EngineRef
+from tracegrad.producers.llm_gateway.engines.client import EngineClient, waits_until
+from tracegrad.schemas.errors import EngineRefusal, OverloadedError, UnavailableError
+from tracegrad.schemas.metrics import ENGINE_AWAY, GENERATIONS_REFUSED, REQUESTS_REFUSED, Metrics
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
@@ -100,21 +102,28 @@ async def test_end_waits_for_calls_in_flight() -> None:
 
 
 async def test_end_tells_whether_the_last_call_failed_by_our_fault() -> None:
-    """A 5xx that the agent ended by is no failure of the agent's; a later answer, or its own bad request, clears it."""
+    """A 5xx that the agent ended by is no failure of the agent's; a later answer, or its own bad request, clears it;
+    a body that broke off does not."""
     async with rig(engine_wait_s=0.1) as r:
         for attempt, asks, fault in (
             ("0001", ("away",), 503),
             ("0002", ("away", "answered"), None),
             ("0003", ("away", "bad"), None),
             ("0004", (), None),
+            ("0005", ("away", "torn"), 503),
         ):
             await r.begin(attempt=attempt)
             for how in asks:
                 r.engine.label = "default" if how == "away" else label(0)
                 r.engine.replies.append(Reply("42"))
                 fields = {"n": 2} if how == "bad" else {}
-                status, _ = await r.chat_raw(ASK, attempt=attempt, **fields)
-                assert status == {"away": 503, "answered": 200, "bad": 400}[how]
+                if how == "torn":
+                    path = f"{r.url}/rollout/{ROLLOUT}/attempt/{attempt}/v1/chat/completions"
+                    async with r.http.post(path, data=b'{"messages": [') as response:
+                        status = response.status
+                else:
+                    status, _ = await r.chat_raw(ASK, attempt=attempt, **fields)
+                assert status == {"away": 503, "answered": 200, "bad": 400, "torn": 400}[how]
             assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/end"))[1]["fault"] == fault
 
 
@@ -183,6 +192,27 @@ async def test_an_engine_that_fails_is_tried_again() -> None:
         await r.begin()
         await r.chat(ASK)
         assert r.gateway.parts.metrics.value(ENGINE_AWAY) == 3
+
+
+async def test_a_500_is_asked_again_at_once_even_when_waiting_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Sampling may outlast the wait for engines; its answer is not lost to one fault of derender. Nothing is logged:
+    hundreds of calls may wait for one engine.
+    """
+    client = EngineClient((EngineRef(id="e0", url=""),), metrics=Metrics())
+    answers: list[Exception | bytes] = [EngineRefusal("template", status=502), b"parsed", UnavailableError("away")]
+
+    async def post(*_: object) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    client._post_once = post  # type: ignore[method-assign, assignment]
+    waits = waits_until(0, -1.0)
+    assert (await client.post("/derender", {}, waits, timeout_s=1.0))[0] == b"parsed"
+    with pytest.raises(UnavailableError, match="away"):
+        await client.post("/derender", {}, waits, timeout_s=1.0)
+    assert not caplog.records
 
 
 async def test_an_engine_that_stays_away_is_a_503_with_retry_after() -> None:

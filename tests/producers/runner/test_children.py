@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.producers.runner.rig import RUN_HASH
-from tracegrad.producers.runner.children import Launcher
+from tracegrad.producers.runner.children import Child, Launcher
 from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
 from tracegrad.schemas.errors import UnavailableError
 
@@ -34,3 +34,11 @@ def test_a_host_that_dies_at_its_start_is_told_with_its_own_last_words(tmp_path:
         asyncio.run(start())
     assert "out of luck" in str(died.value) and "another one's" not in str(died.value)
     assert (tmp_path / "host-0.log").read_text().startswith("another one's words\n")
+
+
+async def test_a_child_whose_log_was_removed_has_no_last_words(tmp_path: Path) -> None:
+    """Who asks for them is about to replace it, and must not fail over a file."""
+    process = await asyncio.create_subprocess_exec("true", stdin=-1, stdout=-1)
+    child = Child(process, tmp_path / "removed.log", 0, lambda: None)
+    assert await child.kill() in (0, -9)
+    assert child.last_words == ""
