@@ -4,20 +4,25 @@
     group id     24 hex   run hash + 16 hex
     rollout id   28 hex   run hash + 20 hex
     attempt id    4 hex   random, drawn by the runner
+    call id      chatcmpl- + 32 hex   random, drawn by the LLM gateway
     episode id   32 hex   rollout id + attempt id = the trace id of an attempt that the runner made;
                           without a rollout, the trace id of the captured trace
 
-So each span and each call of a runner-made attempt names its episode by its trace id alone.
+So each span and each call of a runner-made attempt names its episode by its trace id alone. Ids are joined, drawn and
+taken apart here only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from collections.abc import Container
 from typing import NewType
 
 __all__ = [
+    "API_KEY_PREFIX",
+    "CALL_ID",
     "GIVEN_UP_ATTEMPT",
     "AttemptId",
     "CallId",
@@ -27,9 +32,12 @@ __all__ = [
     "RunHash",
     "RunName",
     "TraceId",
+    "attempt_api_key",
     "attempt_of",
     "episode_id",
     "group_id",
+    "new_attempt",
+    "new_call",
     "parse_attempt_id",
     "parse_rollout_id",
     "parse_run_hash",
@@ -52,6 +60,11 @@ CallId = NewType("CallId", str)
 
 GIVEN_UP_ATTEMPT = AttemptId("0000")
 """The attempt of the episode that stands for a rollout given up before any attempt was made; never drawn."""
+API_KEY_PREFIX = "rt-"
+"""Of the API key that names an attempt; no real key is told by it, so that none is ever recorded."""
+CALL_ID = r"chatcmpl-[0-9a-f]{32}"
+"""A pattern. The agent sees it as the id of an answer, whatever API it speaks, and its spans repeat it; the form is
+peculiar enough to be found in a span's text."""
 
 _RUN_NAME = re.compile(r"[a-z0-9-]{1,40}")
 _RUN_HASH = re.compile(r"[0-9a-f]{8}")
@@ -79,9 +92,24 @@ def rollout_id(group: GroupId, member: int) -> RolloutId:
     return RolloutId(run_hash_of(group) + _digest("rollout", group, member)[:20])
 
 
-def episode_id(rollout: RolloutId, attempt: AttemptId) -> EpisodeId:
+def new_attempt() -> AttemptId:
+    """Drawn for an attempt that begins; never GIVEN_UP_ATTEMPT."""
+    return AttemptId(f"{1 + secrets.randbelow(0xFFFF):04x}")
+
+
+def new_call() -> CallId:
+    """Drawn for an answer; matches CALL_ID."""
+    return CallId(f"chatcmpl-{secrets.token_hex(16)}")
+
+
+def episode_id(rollout: str, attempt: str) -> EpisodeId:
     """The episode of an attempt, which is also its trace id."""
     return EpisodeId(rollout + attempt)
+
+
+def attempt_api_key(rollout: str, attempt: str) -> str:
+    """The API key by which a client names its attempt, where the gateway asks for no key of its own."""
+    return f"{API_KEY_PREFIX}{rollout}.{attempt}"
 
 
 def split_episode_id(episode: str) -> tuple[RolloutId, AttemptId]:

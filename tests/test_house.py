@@ -45,6 +45,26 @@ def test_only_ids_takes_an_id_apart() -> None:
     ] == []
 
 
+def test_only_ids_spells_an_id() -> None:
+    """Elsewhere `episode_id`, `new_attempt`, `new_call`, `CALL_ID`, `attempt_api_key` put it together."""
+    form = re.compile(r"chatcmpl|^rt-|^0000$")
+    joined = re.compile(r"rollout(_id)? \+ |\{[\w.]*rollout(_id)?\}\{|:04x")
+    offences = []
+    for path in FILES:
+        if name_of(path) in ("schemas/ids.py", *RUN_BY_PATH):
+            continue
+        nodes = list(ast.walk(tree_of(path)))
+        prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+                found = form.search(node.value)
+            else:
+                found = joined.search(ast.unparse(node)) if isinstance(node, ast.BinOp | ast.JoinedStr) else None
+            if found:
+                offences.append(f"{name_of(path)}:{getattr(node, 'lineno', 0)}: {found[0]}")
+    assert offences == []
+
+
 def sort_key(name: str) -> tuple[int, str]:
     """Constants, then classes, then the rest, as the linter sorts them."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name

@@ -16,7 +16,7 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash, run_hash_of
+from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
@@ -212,7 +212,7 @@ def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> Non
         seen.raw[f"call:{call.call_id}"] = record.position
     else:
         seen.raw[f"calls_closed:{call.rollout_id}/{call.attempt_id}"] = record.position
-        seen.outcomes[call.rollout_id + call.attempt_id] = frozenset(call.outcomes)
+        seen.outcomes[episode_id(call.rollout_id, call.attempt_id)] = frozenset(call.outcomes)
 
 
 def _span(seen: Evidence, record: Record, request: ExportTraceServiceRequest) -> None:

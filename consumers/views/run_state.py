@@ -18,7 +18,7 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash, run_hash_of
+from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
@@ -140,7 +140,7 @@ class RunState:
         self.first_ack = self.first_ack or ack
 
     def _event(self, event: RolloutEvent) -> None:
-        id_ = event.rollout_id + event.attempt_id
+        id_ = episode_id(event.rollout_id, event.attempt_id)
         # Topics are read side by side, so an episode may come before its attempt's start.
         if run_hash_of(event.rollout_id) == self._run and not event.state.is_end and id_ not in self._ended:
             self.open_attempts[id_] = None

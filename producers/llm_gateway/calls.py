@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
-from tracegrad.schemas.ids import CallId
+from tracegrad.schemas.ids import new_call
 from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -206,7 +206,7 @@ def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest)
     if not calls or named or required:
         content = content or ""
     return Answer(
-        call_id=CallId(f"chatcmpl-{secrets.token_hex(16)}"),
+        call_id=new_call(),
         content=content,
         reasoning=parsed.reasoning,
         tool_calls=tuple(

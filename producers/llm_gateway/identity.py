@@ -16,13 +16,20 @@ from starlette.requests import Request
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import IdentityError
-from tracegrad.schemas.ids import AttemptId, RolloutId, TraceId, attempt_of, parse_attempt_id, parse_rollout_id
+from tracegrad.schemas.ids import (
+    API_KEY_PREFIX,
+    AttemptId,
+    RolloutId,
+    TraceId,
+    attempt_of,
+    parse_attempt_id,
+    parse_rollout_id,
+)
 from tracegrad.schemas.records.calls import Claims
 
 __all__ = ["Caller", "api_key_of", "claims_of", "judge"]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_KEY_PREFIX = "rt-"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +49,7 @@ def claims_of(request: Request) -> Claims:
     key = api_key_of(headers)
     return Claims(
         path=_join(names.get("rollout"), names.get("attempt")),
-        api_key=key if key.startswith(_KEY_PREFIX) else None,
+        api_key=key if key.startswith(API_KEY_PREFIX) else None,
         header=_join(headers.get("x-rollout-id"), headers.get("x-attempt-id")),
         baggage=_from_baggage(headers.get("baggage", "")),
         traceparent=headers.get("traceparent"),
@@ -80,7 +87,7 @@ def judge(claims: Claims, run_hash: str) -> Caller:
     named: list[tuple[RolloutId, AttemptId | None]] = []
     for what in ("path", "api_key", "header", "baggage"):
         if (claim := getattr(claims, what)) is not None:
-            named.append(_parse_claim(what, claim.removeprefix(_KEY_PREFIX) if what == "api_key" else claim))
+            named.append(_parse_claim(what, claim.removeprefix(API_KEY_PREFIX) if what == "api_key" else claim))
     if trace_id is not None and (own := attempt_of(trace_id, {run_hash})):
         named.append(own)
     rollouts = {rollout for rollout, _ in named}

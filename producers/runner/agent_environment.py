@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
+from tracegrad.schemas.ids import attempt_api_key, episode_id
 
 from .config import AgentConfig, RunnerHandles
 
@@ -59,8 +60,8 @@ def command_environment(
         **agent_environment(handles, agent.service),
         **agent.env,
         "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
-        "OPENAI_API_KEY": handles.llm_token or f"rt-{rollout}.{attempt}",
+        "OPENAI_API_KEY": handles.llm_token or attempt_api_key(rollout, attempt),
         "OTEL_RESOURCE_ATTRIBUTES": f"{given},{identity}" if given else identity,
-        "TRACEPARENT": f"00-{rollout}{attempt}-{span}-01",
+        "TRACEPARENT": f"00-{episode_id(rollout, attempt)}-{span}-01",
         "BAGGAGE": identity,
     }

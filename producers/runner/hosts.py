@@ -15,6 +15,7 @@ import signal
 from collections.abc import AsyncIterator
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import episode_id
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 from tracegrad.schemas.retry import retry_async
 
@@ -49,7 +50,7 @@ class _Host:
     async def run(self, request: RolloutRequest, attempt: str) -> Outcome:
         """One rollout. Ends at the latest `_HANG_GRACE_S` after its time limit."""
         time_s = request.limits.time_s
-        episode = request.rollout_id + attempt
+        episode = episode_id(request.rollout_id, attempt)
         future = self._pending[episode] = asyncio.get_running_loop().create_future()
         try:
             task = {"id": request.task_id, "input": request.input}

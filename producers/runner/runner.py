@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tracegrad.schemas.errors import RecordError, UnavailableError
-from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, parse_rollout_id, run_hash_of
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, new_attempt, parse_rollout_id, run_hash_of
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
 from tracegrad.schemas.records.rollouts import (
@@ -225,7 +224,7 @@ class Runner:
         if number > 0:
             await asyncio.sleep(min(_RETRY_BACKOFF_S * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
         async with (self._isolation if active.is_suspect else self._pool).slot() as run_agent:
-            attempt = f"{1 + secrets.randbelow(0xFFFF):04x}"  # 0 is GIVEN_UP_ATTEMPT
+            attempt = new_attempt()
             await self._journal.tell(event_of(request, attempt, number, RolloutState.STARTED))
             if self._histories.of(request).owners.get(number) != attempt:
                 await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)

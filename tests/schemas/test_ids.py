@@ -57,6 +57,15 @@ def test_an_episode_names_its_attempt_only_for_its_own_run(
     assert ids.attempt_of(run + rest, [other for other in runs if other != run]) is None
 
 
+@given(ATTEMPTS)
+def test_drawn_ids_are_what_their_readers_look_for(attempt: ids.AttemptId) -> None:
+    """An attempt is never the one that stands for none; a call matches its pattern; a key gives its claim back."""
+    drawn = ids.new_attempt()
+    assert ids.parse_attempt_id(drawn) == drawn != ids.GIVEN_UP_ATTEMPT
+    assert re.fullmatch(ids.CALL_ID, ids.new_call())
+    assert ids.attempt_api_key("ab" * 14, attempt).removeprefix(ids.API_KEY_PREFIX) == f"{'ab' * 14}.{attempt}"
+
+
 PARSERS: list[tuple[Callable[[str], str], str]] = [
     (ids.parse_run_name, r"[a-z0-9-]{1,40}"),
     (ids.parse_run_hash, r"[0-9a-f]{8}"),

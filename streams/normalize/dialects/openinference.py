@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tracegrad.schemas.attributes import ERROR_TYPE
+from tracegrad.schemas.ids import CALL_ID
 from tracegrad.schemas.records.facts import SpanKind, ToolStatus
 
 from .dialect import MAX_TEXT, Dialect, Reading, SpanView, ToolErrorText, read_tool
@@ -27,7 +28,7 @@ TOOL_CALL_ID = "tool_call.id"
 OUTPUT = "output.value"
 
 # Our gateway mints this form, so nothing else in an LLM span's output can be taken for it.
-_RESPONSE_ID = re.compile(r'"id"\s*:\s*"(chatcmpl-[0-9a-f]{32})"')
+_RESPONSE_ID = re.compile(rf'"id"\s*:\s*"({CALL_ID})"')
 _DECLARED = {"success": ToolStatus.SUCCEEDED, "error": ToolStatus.FAILED}
 _MAX_JSON = 1_000_000
 """Characters of a tool's output that are parsed; a longer one is judged by its beginning as text."""
