@@ -1,7 +1,8 @@
 """`process_status`: how each process of a run stands, told by two writers that never share a key.
 
-A `ProcessReport` is the process's own, every 2 s; a `SupervisedProcess` is its supervisor's, at each change and every
-2 s, for what a dead process cannot say. The last record of each says all; older ones are compacted away.
+A `ProcessReport` is the process's own, every 2 s; engine and broker, other programs, write none. A
+`SupervisedProcess` is its supervisor's, of every process, at each change and every 2 s, for what a dead one cannot
+say. The last record of each says all; older ones are compacted away.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """When this was said: an old report means a process that died or hangs."""
     counters: dict[str, float] = {}
     """By series, such as `records` and `dead_letters{reason=malformed}`; `schemas/metrics.py` says what each means."""
-    worked_at_ms: int | None = None
-    """When its own loop last did work; None when the loop does not tell."""
 
 
 class SupervisedProcess(msgspec.Struct, frozen=True, kw_only=True, tag="supervised"):

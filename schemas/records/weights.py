@@ -50,6 +50,8 @@ class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
     schema: str = "version/1"
     policy: str
     base_version: int
+    """The number of the version that it was trained from; of a rollback, of the one whose content it has. A number
+    suffices: of the versions before it on the partition, one survives with that number (`Lineage`)."""
     kind: str
     """`full` (a folder that transformers and vLLM open) or `lora`."""
     uri: str
@@ -70,6 +72,7 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback")
     policy: str
     run: RunHash
     to_version: int
+    """A number suffices: it means the version that survives with that number (`Lineage`) when the trainer does it."""
     requested_by: str
     at_ms: int = 0
 

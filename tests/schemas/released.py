@@ -298,8 +298,8 @@ def _of(file_name: str, record: Any, codec: Any) -> Released:
 
 
 RELEASED = (
-    _of("call-1.msgpack", CALL, calls.CALLS),
-    _of("calls_closed-1.msgpack", CALLS_CLOSED, calls.CALLS),
+    _of("call-1.msgpack", CALL, calls.LLM_CALLS),
+    _of("calls_closed-1.msgpack", CALLS_CLOSED, calls.LLM_CALLS),
     _of("rollout-1.json", ROLLOUT_REQUEST, rollouts.ROLLOUTS),
     _of("rollout_event-1.json", ROLLOUT_EVENT, rollouts.ROLLOUT_EVENTS),
     _of("rollout_event-1-b.json", MARKED_EVENT, rollouts.ROLLOUT_EVENTS),
@@ -334,7 +334,6 @@ RELEASED = (
             since_ms=1_700_000_000_000,
             at_ms=1_700_000_002_000,
             counters={"records": 12.0, "dead_letters{reason=malformed}": 1.0},
-            worked_at_ms=1_700_000_001_000,
         ),
         process_status.PROCESS_STATUS,
     ),
