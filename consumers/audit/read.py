@@ -19,7 +19,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
-from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
@@ -181,7 +181,7 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
 
 
 def _dead(seen: Evidence, record: Record, _: None) -> None:
-    fields = dead_letter_fields(record)
+    fields = dead_letter_fields(record.headers)
     topic, partition, offset = (fields.get(name, "") for name in ("topic", "partition", "offset"))
     if not (partition.isdigit() and offset.isdigit()):
         return
@@ -261,7 +261,7 @@ _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Re
     (Topic.DEAD_LETTERS, lambda value: None, _dead),
     (Topic.EPISODE_EVENTS, EPISODE_EVENTS.decode, _facts),
     (Topic.REWARDS, REWARDS.decode, _reward),
-    (Topic.LLM_CALLS, CALLS.decode, _call),
+    (Topic.LLM_CALLS, LLM_CALLS.decode, _call),
     (Topic.OTLP_SPANS, decode_spans, _span),
     (Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.decode, _event),
     (Topic.ROLLOUTS, ROLLOUTS.decode, _rollout),

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
@@ -171,7 +171,7 @@ def _spans(request: ExportTraceServiceRequest) -> str:
 
 
 def _dead(record: Record) -> str:
-    headers = dead_letter_fields(record)
+    headers = dead_letter_fields(record.headers)
     place = f"{headers.get('topic', '?')}/{headers.get('partition', '?')}@{headers.get('offset', '?')}"
     return f"{headers.get('stage', '?')}: {headers.get('reason', '?')} from {place}: {headers.get('detail', '')[:200]}"
 
@@ -179,7 +179,7 @@ def _dead(record: Record) -> str:
 _DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {
     Topic.OTLP_SPANS: decode_spans,
     Topic.OTLP_LOGS: decode_logs,
-    Topic.LLM_CALLS: CALLS.decode,
+    Topic.LLM_CALLS: LLM_CALLS.decode,
     Topic.REWARDS: REWARDS.decode,
     Topic.ROLLOUT_EVENTS: ROLLOUT_EVENTS.decode,
     Topic.ROLLOUTS: ROLLOUTS.decode,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..log.protocol import Headers, Record
 
-__all__ = ["HEADER_PREFIX", "dead_letter_fields", "dead_letter_headers"]
+__all__ = ["dead_letter_fields", "dead_letter_headers"]
 
-HEADER_PREFIX = "tracegrad."
+_PREFIX = "tracegrad."
 
 
 def dead_letter_headers(
@@ -31,13 +31,13 @@ def dead_letter_headers(
     }
     if item is not None:
         fields["item"] = str(item)
-    return tuple((HEADER_PREFIX + name, value.encode()) for name, value in fields.items()) + origin.headers
+    return tuple((_PREFIX + name, value.encode()) for name, value in fields.items()) + origin.headers
 
 
-def dead_letter_fields(letter: Record) -> dict[str, str]:
+def dead_letter_fields(headers: Headers) -> dict[str, str]:
     """What a dead letter's headers say, as named above; of an origin that was a dead letter too, nothing."""
     return {
-        name.removeprefix(HEADER_PREFIX): value.decode("utf-8", "replace")
-        for name, value in reversed(letter.headers)
-        if name.startswith(HEADER_PREFIX)
+        name.removeprefix(_PREFIX): value.decode("utf-8", "replace")
+        for name, value in reversed(headers)
+        if name.startswith(_PREFIX)
     }

@@ -23,7 +23,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
 from tracegrad.schemas.metrics import DEAD_LETTERS, EMISSIONS, OUTPUTS, Metrics
-from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..stage_fold import dead_letter
@@ -39,7 +39,6 @@ MAX_BYTES_IN_FLIGHT = 64 * 1024 * 1024
 _OVERLOADED_PAUSE_S = 0.05
 _LOOK_S = 0.002
 """Acknowledgements are looked for this often: waking the event loop from the writer's thread for each costs more."""
-_REASON = HEADER_PREFIX + "reason"
 
 
 @dataclass(slots=True)
@@ -116,8 +115,7 @@ class Emissions:
         topic = output.topic
         self.metrics.add(OUTPUTS, topic.value)
         if topic is Topic.DEAD_LETTERS:
-            reason = next(value for name, value in output.headers if name == _REASON)
-            self.metrics.add(DEAD_LETTERS, reason.decode(errors="replace"))
+            self.metrics.add(DEAD_LETTERS, dead_letter_fields(output.headers)["reason"])
         while True:
             try:
                 return self.writer.append(

@@ -14,6 +14,6 @@ def test_the_headers_of_a_letter_go_before_those_of_its_origin() -> None:
     first = dead_letter_headers(record, stage="normalize", reason="malformed", detail="expected a call", item=2)
     letter = msgspec.structs.replace(record, topic="dead_letters", offset=9, headers=first)
     fields = {"stage": "normalize", "reason": "malformed", "detail": "expected a call", "item": "2"}
-    assert dead_letter_fields(letter) == fields | {"topic": "llm_calls", "partition": "3", "offset": "7"}
-    again = msgspec.structs.replace(letter, headers=dead_letter_headers(letter, stage="audit", reason="odd"))
-    assert dead_letter_fields(again)["topic"] == "dead_letters" and dead_letter_fields(again)["stage"] == "audit"
+    assert dead_letter_fields(letter.headers) == fields | {"topic": "llm_calls", "partition": "3", "offset": "7"}
+    again = dead_letter_fields(dead_letter_headers(letter, stage="audit", reason="odd"))
+    assert again["topic"] == "dead_letters" and again["stage"] == "audit"

@@ -11,7 +11,7 @@ from tests.streams.assemble.test_assemble import R1, A, B, episodes, markers
 from tests.streams.make import TOPICS, Streams, agent_span, call, closed, config, event, otlp, reward, rollout, span
 from tracegrad.schemas.metrics import EPISODES_CLOSED
 from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
-from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
@@ -80,9 +80,7 @@ def test_what_is_taken_besides_own_rollouts(select: SelectConfig, disposition: s
 
 def reasons(streams: Streams) -> list[str]:
     """Why there are dead letters."""
-    return [
-        dict(record.headers)[HEADER_PREFIX + "reason"].decode() for record in streams.log.get(Topic.DEAD_LETTERS, [])
-    ]
+    return [dead_letter_fields(record.headers)["reason"] for record in streams.log.get(Topic.DEAD_LETTERS, [])]
 
 
 def test_facts_of_one_episode_are_bounded() -> None:

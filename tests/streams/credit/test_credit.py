@@ -18,7 +18,7 @@ from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, AppliedReward, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
@@ -210,7 +210,7 @@ def test_bad_episodes_are_dead_letters(episode: Episode | bytes, reason: str) ->
     """Done, with the reason; the group may still close."""
     credit = Credit(config(), TOPICS)
     (emission,) = feed(credit, episode)
-    assert dict(emission.outputs[0].headers)[HEADER_PREFIX + "reason"] == reason.encode()
+    assert dead_letter_fields(emission.outputs[0].headers)["reason"] == reason
     assert len(emission.done) == 1
     assert credit.num_open == 0
 
@@ -220,7 +220,7 @@ def test_open_groups_are_bounded() -> None:
     credit = Credit(config(max_open_groups=1), TOPICS)
     other = member(0, group=GroupRef(id="other", size=2, member=0, index=0))
     emissions = feed(credit, member(0), other, member(1))
-    assert dict(emissions[1].outputs[0].headers)[HEADER_PREFIX + "reason"] == b"too_many_open"
+    assert dead_letter_fields(emissions[1].outputs[0].headers)["reason"] == "too_many_open"
     assert emissions[2].marker is not None
 
 
