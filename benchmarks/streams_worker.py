@@ -29,7 +29,7 @@ from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.config import StreamsHandles
+from tracegrad.streams.shell.config import StreamsHandles
 from tracegrad.streams.shell.faust_app import FaustSeam
 from tracegrad.streams.shell.worker import run_fold
 

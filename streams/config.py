@@ -1,8 +1,8 @@
-"""What the streams are told: `[streams]` and `[select]` of the settings file, and the handles of a run.
+"""What the streams are told: `[streams]` and `[select]` of the settings file, and the rules of a run.
 
-In: compose hands them over. Out: `StreamRules`, all that the three folds decide by, and `StreamsHandles`, what their
-shell needs. Invariant: plain data (JSON-able), checked when it is made; what cannot work is a ConfigurationError with
-the key and the remedy.
+In: compose hands them over. Out: `StreamRules`, all that the three folds decide by; where a worker finds Kafka is the
+shell's own (`shell/config.py`). Invariant: plain data (JSON-able), checked when it is made; what cannot work is a
+ConfigurationError with the key and the remedy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tracegrad.schemas.section import Count, Seconds, Section
 
 from .assemble.air.rules import AirConfig
 
-__all__ = ["SelectConfig", "StreamRules", "StreamsConfig", "StreamsHandles"]
+__all__ = ["SelectConfig", "StreamRules", "StreamsConfig"]
 
 
 class SelectConfig(Section, frozen=True, kw_only=True):
@@ -105,18 +105,3 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"run_hash: {error}") from None
         if not self.policies or len(set(self.policies)) != len(self.policies):
             raise ConfigurationError("policies: expected one or more distinct names; name each trained policy once")
-
-
-class StreamsHandles(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker of a run works."""
-
-    bootstrap_servers: str
-    """Kafka's `host:port[,host:port]`."""
-    kafka: dict[str, str] = {}
-    """Security settings of the user's cluster (`security.protocol`, `sasl.*`, `ssl.*`)."""
-    data_dir: str
-    """Folder that a run's workers share: status, locks, poison list, Faust's own files; made when it is missing."""
-    instance_id: str | None = None
-    """Static group membership (an ordinal from the launcher); None: a dynamic member."""
-    partitions: int = 4
-    """Of `episode_events`, `episodes` and the `closed_*` topics; checked at start."""

@@ -13,7 +13,8 @@ from tracegrad.producers.otlp_gateway.config import OtlpHandles
 from tracegrad.producers.runner.config import RunnerHandles
 from tracegrad.producers.tasks.config import TasksHandles
 from tracegrad.schemas.topics import Stage
-from tracegrad.streams.config import StreamRules, StreamsHandles
+from tracegrad.streams.config import StreamRules
+from tracegrad.streams.shell.config import StreamsHandles
 from tracegrad.trainer.config import TrainerHandles
 
 from ..engine.config import EngineHandles

@@ -30,7 +30,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 
-from ..config import StreamsHandles
+from .config import StreamsHandles
 
 __all__ = ["FaustSeam"]
 

@@ -29,8 +29,8 @@ from tracegrad.schemas.metrics import ASSIGNED, COMMITS, IN_FLIGHT, LAG, OPEN, O
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Topics
 
-from ..config import StreamsHandles
 from .assignment import ASK_PATIENCE_S, Assignment
+from .config import StreamsHandles
 from .emissions import Emissions
 from .faust_app import FaustSeam
 from .liveness import Liveness, check_partitions, group_starts

@@ -19,7 +19,8 @@ from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import STREAMS, Topic, Topics
-from tracegrad.streams.config import SelectConfig, StreamsHandles
+from tracegrad.streams.config import SelectConfig
+from tracegrad.streams.shell.config import StreamsHandles
 
 REPLAY = RunName("replay")
 

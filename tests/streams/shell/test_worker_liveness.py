@@ -17,8 +17,8 @@ from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topic, Topics
-from tracegrad.streams.config import StreamsHandles
 from tracegrad.streams.shell import liveness, worker
+from tracegrad.streams.shell.config import StreamsHandles
 from tracegrad.streams.shell.liveness import Liveness, check_partitions, group_starts
 from tracegrad.streams.shell.poison import PoisonList
 

@@ -23,7 +23,7 @@ from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
-from tracegrad.streams.config import StreamsHandles
+from tracegrad.streams.shell.config import StreamsHandles
 
 __all__ = ["Bench", "Worker"]
 

@@ -23,9 +23,10 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.log.protocol import LogWriter, Position
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topics
-from tracegrad.streams.config import StreamRules, StreamsHandles
+from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold
 from tracegrad.streams.shell import faust_app, worker
+from tracegrad.streams.shell.config import StreamsHandles
 
 __all__ = ["Plan"]
 
