@@ -167,7 +167,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=trace_key,
         value="OTLP ExportTraceServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
-        read_by="normalize, audit, `up` (what arrives)",
+        read_by="normalize, audit, live view of `up`",
     ),
     TopicSpec(
         topic=Topic.OTLP_LOGS,
@@ -183,7 +183,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=episode_key,
         value="call record or calls_closed (msgpack)",
         written_by="LLM gateway",
-        read_by="normalize, audit, report, `up`",
+        read_by="normalize, audit, `demo` (its proof), live view of `up`",
     ),
     TopicSpec(
         topic=Topic.REWARDS,
@@ -199,7 +199,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=rollout_key,
         value="rollout event (JSON)",
         written_by="runner, tasks (giving up)",
-        read_by="normalize, runner, tasks, audit",
+        read_by="normalize, runner, tasks, audit, live view",
     ),
     TopicSpec(
         topic=Topic.ROLLOUTS,
@@ -256,7 +256,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=policy_key,
         value="epoch claim, version manifest or rollback request (JSON)",
         written_by="trainer; rollback requests: a person",
-        read_by="trainer, weight sync, LLM gateway, audit, report",
+        read_by="trainer, weight sync, LLM gateway, audit, `demo` (its proof)",
         partitions="one",
     ),
     TopicSpec(
@@ -264,7 +264,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=engine_key,
         value="an engine serves a version (JSON)",
         written_by="weight sync",
-        read_by="tasks, report, live view",
+        read_by="tasks, live view, `demo` (its proof)",
         partitions="one",
     ),
     TopicSpec(
@@ -279,7 +279,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         topic=Topic.PROCESS_STATUS,
         key=process_key,
         value="how a process stands, by itself or by its supervisor (JSON)",
-        written_by="every process of ours, every 2 s; the supervisor",
+        written_by="each process but engine and broker, every 2 s; the supervisor, of all",
         read_by="`status`",
         partitions="one",
         settings=_NEWEST,

@@ -1,4 +1,4 @@
-"""`python -m tracegrad.compose.cli`: the same as the console script. The supervisor starts `compose.serve` instead."""
+"""`python -m tracegrad.compose.cli`: what the console script does. The supervisor starts `compose.run.serve`."""
 
 from ..cli import main
 

@@ -1,7 +1,7 @@
 """schemas/log/protocol.py on Apache Kafka: the `Log` that compose hands to the rooms.
 
 In: bootstrap servers and allow-listed client settings. Out: an idempotent writer with acks=all, and readers that
-never skip and never commit by themselves. compose/kafka*.py are the only modules that import confluent_kafka.
+never skip and never commit by themselves. The modules of compose/kafka/ alone import confluent_kafka.
 
 Invariants: every library error leaves them as one of schemas/errors.py; every wait and every queue is bounded.
 Async code awaits `asyncio.wrap_future(writer.append(...))` and calls the rest by `asyncio.to_thread`; a reader
@@ -24,11 +24,11 @@ __all__ = ["KafkaLog"]
 
 
 class KafkaLog:
-    """schemas.log.Log on a Kafka cluster, and its administration.
+    """schemas.log.protocol.Log on a Kafka cluster, and its administration.
 
     Args:
         bootstrap_servers: `host:port[,host:port]`.
-        client_settings: of kafka_settings.CLIENT_SETTINGS; anything else is refused.
+        client_settings: of client_settings.CLIENT_SETTINGS; anything else is refused.
     """
 
     def __init__(self, bootstrap_servers: str, client_settings: Mapping[str, str] | None = None) -> None:
