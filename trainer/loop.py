@@ -40,7 +40,7 @@ from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow, training_rows
 from .config import TrainerConfig, TrainerHandles
-from .metrics import describe_step
+from .describe import describe_step
 from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
 from .store.checkpoint import Checkpoints, resume

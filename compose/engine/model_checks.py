@@ -79,7 +79,7 @@ def _check_shape(config: dict[str, Any], folder: str, *, is_cpu: bool, max_model
 
 
 def _check_tools(template: str, tokens: dict[str, str], folder: str) -> None:
-    """Renders a turn with a tool, its call and its result, and looks for each in the prompt."""
+    """Renders a conversation with a tool, its call and its result, and looks for each in the prompt."""
     tool = {
         "type": "function",
         "function": {

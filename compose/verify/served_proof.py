@@ -19,7 +19,7 @@ import msgspec
 from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.records.calls import CALLS, CallRecord
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import rebuild_prompt
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
@@ -100,7 +100,7 @@ def _all(log: Log, topic: str, codec: Codec[T]) -> Iterator[T]:
 
 
 def _calls(log: Log, topics: Topics) -> Iterator[CallRecord]:
-    return (call for call in _all(log, topics.name(Topic.LLM_CALLS), CALLS) if isinstance(call, CallRecord))
+    return (call for call in _all(log, topics.name(Topic.LLM_CALLS), LLM_CALLS) if isinstance(call, CallRecord))
 
 
 def _sampler(call: CallRecord, *, run: RunHash, policy: str, since_ms: Mapping[str, int]) -> str | None:

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, SupervisedProcess
@@ -73,7 +73,7 @@ class RunState:
             topics.name(Topic.ROLLOUT_EVENTS): (ROLLOUT_EVENTS.decode, self._event),
             topics.name(Topic.EPISODES): (EPISODES.decode, self._episode),
             topics.name(Topic.OTLP_SPANS): (decode_spans, self._spans),
-            topics.name(Topic.LLM_CALLS): (CALLS.decode, self._call),
+            topics.name(Topic.LLM_CALLS): (LLM_CALLS.decode, self._call),
             topics.name(Topic.PROCESS_STATUS): (PROCESS_STATUS.decode, self._process),
         }
         self._run = run

@@ -44,7 +44,7 @@ from tracegrad.schemas.metrics import (
     REQUESTS_REFUSED,
     Metrics,
 )
-from tracegrad.schemas.records.calls import CALLS, CallOutcome, CallsClosed, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallsClosed, Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics, episode_key, original_key
 
@@ -142,7 +142,7 @@ class Gateway:
                 await session.close(self.parts.config.end_wait_s)
                 answers = session.answers()
                 outcomes: dict[str, CallOutcome] = {answer.call_id: answer.outcome for answer in answers}
-                closed = CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
+                closed = LLM_CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
                 append = self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
                 await self.parts.acknowledged(append)
                 session.end_answer = msgspec.json.encode({"calls": answers, "fault": session.last_fault})

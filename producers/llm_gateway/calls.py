@@ -32,8 +32,7 @@ from tracegrad.schemas.metrics import (
     SPLICES,
     Metrics,
 )
-from tracegrad.schemas.records.calls import CALLS as CALL_RECORDS
-from tracegrad.schemas.records.calls import CallRecord, ToolCall
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, ToolCall
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Topic, Topics, episode_key
 
@@ -46,7 +45,7 @@ from .identity import Caller
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import Answer, Session, Sessions
-from .splice import EarlierCall, EndOfTurn, Prompt, build_prompt, splice_context
+from .splice import EarlierCall, EndOfMessage, Prompt, build_prompt, splice_context
 
 __all__ = ["CallServer", "Parts", "Served"]
 
@@ -99,7 +98,7 @@ class CallServer:
         self.renderer: Renderer = EngineRenderer(client)
         self._parts = parts
         self._generator = Generator(parts.config, client, versions, parts.metrics)
-        self._ends = EndOfTurn()
+        self._ends = EndOfMessage()
 
     async def serve(self, session: Session, caller: Caller, request: ChatRequest) -> Served:
         """Samples and records one answer."""
@@ -164,7 +163,7 @@ class CallServer:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
         key = episode_key(record.rollout_id, record.trace_id)
         try:
-            append = self._parts.append(Topic.LLM_CALLS, key=key, value=CALL_RECORDS.encode(record))
+            append = self._parts.append(Topic.LLM_CALLS, key=key, value=LLM_CALLS.encode(record))
             session.register(answer, prompt.ids, number, append)
             await self._parts.acknowledged(append)
         except RecordError as error:

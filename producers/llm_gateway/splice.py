@@ -34,12 +34,12 @@ from .render.engine_render import Renderer, engine_fields
 
 __all__ = [
     "EarlierCall",
-    "EndOfTurn",
+    "EndOfMessage",
     "Match",
     "Prompt",
     "SpliceHistory",
     "build_prompt",
-    "end_of_turn",
+    "end_of_message",
     "splice",
     "splice_context",
     "whole",
@@ -175,24 +175,24 @@ def _arguments(arguments: str) -> Any:
         return arguments
 
 
-def splice(match: Match, up_to_answer: Sequence[int], in_full: Sequence[int], end_of_turn: int | None) -> Prompt:
+def splice(match: Match, up_to_answer: Sequence[int], in_full: Sequence[int], end_of_message: int | None) -> Prompt:
     """The prompt with the stored ids in place.
 
     Args:
         match: with a call.
         up_to_answer: the messages up to that call's answer, rendered without a generation prompt.
         in_full: all messages rendered.
-        end_of_turn: the token that ends an assistant's message in this template; None: there is none.
+        end_of_message: the token that ends an assistant's message in this template; None: there is none.
     """
     call = match.call
     assert call is not None
-    cut = next((i for i in range(len(up_to_answer), 0, -1) if up_to_answer[i - 1] == end_of_turn), 0)
-    if end_of_turn is None or cut == 0:
-        return whole(in_full, SpliceOutcome(kind="new_segment", reason="no_end_of_turn"))
+    cut = next((i for i in range(len(up_to_answer), 0, -1) if up_to_answer[i - 1] == end_of_message), 0)
+    if end_of_message is None or cut == 0:
+        return whole(in_full, SpliceOutcome(kind="new_segment", reason="no_end_of_message"))
     if list(in_full[:cut]) != list(up_to_answer[:cut]):
         return whole(in_full, SpliceOutcome(kind="new_segment", reason="history_dropped"))
     shared = len(call.prompt_ids) + len(call.sampled_ids)
-    rest = [] if call.sampled_ids[-1:].tolist() == [end_of_turn] else [end_of_turn]
+    rest = [] if call.sampled_ids[-1:].tolist() == [end_of_message] else [end_of_message]
     ids = np.concatenate([call.prompt_ids, call.sampled_ids, np.asarray([*rest, *in_full[cut:]], np.int32)])
     return Prompt(ids=ids, parent=call, shared_tokens=shared, outcome=match.outcome)
 
@@ -202,8 +202,8 @@ def whole(ids: Sequence[int], outcome: SpliceOutcome) -> Prompt:
     return Prompt(ids=np.asarray(ids, np.int32), parent=None, shared_tokens=0, outcome=outcome)
 
 
-def end_of_turn(one: Sequence[int], other: Sequence[int], terminals: Sequence[int] = ()) -> int | None:
-    """The end-of-turn token, from the same conversation rendered with two answers that differ in their last letter.
+def end_of_message(one: Sequence[int], other: Sequence[int], terminals: Sequence[int] = ()) -> int | None:
+    """The end-of-message token, from the same conversation rendered with two answers that differ in their last letter.
 
     Args:
         terminals: tokens that ended sampled answers; one of them in the common tail is preferred.
@@ -219,8 +219,8 @@ def splice_context(request: ChatRequest) -> list[Any]:
     return [fields, request.tools, request.tool_choice is ToolUse.NONE]
 
 
-class EndOfTurn:
-    """The template's end-of-turn token, found once by rendering two answers that differ."""
+class EndOfMessage:
+    """The template's end-of-message token, found once by rendering two answers that differ."""
 
     def __init__(self) -> None:
         self._token: int | None = None
@@ -240,7 +240,7 @@ class EndOfTurn:
             probes = [ChatRequest(messages=(_ASK, answer)) for answer in answers]
             try:
                 one, other = await asyncio.gather(*(renderer.ids(probe, waits, to_generate=False) for probe in probes))
-                self._token = end_of_turn(one.ids, other.ids, self.terminals)
+                self._token = end_of_message(one.ids, other.ids, self.terminals)
             except EngineRefusal:
                 # A template that refuses the probe; what has ended an answer so far is the best knowledge.
                 return self.terminals[-1] if self.terminals else None
@@ -249,7 +249,7 @@ class EndOfTurn:
 
 
 async def build_prompt(
-    renderer: Renderer, ends: EndOfTurn, history: SpliceHistory, request: ChatRequest, waits: Waits
+    renderer: Renderer, ends: EndOfMessage, history: SpliceHistory, request: ChatRequest, waits: Waits
 ) -> tuple[Prompt, Any]:
     """The prompt of a request with the stored ids spliced in, and the grammar it asks for."""
     match = history.match(splice_context(request), request.messages)

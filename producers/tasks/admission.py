@@ -42,10 +42,10 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics, rollout_key
 
 from ..rollout_histories import event_of
+from .admission_state import AdmissionState, OpenRollout
 from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
 from .pace import capacity
-from .run_state import OpenRollout, RunState
 
 __all__ = ["TaskAdmission", "run"]
 
@@ -93,7 +93,7 @@ class TaskAdmission:
         self._writer = writer
         self._said: tuple[str, float] = ("", 0.0)
         self._reported: set[str] = set()
-        self.state = RunState(handles.run_hash, handles.policy)
+        self.state = AdmissionState(handles.run_hash, handles.policy)
 
     def fold(self, chunk: Chunk) -> bool:
         """Takes what is new on the topics. True: the run is complete."""

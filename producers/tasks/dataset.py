@@ -51,13 +51,13 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
 
 
 @lru_cache(maxsize=4)
-def _order(num_tasks: int, seed: int, epoch: int) -> tuple[int, ...]:
+def _order(num_tasks: int, seed: int, round_: int) -> tuple[int, ...]:
     order = list(range(num_tasks))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
+    random.Random(f"{seed}/{round_}").shuffle(order)
     return tuple(order)
 
 
 def task_of_group(tasks: tuple[Task, ...], index: int, *, seed: int) -> Task:
-    """The task of the index-th training group: each epoch over the file is a shuffle of its own."""
-    epoch, place = divmod(index, len(tasks))
-    return tasks[_order(len(tasks), seed, epoch)[place]]
+    """The task of the index-th training group: each round through the file is a shuffle of its own."""
+    round_, place = divmod(index, len(tasks))
+    return tasks[_order(len(tasks), seed, round_)[place]]

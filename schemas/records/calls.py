@@ -15,7 +15,7 @@ from .codec import Codec, OpenEnum
 from .versions import VersionSpan
 
 __all__ = [
-    "CALLS",
+    "LLM_CALLS",
     "CallOutcome",
     "CallRecord",
     "CallsClosed",
@@ -133,7 +133,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     is_constrained: bool = False
     """A grammar or a logit filter was active: the logprobs are not the policy's; leaves the loss."""
     is_truncated: bool = False
-    """Cut at the token limit or at a stop string: the end of turn was not the policy's; leaves the loss."""
+    """Cut at the token limit or at a stop string: the message's end was not the policy's; leaves the loss."""
     splice: SpliceOutcome
     claims: Claims = Claims()
     engine_id: str = ""
@@ -160,6 +160,6 @@ class CallsClosed(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed")
     """Call id -> outcome; its length is the number of calls."""
 
 
-CALLS: Codec[CallRecord | CallsClosed] = Codec(
+LLM_CALLS: Codec[CallRecord | CallsClosed] = Codec(
     CallRecord | CallsClosed, released=("call/1", "calls_closed/1"), wire="msgpack"
 )

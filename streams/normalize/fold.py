@@ -19,7 +19,7 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import FACTS, NOT_SELECTED, Metrics
-from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -59,7 +59,7 @@ class Normalize(StageFold[None]):
         )
         self._spans_topic = topics.name(Topic.OTLP_SPANS)
         self._codecs: dict[str, Codec[Any]] = {
-            topics.name(Topic.LLM_CALLS): CALLS,
+            topics.name(Topic.LLM_CALLS): LLM_CALLS,
             topics.name(Topic.REWARDS): REWARDS,
             topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS,
         }

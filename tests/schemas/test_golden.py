@@ -20,7 +20,7 @@ from tracegrad.schemas.records import (
 )
 
 CODECS = (
-    calls.CALLS,
+    calls.LLM_CALLS,
     rollouts.ROLLOUTS,
     rollouts.ROLLOUT_EVENTS,
     rollouts.REWARDS,

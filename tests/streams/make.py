@@ -17,7 +17,7 @@ from tracegrad.schemas.fold import Emission, Fold, Output
 from tracegrad.schemas.ids import CallId, RunName
 from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.records.calls import (
-    CALLS,
+    LLM_CALLS,
     CallOutcome,
     CallRecord,
     CallsClosed,
@@ -206,7 +206,7 @@ def raw(item: Item) -> Raw:
     if isinstance(item, bytes):
         return Topic.OTLP_SPANS, item
     if isinstance(item, CallRecord | CallsClosed):
-        return Topic.LLM_CALLS, CALLS.encode(item)
+        return Topic.LLM_CALLS, LLM_CALLS.encode(item)
     if isinstance(item, Reward):
         return Topic.REWARDS, REWARDS.encode(item)
     return Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.encode(item)

@@ -24,7 +24,7 @@ from tracegrad.compose.verify.served_proof import Proof, find_proof
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.calls import CALLS, CallRecord
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic
 
@@ -85,10 +85,12 @@ def calls_at(ns: int) -> Any:
 
     def change(value: bytes) -> bytes:
         try:
-            call = CALLS.decode(value)
+            call = LLM_CALLS.decode(value)
         except RecordError:
             return value
-        return CALLS.encode(msgspec.structs.replace(call, started_at_ns=ns)) if isinstance(call, CallRecord) else value
+        return (
+            LLM_CALLS.encode(msgspec.structs.replace(call, started_at_ns=ns)) if isinstance(call, CallRecord) else value
+        )
 
     return change
 

@@ -40,7 +40,7 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import run_session
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, RolloutEvent
 from tracegrad.schemas.records.transitions import decode_group
@@ -176,7 +176,7 @@ async def test_a_server_with_eight_requests_at_once_gives_eight_episodes(
             status = up.wait(60)
     assert status == 130
     spans = assert_just_what_was_exported(topics.spans(), folder)
-    calls = [call for call in map(CALLS.decode, topics.values(Topic.LLM_CALLS)) if isinstance(call, CallRecord)]
+    calls = [call for call in map(LLM_CALLS.decode, topics.values(Topic.LLM_CALLS)) if isinstance(call, CallRecord)]
     firsts = [call for call in calls if call.splice.kind == "first"]
     assert len(firsts) == 8 and {call.purpose for call in calls} == {Purpose.UNKNOWN}
     assert max(call.started_at_ns for call in firsts) < min(call.ended_at_ns for call in firsts), "not all at once"

@@ -12,7 +12,7 @@ from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
-from tracegrad.schemas.records.calls import CALLS, CallRecord, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -64,7 +64,7 @@ def names_of(topic: Topic, record: Record) -> list[str]:
             return [f"{RUN_HASH}"]
         case Topic.LLM_CALLS:
             try:
-                call_ = CALLS.decode(value)
+                call_ = LLM_CALLS.decode(value)
             except Exception:
                 return ["llm_calls"]
             return [call_.call_id if isinstance(call_, CallRecord) else str(call_.rollout_id)]
@@ -145,7 +145,7 @@ def test_what_is_on_its_way_is_open_not_missing() -> None:
     """A living run raises no alarm: nothing is committed past the new records."""
     log = memory_log(run())
     own = rollout(99)
-    log.append(TOPICS.name(Topic.LLM_CALLS), b"k", CALLS.encode(call("new", own)), (), 0)
+    log.append(TOPICS.name(Topic.LLM_CALLS), b"k", LLM_CALLS.encode(call("new", own)), (), 0)
     group = event(own).group
     started = event(own, RolloutState.STARTED, group=group)
     log.append(TOPICS.name(Topic.ROLLOUT_EVENTS), b"k", ROLLOUT_EVENTS.encode(started), (), 0)
@@ -174,7 +174,7 @@ def test_calls_of_another_run_are_not_selected() -> None:
     """Raw topics are shared."""
     log = memory_log(run())
     other = "ffffffff" + "0" * 20
-    log.append(TOPICS.name(Topic.LLM_CALLS), b"k", CALLS.encode(call("other", other)), (), 0)
+    log.append(TOPICS.name(Topic.LLM_CALLS), b"k", LLM_CALLS.encode(call("other", other)), (), 0)
     report = audited(log)
     assert report.is_complete and report.calls.terms["not selected"] == 1
 

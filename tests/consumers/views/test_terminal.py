@@ -7,7 +7,7 @@ from tests.consumers.views.folding import new_state, read
 from tests.streams.make import TOPICS, agent_span, call, otlp
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import CALLS
+from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.topics import Topic
 
 
@@ -46,7 +46,7 @@ def test_arrivals_say_each_first_thing_once_and_what_is_missing() -> None:
     assert said(spans, 0.0) == []
     assert ["OPENAI_BASE_URL" in text for _, text in said(None, 30.0)] == [True]
     assert said(None, 30.0) == []
-    made = record(Topic.LLM_CALLS, CALLS.encode(call("a", None, trace_id="ab" * 16)))
+    made = record(Topic.LLM_CALLS, LLM_CALLS.encode(call("a", None, trace_id="ab" * 16)))
     (first, _), (missing, text) = said(made, 30.0)
     assert (first, missing) == ("first_call", "missing") and "no episode closed yet" in text
     assert said(record(Topic.LLM_CALLS, b"\xc1"), 30.0) == []

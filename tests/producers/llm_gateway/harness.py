@@ -22,7 +22,7 @@ from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHand
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -76,7 +76,7 @@ class Rig:
 
     def records(self) -> list[CallRecord | CallsClosed]:
         """All of `llm_calls`."""
-        return [CALLS.decode(record.value) for record in self.log.records(TOPICS.name(Topic.LLM_CALLS))]
+        return [LLM_CALLS.decode(record.value) for record in self.log.records(TOPICS.name(Topic.LLM_CALLS))]
 
     def calls(self) -> list[CallRecord]:
         """The call records, by their start."""

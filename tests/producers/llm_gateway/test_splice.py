@@ -14,7 +14,7 @@ from tests.fake_engine.scripted import ScriptedEngine
 from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tracegrad.producers.llm_gateway.api.chat_request import Message
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.splice import EarlierCall, Match, SpliceHistory, end_of_turn, splice, whole
+from tracegrad.producers.llm_gateway.splice import EarlierCall, Match, SpliceHistory, end_of_message, splice, whole
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
@@ -142,25 +142,25 @@ def test_an_earlier_answer_is_still_spliced_when_a_later_one_changed() -> None:
     assert (found.outcome.kind, found.outcome.reason) == ("new_segment", "answer_changed")
 
 
-def test_the_end_of_turn_is_read_off_the_template() -> None:
+def test_the_end_of_message_is_read_off_the_template() -> None:
     """From two renderings that differ in one letter; a token that ended answers is preferred."""
     one = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "a"}]
     other = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b"}]
     ids = [rendered(messages, generation_prompt=False) for messages in (one, other)]
-    assert end_of_turn(ids[0], ids[1]) == EOT
-    assert end_of_turn([1, 5, 8, 9], [1, 6, 8, 9], terminals=[9]) == 9
-    assert end_of_turn([1, 5], [1, 6]) is None
+    assert end_of_message(ids[0], ids[1]) == EOT
+    assert end_of_message([1, 5, 8, 9], [1, 6, 8, 9], terminals=[9]) == 9
+    assert end_of_message([1, 5], [1, 6]) is None
 
 
-def test_no_end_of_turn_and_dropped_history_start_new_segments() -> None:
+def test_no_end_of_message_and_dropped_history_start_new_segments() -> None:
     """The cut must be exact."""
     history = SpliceHistory()
     remember(history, {}, [], {"role": "assistant", "content": "1"}, _call("one"))
     found = match(history, {}, [{"role": "assistant", "content": "1"}])
     assert splice(found, [7, EOT, 3], [7, EOT, 3, 4], EOT).ids.tolist() == [1, 1, EOT, 3, 4]
     for up_to, full, token, reason in (
-        ([7, 3], [7, 3, 4], EOT, "no_end_of_turn"),
-        ([7, EOT], [7, EOT, 4], None, "no_end_of_turn"),
+        ([7, 3], [7, 3, 4], EOT, "no_end_of_message"),
+        ([7, EOT], [7, EOT, 4], None, "no_end_of_message"),
         ([7, EOT], [8, EOT, 4], EOT, "history_dropped"),
     ):
         prompt = splice(found, up_to, full, token)

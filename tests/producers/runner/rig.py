@@ -35,7 +35,7 @@ from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import CALLS, CallRecord, CallsClosed, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import (
     REWARDS,
     ROLLOUT_EVENTS,
@@ -194,7 +194,7 @@ class Rig:
 
     def calls(self, rollout: str) -> list[CallRecord | CallsClosed]:
         """The call records of a rollout, in order."""
-        calls = [CALLS.decode(value) for value in self.values(Topic.LLM_CALLS)]
+        calls = [LLM_CALLS.decode(value) for value in self.values(Topic.LLM_CALLS)]
         return [call for call in calls if call.rollout_id == rollout]
 
     def spans(self) -> list[tuple[str, Span]]:

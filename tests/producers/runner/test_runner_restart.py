@@ -18,7 +18,7 @@ from tests.producers.runner.test_runner import AGENT, GRADE, PLAIN
 from tests.serving import is_alive, until
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
-from tracegrad.schemas.records.calls import CALLS, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallsClosed
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
@@ -101,7 +101,7 @@ def test_a_killed_runner_loses_no_rollout(kafka_log: KafkaLog, fresh_topics: Top
         ends = {(event.rollout_id, event.attempt_id) for event in finals}
         rewards = [REWARDS.decode(value) for value in rig.values(Topic.REWARDS)]
         assert ends <= {(reward.rollout_id, reward.attempt_id) for reward in rewards if reward.value == 1.0}
-        calls = [CALLS.decode(value) for value in rig.values(Topic.LLM_CALLS)]
+        calls = [LLM_CALLS.decode(value) for value in rig.values(Topic.LLM_CALLS)]
         assert ends <= {(call.rollout_id, call.attempt_id) for call in calls if isinstance(call, CallsClosed)}
 
 

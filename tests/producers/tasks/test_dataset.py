@@ -48,14 +48,14 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
         read_tasks(tmp_path / "none.jsonl")
 
 
-def test_each_epoch_is_a_shuffle_that_seed_and_number_decide(tmp_path: Path) -> None:
-    """Every task once an epoch, in another order each; the same after a restart."""
+def test_each_round_is_a_shuffle_that_seed_and_number_decide(tmp_path: Path) -> None:
+    """Every task once a round, in another order each; the same after a restart."""
     file = tmp_path / "t.jsonl"
     file.write_text("".join(f'{{"id":"{i}","input":{i}}}\n' for i in range(20)))
     tasks = read_tasks(file)
     order = [task_of_group(tasks, index, seed=1).id for index in range(60)]
-    epochs = [order[0:20], order[20:40], order[40:60]]
-    assert all(sorted(epoch, key=int) == [str(i) for i in range(20)] for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]
+    rounds = [order[0:20], order[20:40], order[40:60]]
+    assert all(sorted(round_, key=int) == [str(i) for i in range(20)] for round_ in rounds)
+    assert rounds[0] != rounds[1] != rounds[2]
     assert [task_of_group(read_tasks(file), index, seed=1).id for index in range(60)] == order
     assert [task_of_group(tasks, index, seed=2).id for index in range(60)] != order

@@ -16,8 +16,8 @@ from tests.memory_log import MemoryLog
 from tests.versions import RUN, ack
 from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.tasks.admission import TaskAdmission, run
+from tracegrad.producers.tasks.admission_state import AdmissionState
 from tracegrad.producers.tasks.config import PaceConfig, TasksConfig, TasksHandles
-from tracegrad.producers.tasks.run_state import RunState
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.log.follow import follow
@@ -306,7 +306,7 @@ def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkey
 def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture) -> None:
     """Over a thousand rollouts leave nothing behind; a record that comes again is still known for what it is."""
     caplog.set_level(logging.ERROR)  # captured log lines take memory too
-    state = RunState("ab12cd34", "policy")
+    state = AdmissionState("ab12cd34", "policy")
     run, records = RunHash("ab12cd34"), []
     for index in range(300):
         group = group_id(run, "train", index)

@@ -37,7 +37,7 @@ def test_mutated_bytes_only_ever_raise_record_errors(released: Released, data: s
 @given(st.binary(max_size=200))
 def test_any_bytes_only_ever_raise_record_errors(data: bytes) -> None:
     """Both wires."""
-    for codec in (calls.CALLS, rollouts.REWARDS):
+    for codec in (calls.LLM_CALLS, rollouts.REWARDS):
         with pytest.raises(RecordError):
             codec.decode(data)
 
@@ -61,8 +61,8 @@ def test_later_fields_and_enum_values_are_read() -> None:
     """A field added within a release is skipped, an enum value of a later one becomes `unknown`."""
     fields = msgspec.json.decode(rollouts.REWARDS.encode(REWARD))
     assert rollouts.REWARDS.decode(msgspec.json.encode(fields | {"added_later": [1]})) == REWARD
-    call = msgspec.msgpack.decode(calls.CALLS.encode(CALL)) | {"purpose": "distil"}
-    decoded = calls.CALLS.decode(msgspec.msgpack.encode(call))
+    call = msgspec.msgpack.decode(calls.LLM_CALLS.encode(CALL)) | {"purpose": "distil"}
+    decoded = calls.LLM_CALLS.decode(msgspec.msgpack.encode(call))
     assert isinstance(decoded, calls.CallRecord)
     assert decoded.purpose is calls.Purpose.UNKNOWN
 

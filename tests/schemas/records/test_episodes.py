@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.streams.credit.test_credit import feed, member, turns
 from tests.streams.credit.test_segments import call
 from tests.streams.make import RUN_HASH, TOPICS, config
-from tracegrad.producers.tasks.run_state import RunState
+from tracegrad.producers.tasks.admission_state import AdmissionState
 from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, rebuild_prompt, why_excluded
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes
@@ -30,7 +30,7 @@ def test_admission_and_credit_tell_one_reason(
     """tasks gives a place back for just the rollouts that credit leaves out, and says the same of each."""
     episode = EPISODES.decode(EPISODES.encode(member(0, size=1, state=state, reward=reward, calls=calls)))
     reason = why_excluded(episode, "policy")
-    admission = RunState(RUN_HASH, "policy")
+    admission = AdmissionState(RUN_HASH, "policy")
     admission.fold(episode)
     (emission,) = feed(Credit(config(), TOPICS), episode)
     summary, rows = decode_group(emission.outputs[0].value)

@@ -27,8 +27,8 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import NOT_SELECTED
-from tracegrad.schemas.records.calls import CALLS
-from tracegrad.schemas.records.dead_letters import HEADER_PREFIX
+from tracegrad.schemas.records.calls import LLM_CALLS
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Topic, Topics
@@ -56,7 +56,7 @@ def facts(output: Output) -> Facts:
 def reason(output: Output) -> str:
     """Why an output is a dead letter."""
     assert output.topic is Topic.DEAD_LETTERS
-    return dict(output.headers)[HEADER_PREFIX + "reason"].decode()
+    return dead_letter_fields(output.headers)["reason"]
 
 
 def test_spans_of_one_request_are_grouped_by_episode() -> None:
@@ -131,7 +131,7 @@ def test_a_bad_span_does_not_harm_its_neighbours() -> None:
     good, letter = emission.outputs
     assert len(facts(good).facts) == 2
     assert reason(letter) == "bad_span_id"
-    assert dict(letter.headers)[HEADER_PREFIX + "item"] == b"1"
+    assert dead_letter_fields(letter.headers)["item"] == "1"
     again = ExportTraceServiceRequest.FromString(letter.value)
     assert [s.name for s in again.resource_spans[0].scope_spans[0].spans] == ["bad"]
 
@@ -200,9 +200,9 @@ def test_other_runs_are_not_selected_unless_named() -> None:
     ("topic", "value", "expected"),
     [
         (Topic.LLM_CALLS, b"\x80", "malformed"),
-        (Topic.LLM_CALLS, CALLS.encode(call("one", "nope")), "bad_identity"),
-        (Topic.LLM_CALLS, CALLS.encode(call("one", None)), "no_identity"),
-        (Topic.LLM_CALLS, CALLS.encode(call("one", R1, schema="call/99")), "unknown_schema"),
+        (Topic.LLM_CALLS, LLM_CALLS.encode(call("one", "nope")), "bad_identity"),
+        (Topic.LLM_CALLS, LLM_CALLS.encode(call("one", None)), "no_identity"),
+        (Topic.LLM_CALLS, LLM_CALLS.encode(call("one", R1, schema="call/99")), "unknown_schema"),
         (Topic.REWARDS, b"{}", "malformed"),
         (Topic.REWARDS, None, "null_value"),
         (Topic.REWARDS, REWARDS.encode(reward(R1, attempt_id="zz")), "bad_identity"),

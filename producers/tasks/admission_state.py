@@ -25,7 +25,7 @@ from tracegrad.schemas.records.weights import WeightAck
 from ..rollout_histories import Histories, Members
 from .pace import RunProgress
 
-__all__ = ["OpenRollout", "RunState", "Score"]
+__all__ = ["AdmissionState", "OpenRollout", "Score"]
 
 _MAX_REASONS = 100
 
@@ -49,7 +49,7 @@ class OpenRollout:
     """When something was last heard of it."""
 
 
-class RunState:
+class AdmissionState:
     """One run and policy. Not thread-safe."""
 
     def __init__(self, run_hash: str, policy: str) -> None:
