@@ -18,6 +18,7 @@ from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.versions import parse_label
 
+from ..files import write_atomically
 from .run_dir import write_record
 from .session import run_state
 from .show import Show
@@ -36,7 +37,7 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     fold_present(log, wiring.topics, state, RESULTS_TOPICS)
     results = results_of(state, run=wiring.record.name)
     write_record(folder / "results.json", results)
-    (folder / "chart.svg").write_text(draw(results), encoding="utf-8")
+    write_atomically(folder / "chart.svg", draw(results).encode())
     _show_results(results, show)
     report = account(wiring, log, is_live=False)
     write_record(folder / "audit.json", report)

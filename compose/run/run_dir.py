@@ -31,8 +31,9 @@ from .settings import RunSettings
 
 __all__ = ["Endpoints", "RunDir", "RunRecord", "write_record"]
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 _MARK = "run.json"
+_STARTS = "starts.json"
 _FIXED = {
     "kafka": ("partitions", "max_message_bytes", "topic_prefix"),
     "policy": ("name", "model"),
@@ -124,17 +125,15 @@ class RunDir:
     @property
     def starts(self) -> dict[TopicPartition, int]:
         """Where the run began on the raw topics; empty when that is not known: everywhere at the beginning."""
-        try:
-            rows = msgspec.json.decode((self.path / "starts.json").read_bytes(), type=list[tuple[str, int, int]])
-        except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
-            return {}
+        path = self.path / _STARTS
+        rows = _read(path, list[tuple[str, int, int]]) if path.exists() else []
         return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
 
     def write_starts(self, starts: Mapping[TopicPartition, int]) -> None:
         """Keeps where a new run began; nothing for a resumed one."""
         if starts:
             rows = [(where.topic, where.partition, offset) for where, offset in sorted(starts.items())]
-            (self.path / "starts.json").write_bytes(msgspec.json.encode(rows))
+            write_atomically(self.path / _STARTS, msgspec.json.encode(rows))
 
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""
@@ -181,10 +180,10 @@ class RunDir:
         with hold_lock(self.locks / f"{name}.lock", refusal=refusal, wait_s=wait_s):
             yield
 
-    def is_locked(self, name: str = "supervisor") -> bool:
-        """Whether a live process holds the lock."""
+    def is_locked(self) -> bool:
+        """Whether a live supervisor holds the lock."""
         try:
-            with self.lock(name):
+            with self.lock():
                 return False
         except ConfigurationError:
             return True
@@ -203,5 +202,5 @@ def _read(path: Path, kind: type[T]) -> T:
             f"no {path.name} in {path.parent}; start the run with `tracegrad up` or `tracegrad train FILE`, or name "
             "its folder by --run-dir"
         ) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}; was it written by another release?") from error

@@ -83,6 +83,18 @@ def test_start_offsets_are_kept_from_the_first_start(tmp_path: Path) -> None:
     assert run_dir.starts == {TopicPartition("llm_calls", 1): 7}
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [b'[["llm_calls", 1,', b'{"llm_calls": 1}', b'[["\xff", 1, 7]]', b""],
+    ids=["torn", "other", "bytes", "empty"],
+)
+def test_damaged_start_offsets_are_refused(tmp_path: Path, damaged: bytes) -> None:
+    """Taken for none, they would say that the run began at the beginning of topics that it shares with others."""
+    (tmp_path / "starts.json").write_bytes(damaged)
+    with pytest.raises(ConfigurationError, match=r"starts\.json: .*written by another release"):
+        _ = RunDir(tmp_path).starts
+
+
 def test_a_folder_that_is_no_run_is_said_so(tmp_path: Path) -> None:
     """For `serve`, `status` and the like."""
     with pytest.raises(ConfigurationError, match="--run-dir"):
