@@ -8,7 +8,6 @@ topic that does not exist.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -82,22 +81,20 @@ class KafkaAdmin:
 
     def partition_counts(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Partitions of each topic, or of all. Raises ConfigurationError for a topic that stays unknown."""
-        deadline = time.monotonic() + _UNKNOWN_S
-        while True:
+
+        def ask() -> dict[str, int]:
             with boundary("list topics"):
                 found = self._client.list_topics(timeout=_TIMEOUT_S).topics
             counts = {name: len(topic.partitions) for name, topic in found.items() if topic.partitions}
-            if topics is None:
-                return counts
-            missing = [name for name in topics if name not in counts]
-            if not missing:
-                return {name: counts[name] for name in topics}
-            if time.monotonic() > deadline:
-                raise ConfigurationError(
-                    f"expected topic {missing[0]!r} on {self._base['bootstrap.servers']}, got none of that name; "
-                    "create it (`tracegrad topics create`)"
-                )
-            time.sleep(0.1)
+            return counts if topics is None else {name: counts[name] for name in topics}
+
+        try:
+            return retry(ask, doing="finding topics", on=KeyError, patience_s=_UNKNOWN_S, first_s=0.1, max_s=0.1)
+        except KeyError as error:
+            raise ConfigurationError(
+                f"expected topic {error.args[0]!r} on {self._base['bootstrap.servers']}, got none of that name; "
+                "create it (`tracegrad topics create`)"
+            ) from None
 
     def create_topics(self, wanted: list[NewTopic]) -> set[str]:
         """Creates topics; returns the names of those that existed already, which are left as they are."""

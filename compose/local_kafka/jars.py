@@ -9,7 +9,6 @@ UnavailableError (network) or ConfigurationError (other bytes than the lock's).
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import sys
 import tempfile
@@ -19,12 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.schemas.retry import retry
 
 from ..files import hold_lock, write_atomically
 
 __all__ = ["Jar", "cache_dir", "class_path", "locked_jars"]
-
-logger = logging.getLogger(__name__)
 
 _LOCK_FILE = Path(__file__).with_name("jars.lock")
 _LOCK_WAIT_S = 600.0
@@ -114,30 +112,36 @@ def _download(folder: Path, jars: Sequence[Jar]) -> None:
 
 
 def _fetch(folder: Path, staging: Path, jar: Jar) -> None:
-    """Downloads, verifies and moves one jar into place."""
+    """Downloads, verifies and moves one jar into place; the second of two tries leaves out the local repository."""
+    with_local = iter((True, False))
+    retry(
+        lambda: _fetch_once(folder, staging, jar, with_local=next(with_local)),
+        doing=f"fetching {jar.file_name}",
+        on=(UnavailableError, ConfigurationError),
+        max_tries=2,
+        first_s=0.0,
+    )
+
+
+def _fetch_once(folder: Path, staging: Path, jar: Jar, *, with_local: bool) -> None:
     coordinate = f"{jar.group}:{jar.artifact}:{jar.version}"
-    found = ""
-    for attempt in (1, 2):
-        try:
-            path = _resolve(staging, jar, with_local=attempt == 1)
-        except (OSError, RuntimeError) as error:
-            # requests' errors are OSErrors; jgo's `not found` is a RuntimeError.
-            if attempt == 2:
-                raise UnavailableError(
-                    f"expected jar {coordinate} from a Maven repository, got {error}; check the network, the proxy "
-                    "variables, or [repositories] in jgo's configuration file"
-                ) from error
-            continue
-        data = path.read_bytes()
-        found = hashlib.sha256(data).hexdigest()
-        if found == jar.sha256:
-            write_atomically(folder / jar.file_name, data)
-            return
-        logger.warning("jar %s: expected sha256 %s, got %s (attempt %d)", coordinate, jar.sha256, found, attempt)
-        if path.is_relative_to(staging):
-            path.unlink()
+    try:
+        path = _resolve(staging, jar, with_local=with_local)
+    except (OSError, RuntimeError) as error:
+        # requests' errors are OSErrors; jgo's `not found` is a RuntimeError.
+        raise UnavailableError(
+            f"expected jar {coordinate} from a Maven repository, got {error}; check the network, the proxy "
+            "variables, or [repositories] in jgo's configuration file"
+        ) from error
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found == jar.sha256:
+        write_atomically(folder / jar.file_name, data)
+        return
+    if path.is_relative_to(staging):
+        path.unlink()
     raise ConfigurationError(
-        f"expected jar {coordinate} with sha256 {jar.sha256}, got {found} twice; the repository or a proxy serves "
+        f"expected jar {coordinate} with sha256 {jar.sha256}, got {found}; the repository or a proxy serves "
         "other bytes than those this release was tested with"
     )
 

@@ -88,6 +88,7 @@ class EngineControl:
 
     def _is_alive(self) -> bool:
         """Asked after a 500, when uvicorn closes the connection: a first try may be made on the closed one."""
+        # Not by `retry`: no wait cures it, and the second failure is an answer.
         for _ in range(2):
             with contextlib.suppress(httpx.HTTPError):
                 response = self._client.get("/health", timeout=_TIMEOUT)

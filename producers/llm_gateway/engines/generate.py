@@ -155,6 +155,7 @@ class Generator:
             UnavailableError: no engine gave a usable answer in time.
         """
         body = {"token_ids": ids, "sampling_params": parameters, "stream": False}
+        # Not by `retry`: what lies between two tries is no pause, but the wait for an engine whose label is known.
         while True:
             data, engine = await self._client.post(GENERATE, body, waits, timeout_s=self._config.generate_timeout_s)
             try:

@@ -167,7 +167,8 @@ def test_a_trouble_of_a_client_is_told_once_in_a_while(
 def admin_of_a_topic_unknown_for(unknown_s: float, monkeypatch: pytest.MonkeyPatch) -> KafkaAdmin:
     """Its broker learns of `t` only then."""
     clock = _Clock()
-    monkeypatch.setattr(kafka_admin, "time", clock)
+    monkeypatch.setattr("tenacity.time", clock)
+    monkeypatch.setattr("tenacity.nap.time", clock)
 
     def list_topics(timeout: float) -> SimpleNamespace:
         return SimpleNamespace(topics={"t": SimpleNamespace(partitions=[0])} if clock.now_s > unknown_s else {})
