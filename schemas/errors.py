@@ -94,8 +94,4 @@ class UnavailableError(TracegradError, ConnectionError):
 
 
 class OverloadedError(TracegradError, BlockingIOError):
-    """A bounded queue is full; the caller waits `retry_after_s` and tries again."""
-
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    """A bounded queue is full; the caller waits and tries again."""

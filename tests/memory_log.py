@@ -235,10 +235,6 @@ class _Writer:
             return future
         return self._log.append(topic, key, value, headers, partition)
 
-    def flush(self, timeout_s: float) -> None:
-        if self._log.num_unacknowledged():
-            raise UnavailableError(f"expected every append acknowledged within {timeout_s} s")
-
     def close(self, timeout_s: float = 10.0) -> None:
         self._is_closed = True
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from tracegrad.schemas.log.protocol import LogReader, LogWriter, Offsets, TopicPartition
+from tracegrad.schemas.log.protocol import LogReader, Offsets, TopicPartition
 
 from .admin import KafkaAdmin, checked
 from .client_settings import consumer_settings, producer_settings, shared_settings
@@ -40,7 +40,7 @@ class KafkaLog:
         """Administration of the cluster, for compose only."""
         return KafkaAdmin(self._base)
 
-    def writer(self) -> LogWriter:
+    def writer(self) -> KafkaWriter:
         """A new writer; one a process is enough."""
         return KafkaWriter(producer_settings(self._base))
 

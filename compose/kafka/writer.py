@@ -87,6 +87,7 @@ class KafkaWriter:
         return future
 
     def flush(self, timeout_s: float) -> None:
+        """Waits until every append has ended. Raises UnavailableError past the time."""
         with boundary("flush"):
             left = self._producer.flush(timeout_s)
         if left:

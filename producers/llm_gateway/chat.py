@@ -204,8 +204,7 @@ def problem_of(error: BaseException) -> Problem:
         case RequestError():
             return Problem(status=status, message=message, param=error.param, code=error.code, retry_after_s=wait_s)
         case OverloadedError():
-            retry_s = max(1, round(error.retry_after_s))
-            return Problem(status=status, message=message, code="overloaded", retry_after_s=retry_s)
+            return Problem(status=status, message=message, code="overloaded", retry_after_s=wait_s)
         case UnavailableError():
             return Problem(status=status, message=message, code="unavailable", retry_after_s=wait_s)
         case asyncio.CancelledError():

@@ -40,14 +40,12 @@ def read_to_end(
     topic: str,
     *,
     starts: Mapping[TopicPartition, int] | None = None,
-    partitions: Collection[int] | None = None,
     patience_s: float = 30.0,
 ) -> Generator[Record, None, None]:
     """The records of a topic up to the end it has at the first step. Blocks; an event loop takes slices in a thread.
 
     Args:
         starts: first offsets; a partition that is not named, or whose start is gone, is read from its beginning.
-        partitions: only these; None: all.
         patience_s: seconds without any record before it gives up.
 
     Raises:
@@ -58,7 +56,6 @@ def read_to_end(
         log,
         [topic],
         starts=starts,
-        partitions=partitions,
         may_skip=True,
         poll_s=0.2,
         max_records=_READ_RECORDS,

@@ -79,11 +79,8 @@ class LogWriter(Protocol):
         Raises OverloadedError at once when the bounded buffer is full.
         """
 
-    def flush(self, timeout_s: float) -> None:
-        """Waits until every append has ended. Raises UnavailableError past the time."""
-
     def close(self, timeout_s: float = 10.0) -> None:
-        """Flushes and releases."""
+        """Waits until every append has ended, and releases. Raises UnavailableError past the time."""
 
 
 class LogReader(Protocol):

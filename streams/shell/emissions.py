@@ -125,8 +125,8 @@ class Emissions:
                     headers=output.headers,
                     partition=output.partition,
                 )
-            except OverloadedError as error:
-                await asyncio.sleep(min(error.retry_after_s, _OVERLOADED_PAUSE_S))
+            except OverloadedError:
+                await asyncio.sleep(_OVERLOADED_PAUSE_S)
 
     async def run(self) -> None:
         """Follows the acknowledgements until cancelled. Raises what an append failed with."""

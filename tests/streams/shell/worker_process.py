@@ -19,8 +19,9 @@ import msgspec
 from tests.streams.shell.counting_fold import CountingFold
 from tests.streams.shell.failpoint import kill_once
 from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.kafka.writer import KafkaWriter
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
-from tracegrad.schemas.log.protocol import LogWriter, Position
+from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage, Topics
 from tracegrad.streams.config import StreamRules
@@ -53,7 +54,7 @@ class _LateLog(KafkaLog):
 
     max_delay_s = 0.0
 
-    def writer(self) -> LogWriter:
+    def writer(self) -> KafkaWriter:
         writer = super().writer()
         append = writer.append
 
