@@ -13,11 +13,11 @@ ROOMS = ("schemas", "producers", "streams", "trainer", "consumers", "compose")
 FILES = tuple(sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")))
 PLUGIN = "consumers/engine/vllm_plugin.py"
 RUN_BY_PATH = (
+    "compose/die_with_parent.py",
     "producers/runner/hosted/agent_host.py",
     "producers/runner/hosted/grader_host.py",
     "producers/runner/hosted/host_main.py",
     "producers/runner/hosted/span_ledger.py",
-    "compose/run/die_with_parent.py",
     PLUGIN,
 )
 """Run or loaded where we may not be installed, so they import nothing of ours."""

@@ -32,10 +32,12 @@ APART = {
     "producers": ("llm_gateway", "otlp_gateway", "runner", "tasks"),
     "streams": ("assemble", "credit", "normalize", "shell"),
     "consumers": ("audit", "engine", "views"),
-    "compose": ("engine", "kafka", "local_kafka"),
+    "compose": ("engine", "kafka", "local_kafka", "verify"),
 }
 """Folders of a room that do not import each other; what two of them share lies beside them, or in schemas. So a fold
 knows neither another fold nor the shell that drives it, and a view nothing of the audit."""
+TOPS = {"compose": ("run", "cli")}
+"""Folders of a room that may import those that stay apart, and each what stands before it; never the other way."""
 DOORS = {
     "confluent_kafka": ("compose/kafka/",),
     "faust": ("streams/shell/",),
@@ -86,6 +88,20 @@ def test_folders_of_a_room_stay_apart() -> None:
         for target, line in files_imported(path).items():
             other = target.relative_to(ROOT).parts
             if folder in apart and other[0] == room and other[1] in apart and other[1] != folder:
+                offences.append(f"{name_of(path)}:{line}: {name_of(target)}")
+    assert offences == []
+
+
+def test_folders_that_stay_apart_import_none_that_uses_them() -> None:
+    """How a broker is asked is not bound to how a run is started: each can be used, and read, without it."""
+    offences = []
+    for path in FILES:
+        room, folder, *_ = path.relative_to(ROOT).parts
+        tops = TOPS.get(room, ())
+        above = tops[tops.index(folder) + 1 :] if folder in tops else tops if folder in APART.get(room, ()) else ()
+        for target, line in files_imported(path).items():
+            other = target.relative_to(ROOT).parts
+            if other[0] == room and other[1] in above:
                 offences.append(f"{name_of(path)}:{line}: {name_of(target)}")
     assert offences == []
 

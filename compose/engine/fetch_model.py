@@ -1,6 +1,6 @@
 """A hub name becomes a folder: the model is fetched once, at start, so that every process opens the same files.
 
-In: settings whose model may be `org/name`. Out: settings whose model is a folder. Only safetensors, configuration
+In: the policy, whose model may be `org/name`. Out: the same with a folder as its model. Only safetensors, configuration
 and tokenizer are fetched; no code, no pickle. Failure: ConfigurationError that says what else to name.
 """
 
@@ -11,20 +11,19 @@ from pathlib import Path
 
 import msgspec
 
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
-
-from ..run.settings import RunSettings
 
 __all__ = ["with_local_model"]
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 
 
-def with_local_model(settings: RunSettings, say: Callable[[str], None]) -> RunSettings:
-    """The settings with a folder as model; fetches a hub name. Blocking, as long as the download takes."""
-    name = settings.policy.model
+def with_local_model(policy: PolicyConfig, say: Callable[[str], None]) -> PolicyConfig:
+    """The policy with a folder as model; fetches a hub name. Blocking, as long as the download takes."""
+    name = policy.model
     if Path(name).is_absolute():
-        return settings
+        return policy
     from huggingface_hub import snapshot_download
 
     say(f"fetching {name} from the hub")
@@ -35,4 +34,4 @@ def with_local_model(settings: RunSettings, say: Callable[[str], None]) -> RunSe
         raise ConfigurationError(
             f"[policy] model = {name!r}: there is no such folder, and the hub gave: {reason}; name a local folder"
         ) from error
-    return msgspec.structs.replace(settings, policy=msgspec.structs.replace(settings.policy, model=str(folder)))
+    return msgspec.structs.replace(policy, model=str(folder))

@@ -18,7 +18,7 @@ import httpx
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.retry import retry
 
-from ..run.supervisor import answers
+from ..answers import answers
 from .server import MODES, WORKER_EXTENSION
 
 __all__ = ["check_engine", "explain", "start_command", "wait_ready"]

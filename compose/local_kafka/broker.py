@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError, UnavailableError
 
-from ..run.die_with_parent import guarded
+from ..die_with_parent import guarded
 from . import node as kafka_node
 from .jars import cache_dir, class_path
 from .java import aot_cache, find_java

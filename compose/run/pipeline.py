@@ -20,12 +20,12 @@ from pathlib import Path
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import STREAMS, Stage
 
+from ..answers import answers
 from ..kafka.topic_admin import create_topics, plan_topics, start_run
 from ..local_kafka import node as kafka_node
 from .process import ProcessSpec, process_name
 from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
-from .supervisor import answers
 from .wiring import Wiring, port_of
 
 __all__ = ["BROKER", "ENGINE_PARTS", "ENVIRONMENT", "PARTS", "prepare_run", "prepare_topics", "specs"]

@@ -24,12 +24,13 @@ import msgspec
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
-from .die_with_parent import guarded
+from ..die_with_parent import guarded
 
 __all__ = ["Child", "ProcessSpec", "process_name"]
 
 _logger = logging.getLogger(__name__)
 _MAX_LOG_BYTES = 16 * 1024 * 1024
+_LAST_LINES = 12
 """A log that is larger when its process starts is set aside once, so restarts cannot fill the disk."""
 
 
@@ -144,7 +145,7 @@ class Child:
         if self.state is ProcessState.RUNNING:
             self.state = ProcessState.STOPPED
 
-    def last_lines(self, count: int = 12) -> str:
+    def last_lines(self) -> str:
         """The end of what this process, not an earlier one, wrote."""
         try:
             with self.log_path.open("rb") as log:
@@ -152,7 +153,7 @@ class Child:
                 lines = log.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return "(no log)"
-        return "\n".join(lines[-count:]) or "(it wrote nothing)"
+        return "\n".join(lines[-_LAST_LINES:]) or "(it wrote nothing)"
 
     def status(self) -> SupervisedProcess:
         """For people; what the process wrote stays in its log."""

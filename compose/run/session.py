@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.consumers.views.watch import Watcher, stream_lag
@@ -57,7 +59,7 @@ def run_session(
         report: makes the report; returns whether its checks passed.
     """
     try:
-        settings = with_local_model(settings, show.say)
+        settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
         run_dir = RunDir(path.resolve())
         with run_dir.lock():
             if only in ENGINE_PARTS:

@@ -13,8 +13,6 @@ import logging
 import signal
 import time
 import types
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -26,11 +24,10 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 
 from .process import Child, ProcessSpec
 
-__all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor", "answers"]
+__all__ = ["Backoff", "Outcome", "OutcomeKind", "Supervisor"]
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
-_HEALTH_TIMEOUT_S = 1.0
 _LAYER_PATIENCE_S = 180.0
 """For the hook before a layer, counted from its first failure: the gates below may take longer to be ready."""
 
@@ -180,7 +177,8 @@ class Supervisor:
         try:
             self._on_layer(layer)
         except UnavailableError as error:
-            # A broker that just started may be slow to answer its first questions.
+            # A broker that just started may be slow to answer its first questions. Not by `retry`, which would block:
+            # between two tries signals are heard and the layers below looked after.
             self._hook_failing_since = self._hook_failing_since or time.monotonic()
             if time.monotonic() - self._hook_failing_since > _LAYER_PATIENCE_S:
                 raise
@@ -258,12 +256,3 @@ class Supervisor:
                 self._say(f"{child.spec.name} did not stop in {child.spec.stop_timeout_s:g} s; killing it")
                 child.kill()
             left = [child for child in left if child not in late and not child.wait_stopped(0.02)]
-
-
-def answers(url: str, timeout_s: float = _HEALTH_TIMEOUT_S) -> bool:
-    """Whether the URL answers 200 now."""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False

@@ -1,6 +1,6 @@
 """Which trained version the engine can be shown to have served, and calls that prove it.
 
-In: `weights`, `weight_acks`, `llm_calls` of a run. Out: a Proof for `check_served.py`, or a sentence that says what is
+In: `weights`, `weight_acks`, `llm_calls` of a run. Out: a Proof for `verdict.py`, or a sentence that says what is
 missing. Invariant: a version counts only when it was trained in this run (> 0), survives in the
 lineage, was acknowledged under its own epoch, and whole calls that began after that bear its label; the newest such
 version with its predecessor's folder still there wins. After and before are by the machines' clocks.
@@ -49,7 +49,7 @@ class ServedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What `check_served.py` has recomputed."""
+    """What `verdict.py` has recomputed."""
 
     version: int
     folder: str

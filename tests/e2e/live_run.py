@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from tests.serving import Background, is_alive
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.views.run_state import RunState

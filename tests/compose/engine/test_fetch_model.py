@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tracegrad.compose.engine.fetch_model import with_local_model
-from tracegrad.compose.run.settings import RunSettings
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError
 
@@ -18,8 +17,8 @@ hub = pytest.importorskip("huggingface_hub")
 
 def test_a_folder_stays_as_it_is(tmp_path: Path) -> None:
     """Nothing is fetched."""
-    settings = RunSettings(run="a", policy=PolicyConfig(model=str(tmp_path)))
-    assert with_local_model(settings, pytest.fail) is settings
+    policy = PolicyConfig(model=str(tmp_path))
+    assert with_local_model(policy, pytest.fail) is policy
 
 
 def test_a_hub_name_becomes_the_folder_it_was_fetched_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +31,8 @@ def test_a_hub_name_becomes_the_folder_it_was_fetched_to(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
     said: list[str] = []
-    settings = with_local_model(RunSettings(run="a", policy=PolicyConfig(model="org/small")), said.append)
-    assert settings.policy.model == str(tmp_path)
+    policy = with_local_model(PolicyConfig(model="org/small"), said.append)
+    assert policy.model == str(tmp_path)
     assert asked["name"] == "org/small" and "*.bin" not in str(asked["allow_patterns"])
     assert said == ["fetching org/small from the hub"]
 
@@ -46,4 +45,4 @@ def test_an_unreachable_hub_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
     with pytest.raises(ConfigurationError, match=r"no route to host; name a local folder"):
-        with_local_model(RunSettings(run="a", policy=PolicyConfig(model="org/small")), lambda _: None)
+        with_local_model(PolicyConfig(model="org/small"), lambda _: None)

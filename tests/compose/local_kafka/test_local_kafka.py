@@ -17,13 +17,13 @@ import psutil
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.local_kafka import jars as kafka_jars
 from tracegrad.compose.local_kafka import java
 from tracegrad.compose.local_kafka import node as kafka_node
 from tracegrad.compose.local_kafka.broker import LocalKafka, main
 from tracegrad.compose.local_kafka.jars import Jar, class_path, locked_jars
-from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
 GOOD = b"good bytes"
@@ -203,7 +203,7 @@ def test_guarded_child_dies_with_its_parent() -> None:
     """Also when the parent is SIGKILLed."""
     code = (
         "import subprocess, sys\n"
-        "from tracegrad.compose.run.die_with_parent import guarded\n"
+        "from tracegrad.compose.die_with_parent import guarded\n"
         "child = subprocess.Popen(guarded(['sleep', '60']))\n"
         "print(child.pid, flush=True)\n"
         "child.wait()\n"

@@ -18,9 +18,8 @@ from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.compose.verify import check_served
-from tracegrad.compose.verify.check_served import EXACT, Tolerance, compare
 from tracegrad.compose.verify.served_proof import Proof, find_proof
+from tracegrad.compose.verify.verdict import EXACT, Tolerance, compare
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash
@@ -65,7 +64,7 @@ def status(wiring: Wiring, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, *, i
         )
 
     monkeypatch.setattr(wiring, "log", lambda: log)
-    monkeypatch.setattr(check_served, "verify_apart", verify)
+    monkeypatch.setattr(demo, "verify_apart", verify)
     return session._end(DONE, wiring, JsonShow(io.StringIO()), demo.demo_report)
 
 
@@ -135,7 +134,7 @@ def test_calls_before_the_acknowledgement_prove_nothing(wiring: Wiring, monkeypa
 def test_only_the_demo_recomputes_what_was_served(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other runs end without the minutes that it takes."""
     monkeypatch.setattr(wiring, "log", lambda: memory_log(small_run()))
-    monkeypatch.setattr(check_served, "verify_apart", None)
+    monkeypatch.setattr(demo, "verify_apart", None)
     assert session._end(DONE, wiring, JsonShow(io.StringIO()), report.make_report) == 0
     assert not (wiring.run_dir.results / "verdict.json").exists()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tracegrad.compose.verify.check_served import Verdict, compare, tolerance_of, verify_apart
 from tracegrad.compose.verify.served_proof import Proof, ServedCall
+from tracegrad.compose.verify.verdict import Verdict, compare, tolerance_of, verify_apart
 from tracegrad.schemas.errors import UnavailableError
 
 pytestmark = pytest.mark.torch

@@ -23,7 +23,7 @@ from tests.memory_log import MemoryLog
 from tests.serving import is_alive, until
 from tests.tiny_models import make_model
 from tests.versions import claim, label
-from tracegrad.compose.run.supervisor import answers
+from tracegrad.compose.answers import answers
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
@@ -208,7 +208,7 @@ SUPERVISOR = """
 import os, subprocess, sys, time, msgspec
 from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
-from tracegrad.compose.run.die_with_parent import guarded
+from tracegrad.compose.die_with_parent import guarded
 config, handles = msgspec.json.decode(sys.argv[1], type=tuple[EngineConfig, EngineHandles])
 is_cpu = probe(config)
 environment = engine_environment(config, handles, os.environ, is_cpu=is_cpu)

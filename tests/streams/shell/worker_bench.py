@@ -17,8 +17,8 @@ import msgspec
 from tests.streams.make import config
 from tests.streams.shell.counting_fold import Part, Sum
 from tests.streams.shell.worker_process import Plan
+from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.run.die_with_parent import guarded
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.retry import retry

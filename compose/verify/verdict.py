@@ -1,10 +1,10 @@
-"""Shows that an engine served the weights whose label its calls bear: finds calls, has them recomputed, says so.
+"""Whether an engine served the weights whose label its calls bear: has calls recomputed, compares, puts it in words.
 
-In: a run whose broker still answers. Out: whether it is shown, a line for people, verdict.json in the run's `results/`.
-Invariant: True only if a version trained in this run was acknowledged and the logprobs of calls that bear its label
-match the version's own weights within the tolerance of its precision; are, wherever one token tells it from the
-previous version, nearer to its own; and fit its own better, in sum, over all tokens where the two differ. A coarse
-tolerance alone would let an older version pass. Costs minutes of one CPU core: `demo` asks, other runs' ends do not.
+In: a Proof of served_proof.py. Out: a Verdict, and a line for people.
+Invariant: it holds only if the logprobs of calls that bear the version's label match the version's own weights within
+the tolerance of its precision; are, wherever one token tells it from the previous version, nearer to its own; and fit
+its own better, in sum, over all tokens where the two differ. A coarse tolerance alone would let an older version pass.
+Costs minutes of one CPU core. Failure: UnavailableError of the process that recomputes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ import numpy as np
 
 from tracegrad.schemas.errors import UnavailableError
 
-from ..run.die_with_parent import guarded
-from ..run.run_dir import write_record
-from ..run.show import Show
-from ..run.wiring import Wiring
-from .served_proof import Proof, find_proof
+from ..die_with_parent import guarded
+from .served_proof import Proof
 
 __all__ = [
     "COARSE",
     "EXACT",
     "Tolerance",
     "Verdict",
-    "check_served",
     "compare",
     "tolerance_of",
     "verdict_line",
@@ -84,24 +80,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     squared_error_previous: float
     """And to the previous version's: must be greater."""
     tolerance: Tolerance
-
-
-def check_served(wiring: Wiring, show: Show) -> bool:
-    """Says and writes the verdict; False when nothing could be shown. Blocking, minutes at most."""
-    proof = find_proof(wiring.log(), wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-    if isinstance(proof, str):
-        show.result("verdict", {"holds": False, "why": proof}, [f"served weights: not shown: {proof}"])
-        return False
-    show.say(f"recomputing {len(proof.calls)} calls from the published folder, in another process")
-    try:
-        trainer = wiring.settings.trainer
-        verdict = verify_apart(proof, threads=trainer.threads, python=trainer.python)
-    except UnavailableError as error:
-        show.result("verdict", {"holds": False, "why": str(error)}, [f"served weights: {error}"])
-        return False
-    write_record(wiring.run_dir.results / "verdict.json", verdict)
-    show.result("verdict", msgspec.to_builtins(verdict), [verdict_line(verdict)])
-    return verdict.holds
 
 
 def verify_apart(proof: Proof, *, threads: int = 1, python: str | None = None) -> Verdict:

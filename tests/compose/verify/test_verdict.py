@@ -6,8 +6,8 @@ import pytest
 
 from tests.consumers.audit.small_run import memory_log, small_run
 from tests.streams.make import RUN_HASH, TOPICS
-from tracegrad.compose.verify.check_served import COARSE, EXACT, compare, verdict_line
 from tracegrad.compose.verify.served_proof import Proof, ServedCall, find_proof
+from tracegrad.compose.verify.verdict import COARSE, EXACT, compare, verdict_line
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.topics import Topic
 
