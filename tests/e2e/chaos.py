@@ -122,10 +122,11 @@ class Killer:
             return self._run.pid_of(name)
         keeper, word = _HELPERS[name]
         pid = self._run.pid_of(keeper)
+        # One that has just ended must not hide those after it.
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(pid).children(recursive=True) if pid is not None else ():
-                if word in " ".join(child.cmdline()):
-                    return int(child.pid)
+            family = psutil.Process(pid).children(recursive=True) if pid is not None else ()
+            found = (child.pid for child in family if is_alive(child.pid) and word in " ".join(child.cmdline()))
+            return next(found, None)
         return None
 
 

@@ -84,8 +84,6 @@ class ScriptedEngine(FakeWeights):
     max_model_len: int = 4096
     forgetful: bool = False
     """The template then drops the content of every assistant turn but the last."""
-    eot: bool = True
-    """Whether the template ends a turn with the end-of-turn token."""
     broken_parser: bool = False
     """Derender then answers 500."""
 
@@ -108,7 +106,7 @@ class ScriptedEngine(FakeWeights):
 
     def render(self, messages: list[dict[str, Any]], tools: Any, *, generation_prompt: bool) -> list[int]:
         """The prompt's ids by a ChatML template with a `tools:` line."""
-        end = "<|im_end|>\n" if self.eot else "\n"
+        end = "<|im_end|>\n"
         text = ""
         if tools:
             names = ", ".join(tool["function"]["name"] for tool in tools)

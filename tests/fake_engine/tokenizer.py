@@ -17,8 +17,6 @@ _ATOMS = re.compile(rb"\d\d|.", re.DOTALL)
 class ToyTokenizer:
     """Bytes, five special tokens and the pairs of digits 00 to 99."""
 
-    vocab_size = _PAIRS + 100
-
     def encode(self, text: str, *, merge: bool = True) -> list[int]:
         """Ids of a text; without `merge`, digits stay single, as the scripted model samples them."""
         ids: list[int] = []

@@ -53,11 +53,6 @@ RUN_HASH = RunHash("ab12cd34")
 TOPICS = Topics(run=RunName("test"))
 
 
-def rollout_of(index: int, member: int = 0) -> RolloutId:
-    """The id of a rollout of the test run."""
-    return rollout_id(group_id(RUN_HASH, "train", index), member)
-
-
 class Rig:
     """Everything that a runner talks to. A context manager: all threads end with it."""
 
@@ -142,10 +137,11 @@ class Rig:
     def prepare(self, **fields: Any) -> RolloutRequest:
         """A request of a rollout that has not been asked for."""
         index = next(self._numbers)
+        group = group_id(RUN_HASH, "train", index)
         limits = Limits(time_s=fields.pop("time_s", 20.0), max_attempts=fields.pop("max_attempts", 3))
         return RolloutRequest(
-            rollout_id=rollout_of(index),
-            group=GroupRef(id=group_id(RUN_HASH, "train", index), size=1, member=0, index=index),
+            rollout_id=rollout_id(group, 0),
+            group=GroupRef(id=group, size=1, member=0, index=index),
             limits=limits,
             **{
                 "task_id": str(index),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.schemas.released import VERSION
-from tests.versions import RUN, claim
+from tests.versions import RUN, claim, manifest
 from tracegrad.schemas.records.weights import (
     EpochClaim,
     Lineage,
@@ -20,7 +18,7 @@ CLAIMS = st.builds(
     EpochClaim, policy=st.just("policy"), run=st.just(RUN), epoch=st.integers(1, 4), trainer_id=st.text(max_size=3)
 )
 VERSIONS = st.builds(
-    lambda epoch, version: msgspec.structs.replace(VERSION, epoch=epoch, version=version),
+    lambda epoch, version: manifest(version, epoch),
     st.integers(1, 4),
     st.integers(0, 5),
 )
@@ -71,8 +69,8 @@ def test_zombie_trainer_is_void() -> None:
     """A trainer that was paused past a higher claim changes nothing when it wakes."""
     old = claim(1, trainer_id="old")
     new = claim(2, trainer_id="new")
-    late = msgspec.structs.replace(VERSION, epoch=1, version=9)
-    good = msgspec.structs.replace(VERSION, epoch=2, version=3)
+    late = manifest(9, 1)
+    good = manifest(3, 2)
     lineage, counted = fold([old, new, good, late])
     assert counted == [True, True, True, False]
     assert lineage.newest == good

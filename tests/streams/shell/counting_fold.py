@@ -46,13 +46,11 @@ class CountingFold:
     stage = Stage.ASSEMBLE
     marker_topic: Topic | None = Topic.CLOSED_EPISODES
 
-    def __init__(self, *, crash_on: int | None = None, work_s: float = 0.0, output_bytes: int = 0) -> None:
+    def __init__(self, *, crash_on: int | None = None, work_s: float = 0.0) -> None:
         self._crash_on = crash_on
         self._work_s = work_s
-        self._padding = "x" * output_bytes
         self._open: dict[str, tuple[dict[int, int], list[Position]]] = {}
         self._closed: set[str] = set()
-        self.proposals: list[Output] = []
 
     @property
     def num_open(self) -> int:
@@ -84,7 +82,7 @@ class CountingFold:
             return Emission()
         del self._open[part.id]
         self._closed.add(part.id)
-        body = msgspec.json.encode(Sum(id=part.id, parts=sorted(values.items()))) + self._padding.encode()
+        body = msgspec.json.encode(Sum(id=part.id, parts=sorted(values.items())))
         marker = CLOSED.encode(ClosedMarker(id=part.id, disposition="emitted"))
         return Emission(
             outputs=(Output(topic=Topic.EPISODES, key=part.id.encode(), value=body),),
@@ -93,5 +91,4 @@ class CountingFold:
         )
 
     def propose(self, now_s: float) -> Sequence[Output]:
-        due, self.proposals = self.proposals, []
-        return due
+        return ()
