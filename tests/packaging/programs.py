@@ -33,7 +33,7 @@ PROGRAMS = {
         *("tracegrad.producers.runner.hosted.agent_host", "tracegrad.producers.runner.hosted.span_ledger"),
         *("tracegrad.producers.runner.hosted.host_main", "tracegrad.producers.runner.hosted.grader_host"),
     ),
-    "streams": (SERVE, "tracegrad.streams.shell.worker"),
+    "streams": (SERVE, "tracegrad.streams.folds", "tracegrad.streams.shell.worker"),
     "trainer": (SERVE, "tracegrad.trainer.loop"),
 }
 """Extra -> where its program begins."""
