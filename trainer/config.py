@@ -42,6 +42,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Rank of a low-rank adapter; None: every weight is trained."""
     lora_alpha: Count = 32
     """Scale of the adapter."""
+    baseline: str = "leave_one_out"
+    """What a return is compared with: a name in `BASELINES` (trainer/algorithm/recipe.py)."""
     aggregation: Aggregation = "token_mean"
     """What one token weighs in the loss: `token_mean` 1/N, `rollout_mean` 1/(R n_r), `constant` 1/(R L)."""
     constant_tokens: Count = 1024

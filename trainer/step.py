@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tracegrad.schemas.errors import ConfigurationError
+
 from .algorithm.ratio import sampled_logprobs
-from .algorithm.recipe import Recipe, TokenLoss
+from .algorithm.recipe import BASELINES, Recipe, TokenLoss
 from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import TrainingRow
 from .config import TrainerConfig
@@ -78,8 +80,11 @@ class Learner:
     """A policy, its optimiser and its recipe."""
 
     def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+        if config.baseline not in BASELINES:
+            raise ConfigurationError(f"[trainer] baseline: expected one of {list(BASELINES)}, got {config.baseline!r}")
         self.policy = policy
         self.recipe = Recipe(
+            baseline=config.baseline,
             scale="std" if config.scale_advantages else "none",
             low=config.clip_low,
             high=config.clip_high,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 
@@ -10,7 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from tracegrad.trainer.algorithm.recipe import Recipe, TokenLoss
+from tracegrad.trainer.algorithm.recipe import AGGREGATIONS, Recipe, TokenLoss
+from tracegrad.trainer.config import Aggregation
 
 pytestmark = pytest.mark.torch
 
@@ -82,6 +84,11 @@ def test_zero_advantage_gives_zero_gradient() -> None:
     term.loss.backward()  # type: ignore[no-untyped-call]
     assert term.loss.item() == 0.0
     assert torch.equal(gradient_of(logprobs), torch.zeros_like(logprobs))
+
+
+def test_the_settings_offer_every_aggregation_of_the_table() -> None:
+    """The names are told twice: in the type, for the help, and in the table."""
+    assert get_args(Aggregation) == tuple(AGGREGATIONS)
 
 
 @pytest.mark.parametrize(
