@@ -130,7 +130,7 @@ def _run(log: KafkaLog, folder: Path, num_messages: int, num_bytes: int) -> None
     writer.close(60.0)
 
     def handles(name: str) -> StreamsHandles:
-        return StreamsHandles(bootstrap_servers=log.bootstrap_servers, data_dir=str(folder / name))
+        return StreamsHandles(bootstrap_servers=log.bootstrap_servers, data_dir=str(folder / name), partitions=4)
 
     def group(name: str) -> Topics:
         # Another run name would mean other topics; another name of the group is enough.

@@ -14,6 +14,7 @@ import msgspec
 
 __all__ = [
     "ASSIGNED",
+    "ATTEMPTS_BEGUN",
     "ATTEMPTS_BEGUN_ELSEWHERE",
     "ATTEMPTS_ENDED",
     "CALLS",
@@ -36,6 +37,9 @@ __all__ = [
     "FACTS_LATE",
     "GENERATIONS_REFUSED",
     "GROUPS",
+    "GROUPS_ADMITTED",
+    "GROUPS_EXCLUDED",
+    "GROUPS_TRAINED",
     "IN_FLIGHT",
     "LAG",
     "MARKERS_REFUSED",
@@ -45,6 +49,7 @@ __all__ = [
     "OPEN",
     "OPEN_INPUTS",
     "OPEN_RANGES",
+    "OUTCOMES",
     "OUTPUTS",
     "PROPOSALS",
     "READY",
@@ -56,6 +61,7 @@ __all__ = [
     "SESSIONS_FORGOTTEN",
     "SPANS",
     "SPLICES",
+    "STEPS",
     "VERSIONS_LOADED",
     "VERSIONS_REFUSED",
     "VERSIONS_SERVED",
@@ -142,6 +148,15 @@ SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that wer
 GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")
 RENDERS_LOCALLY = Gauge("renders_locally", "1 when prompts are rendered without the engine.")
 WEIGHT_RECORDS_REFUSED = Counter("weight_records_refused", "Records of `weights` that cannot be read.", ("reason",))
+# Tasks.
+GROUPS_ADMITTED = Counter("groups_admitted", "Groups asked for.", ("purpose",), terminal="groups admitted")
+# Runner.
+ATTEMPTS_BEGUN = Counter("attempts_begun", "Attempts that began here.", terminal="attempts")
+OUTCOMES = Counter("outcomes", "Attempts that ended, and rollouts given up.", ("state",), terminal="ended")
+# Trainer.
+STEPS = Counter("steps", "Batches recorded, trained or skipped.", terminal="steps")
+GROUPS_TRAINED = Counter("groups_trained", "Groups of these batches that train.", terminal="groups")
+GROUPS_EXCLUDED = Counter("groups_excluded", "Groups taken that do not train.", ("reason",), terminal="excluded")
 # LLM gateway and weight sync.
 ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")
 # Weight sync.

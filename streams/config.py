@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.ids import parse_run_hash
+from tracegrad.schemas.ids import RunHash, parse_run_hash
 from tracegrad.schemas.section import Count, Seconds, Section
 
 from .assemble.air.rules import AirConfig
@@ -83,11 +83,11 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the folds decide by: three sections, and whose episodes and rewards are the run's."""
 
-    run_hash: str
+    run_hash: RunHash
     """8 hex; rollout ids and trace ids that begin with it are the run's own."""
     policies: tuple[str, ...]
     """Trained policies; a policy's index is its partition of `transitions`. Calls of others are context."""
-    reward_sources: tuple[str, ...] = ("grader:*",)
+    reward_sources: tuple[str, ...]
     """Globs on the sources whose rewards count."""
     streams: StreamsConfig = StreamsConfig()
     air: AirConfig = AirConfig()

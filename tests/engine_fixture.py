@@ -47,7 +47,9 @@ class RunningEngine:
         self.weight_root = folder / "weights"
         self.weight_root.mkdir(parents=True)
         self.log_path = folder / "engine.log"
-        self.handles = EngineHandles(model=str(model), work_dir=str(folder), port=free_port())
+        self.handles = EngineHandles(
+            model=str(model), served_name="policy", needs_tools=True, work_dir=str(folder), port=free_port()
+        )
         self.url = f"http://127.0.0.1:{self.handles.port}"
         self.client = httpx.Client(base_url=self.url, timeout=120.0)
         self.control = EngineControl(self.client)

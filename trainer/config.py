@@ -76,14 +76,12 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
 
 
 class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy of one run, for example TrainerHandles(run="7c1f3e9a", model="models/tiny", work_dir="runs/a")."""
+    """One policy of one run; its weights lie under `work_dir`."""
 
-    run: RunHash
-    policy: str = "policy"
-    partition: int = 0
-    """The policy's index in the run's policy list: its partition of `transitions`."""
+    run_hash: RunHash
+    policy: str
     model: str
     """Folder of the base model (config, tokenizer, safetensors); version 0."""
     work_dir: str
     """Holds `checkpoints/`, `weights/` (the root that engines may load from) and `adapters/`."""
-    seed: int = 0
+    seed: int

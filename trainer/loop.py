@@ -31,6 +31,7 @@ import msgspec
 import torch
 
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TRAINED, STEPS, Metrics
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.versions import Version
 from tracegrad.schemas.records.weights import RollbackRequest
@@ -52,6 +53,8 @@ __all__ = ["Trainer", "run"]
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
 """Longest wait for records before the stop event and the epoch are looked at again."""
+_PARTITION = 0
+"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 _WAIT_LOG_S = 30.0
 """A waiting trainer says so, with its lag, this often."""
 _LOGPROB_ERROR_WARN = 0.1
@@ -60,7 +63,15 @@ _COARSE_LOGPROB_ERROR_WARN = 1.0
 """The same where bfloat16 is published: its rounding alone gave 0.26."""
 
 
-def run(config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: Log, stop: threading.Event) -> None:
+def run(
+    config: TrainerConfig,
+    handles: TrainerHandles,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    metrics: Metrics,
+) -> None:
     """Trains until `steps` batches are done or `stop` is set; blocking.
 
     Raises:
@@ -69,21 +80,30 @@ def run(config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: 
         UnavailableError, OSError: a restart may cure it.
     """
     with ExitStack() as ends:
-        Trainer(config, handles, topics=topics, log=log, ends=ends).train(stop)
+        Trainer(config, handles, topics=topics, log=log, metrics=metrics, ends=ends).train(stop)
 
 
 class Trainer:
     """One policy's training, from its newest checkpoint on; one thread. `ends` closes its readers and its writer."""
 
     def __init__(
-        self, config: TrainerConfig, handles: TrainerHandles, *, topics: Topics, log: Log, ends: ExitStack
+        self,
+        config: TrainerConfig,
+        handles: TrainerHandles,
+        *,
+        topics: Topics,
+        log: Log,
+        metrics: Metrics,
+        ends: ExitStack,
     ) -> None:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
+        self._metrics = metrics
         device = configure_torch(config, seed=handles.seed)
         self._learner = Learner(load_policy(config, handles.model, device), config)
         writer = ends.enter_context(closing(log.writer()))
-        self._policy_log = ends.enter_context(closing(PolicyLog(handles, topics=topics, log=log, writer=writer)))
+        policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
+        self._policy_log = ends.enter_context(closing(policy_log))
         self._policy_log.claim()
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
         self._publisher = Publisher(handles, keep=config.keep_versions)
@@ -95,7 +115,7 @@ class Trainer:
         source = TransitionsSource(
             log,
             topic=topics.name(Topic.TRANSITIONS),
-            partition=handles.partition,
+            partition=_PARTITION,
             next_offset=self._progress.state.next_offset,
             poll_s=_POLL_S,
         )
@@ -169,6 +189,7 @@ class Trainer:
         )
         self._policy_log.check()
         self._conclude(batch, record)
+        self._count(record)
         self._say(record)
 
     def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult]:
@@ -250,6 +271,12 @@ class Trainer:
         self._save(version=version, base_version=request.to_version)
         self._publish()
         _log.info("rolled back: version %d has the content of version %d", version, request.to_version)
+
+    def _count(self, record: TrainingStep) -> None:
+        self._metrics.add(STEPS)
+        self._metrics.add(GROUPS_TRAINED, num=len(record.group_ids))
+        for reason in record.excluded_ids.values():
+            self._metrics.add(GROUPS_EXCLUDED, reason)
 
     def _say(self, record: TrainingStep) -> None:
         told = msgspec.structs.asdict(record) | {

@@ -52,9 +52,9 @@ class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """The folder it starts from: version 0's weights, whose names and shapes every later version must have."""
-    served_name: str = "policy"
+    served_name: str
     """What requests call the model."""
-    needs_tools: bool = True
+    needs_tools: bool
     """Refuse a model whose chat template ignores tools."""
     work_dir: str
     """A folder of the run, where the plug-in is laid."""

@@ -103,23 +103,19 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
         case "tasks":
             from tracegrad.producers.tasks import admission
 
-            assert settings.tasks is not None
-            tasks_handles = wiring.tasks()
-            admission.run(
-                settings.tasks, settings.pace, tasks_handles, topics=topics, log=log, stop=stop, starts=starts
-            )
+            tasks, pace, of_tasks = settings.tasks, settings.pace, wiring.tasks()
+            assert tasks is not None
+            admission.run(tasks, pace, of_tasks, topics=topics, log=log, stop=stop, metrics=metrics, starts=starts)
         case "runner":
             from tracegrad.producers.runner import runner
 
-            assert settings.agent is not None and settings.reward is not None
-            runner_handles = wiring.runner()
-            runner.run(
-                settings.agent, settings.reward, runner_handles, topics=topics, log=log, stop=stop, starts=starts
-            )
+            agent, reward, of_runner = settings.agent, settings.reward, wiring.runner()
+            assert agent is not None and reward is not None
+            runner.run(agent, reward, of_runner, topics=topics, log=log, stop=stop, metrics=metrics, starts=starts)
         case "trainer":
             from tracegrad.trainer import loop
 
-            loop.run(settings.trainer, wiring.trainer(), topics=topics, log=log, stop=stop)
+            loop.run(settings.trainer, wiring.trainer(), topics=topics, log=log, stop=stop, metrics=metrics)
         case "weight-sync":
             from tracegrad.consumers.engine import weight_sync
 

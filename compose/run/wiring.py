@@ -113,7 +113,7 @@ class Wiring:
     def trainer(self) -> TrainerHandles:
         """`serve trainer`."""
         return TrainerHandles(
-            run=self.record.hash,
+            run_hash=self.record.hash,
             policy=self.settings.policy.name,
             model=self.settings.policy.model,
             work_dir=str(self.run_dir.trainer),

@@ -39,6 +39,7 @@ from tracegrad.schemas.errors import (
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.metrics import (
     ATTEMPTS_ENDED,
+    DEAD_LETTERS,
     RENDERS_LOCALLY,
     REQUESTS_QUARANTINED,
     REQUESTS_REFUSED,
@@ -123,6 +124,7 @@ class Gateway:
         with contextlib.suppress(UnavailableError, OverloadedError, RecordError):
             letter = self.parts.append(Topic.DEAD_LETTERS, key=original_key(origin), value=value, headers=headers)
             await self.parts.acknowledged(letter)
+            self.parts.metrics.add(DEAD_LETTERS, error.reason)
 
     async def _begin(self, request: Request) -> Response:
         rollout, attempt = path_ids(request)

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Model, Seconds, Section
 
 from ..exposure import ListenConfig
@@ -72,9 +73,9 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     """One run's gateway."""
 
     port: int
-    run_hash: str
+    run_hash: RunHash
     """8 hex; a trace id that begins with it names a rollout's attempt."""
     engines: tuple[EngineRef, ...]
     """All serve the policy; not empty."""
-    renders_locally: bool = True
+    renders_locally: bool
     """Render and parse in the gateway once that is proved equal to the engine; False: never."""

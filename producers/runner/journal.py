@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
+from tracegrad.schemas.metrics import ATTEMPTS_BEGUN, DEAD_LETTERS, OUTCOMES, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent, RolloutState
 from tracegrad.schemas.retry import retry_async
 from tracegrad.schemas.topics import Stage, Topic, Topics, original_key, rollout_key
 
@@ -40,13 +41,21 @@ class Journal:
     """
 
     def __init__(
-        self, log: Log, topics: Topics, run: str, *, starts: Mapping[TopicPartition, int] | None, stop: threading.Event
+        self,
+        log: Log,
+        topics: Topics,
+        run: str,
+        *,
+        starts: Mapping[TopicPartition, int] | None,
+        stop: threading.Event,
+        metrics: Metrics,
     ) -> None:
         self.histories = Histories(run)
         self._topics = topics
         self._events_topic = topics.name(Topic.ROLLOUT_EVENTS)
         self._chunks = follow(log, [self._events_topic], starts=starts, poll_s=_POLL_S, stop=stop)
         self._stop = stop
+        self._metrics = metrics
         self._writer = log.writer()
         self._followed = Chunk((), {}, {})
         self._has_followed = asyncio.Event()
@@ -73,6 +82,10 @@ class Journal:
         position = await self._append(Topic.ROLLOUT_EVENTS, rollout_key(event.rollout_id), value)
         while not self._followed.has(position):
             await self._has_followed.wait()
+        if event.state is RolloutState.STARTED:
+            self._metrics.add(ATTEMPTS_BEGUN)
+        else:
+            self._metrics.add(OUTCOMES, event.state)
 
     async def reward(self, rollout_id: str, value: bytes) -> None:
         """Appends a reward."""
@@ -84,6 +97,7 @@ class Journal:
         logger.warning("dead letter: %s: %s", record, reason)
         headers = dead_letter_headers(record, stage=Stage.RUNNER.value, reason=reason, detail=str(error))
         await self._append(Topic.DEAD_LETTERS, original_key(record), record.value, headers)
+        self._metrics.add(DEAD_LETTERS, reason)
 
     async def _append(self, topic: Topic, key: bytes | None, value: bytes | None, headers: Headers = ()) -> Position:
         """Waits for the acknowledgement, again and again while the log is away; once `stop` is set, raises why."""

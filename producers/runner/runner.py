@@ -23,6 +23,7 @@ from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, new_attempt, parse_rollout_id, run_hash_of
 from tracegrad.schemas.log.ledger import Ledger
 from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.rollouts import (
     ROLLOUTS,
     RolloutEvent,
@@ -279,6 +280,7 @@ def run(
     topics: Topics,
     log: Log,
     stop: threading.Event,
+    metrics: Metrics,
     starts: Mapping[TopicPartition, int] | None = None,
 ) -> None:
     """Runs rollouts until `stop` is set. Blocks.
@@ -291,7 +293,7 @@ def run(
     """
     check_command(agent)
 
-    journal = Journal(log, topics, handles.run_hash, starts=starts, stop=stop)
+    journal = Journal(log, topics, handles.run_hash, starts=starts, stop=stop, metrics=metrics)
     reader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
 
     async def main() -> None:

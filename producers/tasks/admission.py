@@ -24,6 +24,7 @@ from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
+from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import EPISODES
@@ -72,6 +73,7 @@ class TaskAdmission:
         *,
         topics: Topics,
         writer: LogWriter,
+        metrics: Metrics,
     ) -> None:
         self._handles = handles
         self._pace = pace
@@ -91,6 +93,7 @@ class TaskAdmission:
         """Of the topics to be followed."""
         self._topics = topics
         self._writer = writer
+        self._metrics = metrics
         self._said: tuple[str, float] = ("", 0.0)
         self._reported: set[str] = set()
         self.state = AdmissionState(handles.run_hash, handles.policy)
@@ -182,6 +185,7 @@ class TaskAdmission:
             for member in self.state.admitted[purpose].missing(index, size)
         ]
         self._write(Topic.ROLLOUTS, requests)
+        self._metrics.add(GROUPS_ADMITTED, purpose)
 
     def _write(self, topic: Topic, records: Sequence[RolloutRequest | RolloutEvent]) -> None:
         """Raises UnavailableError, OverloadedError or TimeoutError when the log does not take all."""
@@ -231,6 +235,7 @@ def run(
     topics: Topics,
     log: Log,
     stop: threading.Event,
+    metrics: Metrics,
     starts: Mapping[TopicPartition, int] | None = None,
 ) -> None:
     """Admits tasks until the run is complete or `stop` is set. Blocks.
@@ -241,7 +246,7 @@ def run(
         ConfigurationError: the settings or the dataset cannot work; the message names line and remedy.
     """
     with closing(log.writer()) as writer:
-        admission = TaskAdmission(config, pace, handles, topics=topics, writer=writer)
+        admission = TaskAdmission(config, pace, handles, topics=topics, writer=writer, metrics=metrics)
         with closing(follow(log, list(admission.codecs), starts=starts, poll_s=_POLL_S, stop=stop)) as chunks:
             if any(admission.fold(chunk) for chunk in chunks):
                 excluded = dict(admission.state.exclusions) or "none"

@@ -21,5 +21,5 @@ class StreamsHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Folder that a run's workers share: poison list, Faust's own files; made when it is missing."""
     instance_id: str | None = None
     """Static group membership (an ordinal from the launcher); None: a dynamic member."""
-    partitions: int = 4
+    partitions: int
     """Of `episode_events`, `episodes` and the `closed_*` topics; checked at start."""

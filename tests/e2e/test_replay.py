@@ -45,7 +45,7 @@ def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, 
         run_hash=run_hash(REPLAY, "2026-01-01T00:00:00.000+00:00"),
         select=SelectConfig(runs=(wiring.record.hash,)),
     )
-    handles = StreamsHandles(bootstrap_servers=bootstrap_servers, data_dir=str(folder))
+    handles = StreamsHandles(bootstrap_servers=bootstrap_servers, data_dir=str(folder), partitions=4)
     plans = {stage: Plan(rules=rules, handles=handles, stage=stage, topics=topics) for stage in STREAMS}
     workers = [Worker(plan, folder / f"replay-{stage.value}.log") for stage, plan in plans.items()]
     try:

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from tests.versions import sampled_by
 from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.fold import Emission, Fold, Output
-from tracegrad.schemas.ids import CallId, RunName
+from tracegrad.schemas.ids import CallId, RunHash, RunName
 from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
@@ -33,14 +33,14 @@ from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
 from tracegrad.streams.config import StreamRules, StreamsConfig
 from tracegrad.streams.folds import build_fold
 
-RUN_HASH = "0123abcd"
+RUN_HASH = RunHash("0123abcd")
 GROUP = GroupRef(id=RUN_HASH + "f" * 16, size=1, member=0, index=0)
 TOPICS = Topics(run=RunName("test"))
 
 
 def config(air: tuple[AirRule, ...] = (), **changes: Any) -> StreamRules:
     """The rules of a run with one policy, `policy`; the rest of the changes are keys of `[streams]`."""
-    given: dict[str, Any] = {"run_hash": RUN_HASH, "policies": ("policy",)}
+    given: dict[str, Any] = {"run_hash": RUN_HASH, "policies": ("policy",), "reward_sources": ("grader:*",)}
     given |= {name: changes.pop(name) for name in StreamRules.__struct_fields__ if name in changes}
     return StreamRules(**given, air=AirConfig(rules=air), streams=StreamsConfig(**changes))
 

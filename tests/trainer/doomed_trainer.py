@@ -16,6 +16,7 @@ from typing import Any
 
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
@@ -58,7 +59,8 @@ def train(
     if seam != "none":
         arm(seam, call)
     try:
-        loop.run(config, handles, topics=topics, log=KafkaLog(servers), stop=threading.Event())
+        log, stop = KafkaLog(servers), threading.Event()
+        loop.run(config, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
     except FatalError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(FATAL_EXIT_STATUS)

@@ -21,6 +21,8 @@ from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.schemas.errors import ConfigurationError, FencedError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED, Metrics
+from tracegrad.schemas.metrics import STEPS as STEPS_DONE
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
@@ -66,12 +68,14 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_of(model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any) -> tuple[TrainerConfig, TrainerHandles]:
     """Four batches of two groups."""
     config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
-    return config, TrainerHandles(run=run, model=str(model), work_dir=str(work_dir))
+    return config, TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
 
 
-def train(log: Log, settings: tuple[TrainerConfig, TrainerHandles], stop: threading.Event | None = None) -> None:
-    """As compose calls it."""
-    loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event())
+def train(log: Log, settings: tuple[TrainerConfig, TrainerHandles], stop: threading.Event | None = None) -> Metrics:
+    """As compose calls it; what it counted."""
+    metrics = Metrics()
+    loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
+    return metrics
 
 
 def steps_of(log: MemoryLog) -> list[TrainingStep]:
@@ -110,8 +114,8 @@ def test_fresh_run_publishes_version_0_then_one_version_a_step(log: MemoryLog, u
 
 
 def test_every_group_is_in_one_batch_or_excluded(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
-    """Intervals touch, malformed records are dead letters, the partition goes on."""
-    train(log, config_of(untied, tmp_path))
+    """Intervals touch, malformed records are dead letters, the partition goes on; all of it is counted."""
+    metrics = train(log, config_of(untied, tmp_path))
     steps = steps_of(log)
     assert [(step.begin_offset, step.next_offset) for step in steps] == [(0, 2), (2, 6), (6, 8), (8, 10)]
     assert steps[1].excluded_ids == {"bad": "malformed"}
@@ -126,6 +130,17 @@ def test_every_group_is_in_one_batch_or_excluded(log: MemoryLog, untied: Path, t
     )
     dead = log.records(TOPICS.name(Topic.DEAD_LETTERS))
     assert [dict(record.headers)["tracegrad.offset"] for record in dead] == [b"3", b"5"]
+    assert (metrics.value(STEPS_DONE), metrics.value(GROUPS_TRAINED)) == (4, 7)
+    assert (metrics.value(GROUPS_EXCLUDED, "malformed"), metrics.value(DEAD_LETTERS, "malformed")) == (1, 2)
+
+
+def test_baseline_that_is_in_no_table_ends_the_trainer_at_its_start(
+    log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Before it claims the policy; the message names the choices."""
+    with pytest.raises(ConfigurationError, match=r"\[trainer\] baseline: expected one of .*leave_one_out.*'none'"):
+        train(log, config_of(untied, tmp_path, baseline="none"))
+    assert not log.records(WEIGHTS_TOPIC)
 
 
 def test_step_tells_what_happened(log: MemoryLog, untied: Path, tmp_path: Path) -> None:

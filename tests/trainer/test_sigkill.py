@@ -29,6 +29,7 @@ from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
@@ -46,7 +47,7 @@ Outcome = tuple[list[Any], dict[int, dict[str, torch.Tensor]], Lineage]
 def config_of(model: Path, work_dir: Path) -> tuple[TrainerConfig, TrainerHandles]:
     """Four batches of two groups."""
     config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4)
-    return config, TrainerHandles(run=RUN, model=str(model), work_dir=str(work_dir))
+    return config, TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
 
 
 def start(
@@ -82,7 +83,7 @@ def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Outco
     log.create_topics(topics, policies=["policy"])
     append_groups(log, topics.name(Topic.TRANSITIONS), GROUPS)
     plain = config_of(untied, tmp_path_factory.mktemp("undisturbed"))
-    loop.run(*plain, topics=topics, log=log, stop=threading.Event())
+    loop.run(*plain, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
     return outcome(log, topics)
 
 
@@ -107,7 +108,7 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     half_written = list((tmp_path / "b").rglob(".tmp-*"))
     assert bool(half_written) == seam.startswith("half-written")
 
-    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event())
+    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
     expected_steps, expected, _ = undisturbed
     steps, content, _ = outcome(kafka_log, fresh_topics)
     assert steps == expected_steps
@@ -135,7 +136,9 @@ def test_two_trainers_at_once_one_stops(
                 break
     stop = threading.Event()
     second = threading.Thread(
-        target=loop.run, args=config, kwargs={"topics": fresh_topics, "log": kafka_log, "stop": stop}
+        target=loop.run,
+        args=config,
+        kwargs={"topics": fresh_topics, "log": kafka_log, "stop": stop, "metrics": Metrics()},
     )
     second.start()
     first.join(90)

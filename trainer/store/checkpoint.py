@@ -153,13 +153,13 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineag
         ConfigurationError: the checkpoint is another run's, or older than what was published.
     """
     progress, tensors = checkpoints.load_newest() or (
-        Progress(CheckpointState(policy=handles.policy, run=handles.run)),
+        Progress(CheckpointState(policy=handles.policy, run=handles.run_hash)),
         {},
     )
     state = progress.state
-    if (state.run, state.policy) != (handles.run, handles.policy):
+    if (state.run, state.policy) != (handles.run_hash, handles.policy):
         raise ConfigurationError(
-            f"[trainer] work_dir: expected checkpoints of run {handles.run!r}, policy {handles.policy!r}, got "
+            f"[trainer] work_dir: expected checkpoints of run {handles.run_hash!r}, policy {handles.policy!r}, got "
             f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
         )
     published = lineage.newest.version if lineage.newest else 0

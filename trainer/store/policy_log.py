@@ -23,6 +23,7 @@ from functools import partial
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import Chunk, follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, TopicPartition
+from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
@@ -44,13 +45,16 @@ _PARTITION = 0
 class PolicyLog:
     """This process's claim on a policy, and its hand on the log. One thread at a time."""
 
-    def __init__(self, handles: TrainerHandles, *, topics: Topics, log: Log, writer: LogWriter) -> None:
+    def __init__(
+        self, handles: TrainerHandles, *, topics: Topics, log: Log, writer: LogWriter, metrics: Metrics
+    ) -> None:
         self._policy = handles.policy
-        self._run = handles.run
+        self._run = handles.run_hash
         self._topics = topics
         self._at = TopicPartition(topics.name(Topic.WEIGHTS), _PARTITION)
         self._log = log
         self._writer = writer
+        self._metrics = metrics
         self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=_PATIENCE_S)
         self._next_offset = 0
         self._requests: deque[tuple[int, RollbackRequest]] = deque()
@@ -113,12 +117,13 @@ class PolicyLog:
             headers = dead_letter_headers(record, stage="trainer", reason=reason, detail=verdict.detail)
             name = self._topics.name(Topic.DEAD_LETTERS)
             letter = partial(self._writer.append, name, key=original_key(record), headers=headers)
-            letters.append((letter, letter(value=record.value)))
-        for letter, future in letters:
+            letters.append((reason, letter, letter(value=record.value)))
+        for reason, letter, future in letters:
             try:
                 _acknowledged(future)
             except RecordError:  # too large for the topic: its headers still name where the original lies
                 _acknowledged(letter(value=b""))
+            self._metrics.add(DEAD_LETTERS, reason)
 
     def _append(self, topic: Topic, value: bytes) -> Position:
         name, key = self._topics.name(topic), policy_key(self._policy)

@@ -32,7 +32,8 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
 def config_for(folder: Path, **fields: Any) -> tuple[EngineConfig, EngineHandles]:
     """`[engine]` and handles under a folder."""
-    return EngineConfig(**fields), EngineHandles(model=str(folder), work_dir=str(folder), port=1234)
+    handles = EngineHandles(model=str(folder), served_name="policy", needs_tools=True, work_dir=str(folder), port=1234)
+    return EngineConfig(**fields), handles
 
 
 def option(argv: list[str], name: str) -> str:

@@ -20,14 +20,14 @@ from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.calls import Parts
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
 from tracegrad.producers.llm_gateway.engines import generate
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
 generate._WEIGHTS_POLL_S = 0.005
-RUN_HASH = "ab12cd34"
+RUN_HASH = RunHash("ab12cd34")
 ROLLOUT = RUN_HASH + "0" * 19 + "7"
 ATTEMPT = "9a3c"
 EPISODE = ROLLOUT + ATTEMPT

@@ -7,7 +7,7 @@ from typing import Any
 from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, RUN_HASH, TOPICS, rig
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
-from tracegrad.schemas.metrics import SESSIONS_FORGOTTEN
+from tracegrad.schemas.metrics import DEAD_LETTERS, SESSIONS_FORGOTTEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
@@ -65,6 +65,7 @@ async def test_disagreeing_claims_are_quarantined() -> None:
         (letter,) = r.log.records(TOPICS.name(Topic.DEAD_LETTERS))
         assert b"what is" not in (letter.value or b"") and b"ffff" in (letter.value or b"")
         assert ("tracegrad.reason", b"identity_disagreement") in letter.headers
+        assert r.gateway.parts.metrics.value(DEAD_LETTERS, "identity_disagreement") == 1
 
 
 async def test_a_captured_agent_is_keyed_by_its_trace() -> None:

@@ -64,6 +64,8 @@ class Rig:
         self.log: Log = log or self.memory
         self.engine = ScriptedEngine(label=label(0))
         self.llm_url = self.otlp_url = ""
+        self.metrics = Metrics()
+        """What its runners count."""
         self._numbers = itertools.count()
         self._parts = contextlib.ExitStack()
         self._threads: list[Background] = []
@@ -84,7 +86,12 @@ class Rig:
         engine_url = self._parts.enter_context(running_engine(self.engine))
         publish(self.log, self.topics, 0, claims=True)
         config = LlmConfig(**{"engine_wait_s": 0.5, "end_wait_s": 2.0, **llm})
-        handles = LlmHandles(port=port, run_hash=RUN_HASH, engines=(EngineRef(id="e0", url=engine_url),))
+        handles = LlmHandles(
+            port=port,
+            run_hash=RUN_HASH,
+            engines=(EngineRef(id="e0", url=engine_url),),
+            renders_locally=True,
+        )
         self.spawn(
             lambda stop: llm_gateway.run(
                 config,
@@ -115,7 +122,11 @@ class Rig:
     def start_runner(self, agent: AgentConfig, reward: RewardConfig, folder: Path, **tokens: str) -> None:
         """A runner; what its children write to stderr goes into the folder."""
         handles = self.runner_handles(folder, **tokens)
-        self.spawn(lambda stop: runner.run(agent, reward, handles, topics=self.topics, log=self.log, stop=stop))
+        self.spawn(
+            lambda stop: runner.run(
+                agent, reward, handles, topics=self.topics, log=self.log, stop=stop, metrics=self.metrics
+            )
+        )
 
     def runner_handles(self, folder: Path, **tokens: str) -> RunnerHandles:
         """Where a runner of the test run works."""

@@ -17,6 +17,7 @@ from tests.versions import label
 from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.runner import children
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
+from tracegrad.schemas.metrics import ATTEMPTS_BEGUN, DEAD_LETTERS, OUTCOMES
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
 from tracegrad.schemas.topics import Stage, Topic
@@ -140,6 +141,17 @@ def test_a_rollout_runs_is_graded_and_committed(rig: Rig) -> None:
     assert (reward.value, reward.source, reward.attempt_id) == (1.0, "grader:grade", event.attempt_id)
     end = {p: kept.end for p, kept in rig.log.offsets(TOPICS.name(Topic.ROLLOUTS)).items() if kept.end}
     until(lambda: rig.log.committed(TOPICS.group(Stage.RUNNER), TOPICS.name(Topic.ROLLOUTS)) == end)
+
+
+def test_attempts_are_counted_by_how_they_end(rig: Rig) -> None:
+    """As `tracegrad status` shows them; what the log has acknowledged counts."""
+
+    def counts() -> tuple[float, float]:
+        return rig.metrics.value(ATTEMPTS_BEGUN), rig.metrics.value(OUTCOMES, "succeeded")
+
+    begun, succeeded = counts()
+    rig.final(rig.request(input="go"))
+    until(lambda: counts() == (begun + 1, succeeded + 1))
 
 
 def test_many_rollouts_run_at_once_each_with_its_own_calls(rig: Rig) -> None:
@@ -304,4 +316,5 @@ def test_poison_requests_are_dead_letters(rig: Rig) -> None:
         ROLLOUTS.encode(ROLLOUTS.decode(rig.values(Topic.ROLLOUTS)[0])).replace(b"ab12cd34", b"99999999"),
     )
     until(lambda: len(rig.values(Topic.DEAD_LETTERS)) >= 2)
+    until(lambda: (rig.metrics.value(DEAD_LETTERS), rig.metrics.value(DEAD_LETTERS, "foreign_run")) == (2, 1))
     assert rig.final(rig.request(input="go")).state is RolloutState.SUCCEEDED

@@ -29,6 +29,7 @@ import logging, sys, threading, msgspec
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.producers.runner.runner import run
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 logging.basicConfig(level=logging.WARNING)
 bootstrap, agent, reward, handles, topics = sys.argv[1:]
@@ -39,6 +40,7 @@ run(
     topics=msgspec.json.decode(topics, type=Topics),
     log=KafkaLog(bootstrap),
     stop=threading.Event(),
+    metrics=Metrics(),
 )
 """
 

@@ -21,6 +21,7 @@ from tracegrad.producers.tasks.config import PaceConfig, TasksConfig, TasksHandl
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName, group_id, rollout_id
 from tracegrad.schemas.log.follow import follow
+from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import (
@@ -67,7 +68,10 @@ class World:
 
     def start(self) -> None:
         """A tasks process from the log's beginning."""
-        self.admission = TaskAdmission(self.config, self.pace, self.handles, topics=TOPICS, writer=self.log.writer())
+        self.metrics = Metrics()
+        self.admission = TaskAdmission(
+            self.config, self.pace, self.handles, topics=TOPICS, writer=self.log.writer(), metrics=self.metrics
+        )
         self.chunks = follow(self.log, list(self.admission.codecs), poll_s=0.0)
 
     def turn(self) -> bool:
@@ -167,6 +171,7 @@ def test_a_run_validates_trains_and_validates_again(world: World, caplog: pytest
         world.end(request, reward=0.5)
     assert world.turn()
     assert len(world.requests(Purpose.TRAIN)) == 3 * 2 * 2
+    assert [world.metrics.value(GROUPS_ADMITTED, purpose) for purpose in ("train", "validation")] == [6, 4]
     assert "validation before training: mean reward 1.0000 over 2 tasks" in caplog.text
     assert "validation after training: mean reward 0.5000 over 2 tasks" in caplog.text
     assert "step 1: 1 groups excluded: all_members_excluded 1" in caplog.text
@@ -241,6 +246,7 @@ def test_a_log_that_is_away_delays_admission(world: World) -> None:
     world.turn()
     ids = {request.rollout_id for request in world.requests(Purpose.TRAIN)}
     assert len(ids) == 12
+    assert world.metrics.value(GROUPS_ADMITTED, "train") == 6
 
 
 def test_groups_that_cannot_train_keep_the_loop_admitting(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -356,6 +362,7 @@ def test_run_ends_by_itself_or_when_stopped(world: World) -> None:
     """A stop event that is set ends it at once; a dataset that cannot be read is fatal."""
     stop = threading.Event()
     stop.set()
-    run(world.config, world.pace, world.handles, topics=TOPICS, log=world.log, stop=stop)
+    run(world.config, world.pace, world.handles, topics=TOPICS, log=world.log, stop=stop, metrics=Metrics())
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        run(TasksConfig(file="none"), world.pace, world.handles, topics=TOPICS, log=world.log, stop=stop)
+        config = TasksConfig(file="none")
+        run(config, world.pace, world.handles, topics=TOPICS, log=world.log, stop=stop, metrics=Metrics())

@@ -157,7 +157,7 @@ async def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> worker._Work
     """A worker without Faust, on a log with a hole at offset 1."""
     monkeypatch.setattr(worker, "FaustSeam", _Seam)
     log = _HoledLog({1})
-    handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path))
+    handles = StreamsHandles(bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), partitions=4)
     topics, metrics = Topics(run=RunName("run")), Metrics()
     return worker._Worker(_Nothing(), handles, topics, log, log.writer(), metrics, lambda: None)
 

@@ -90,6 +90,7 @@ class Bench:
                 bootstrap_servers=self.log.bootstrap_servers,
                 data_dir=str(self.folder / "data"),
                 instance_id=name if is_static else None,
+                partitions=4,
             ),
             session_timeout_s=session_timeout_s,
             commit_interval_s=0.3,

@@ -9,6 +9,7 @@ from tests.versions import RUN, claim, manifest
 from tracegrad.schemas.errors import FencedError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import LogWriter
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer.config import TrainerHandles
@@ -27,8 +28,8 @@ def log(memory_log: MemoryLog) -> MemoryLog:
 
 def ownership(log: MemoryLog, *, policy: str = "policy", writer: LogWriter | None = None) -> PolicyLog:
     """A starting trainer's."""
-    handles = TrainerHandles(run=RUN, policy=policy, model="", work_dir="")
-    return PolicyLog(handles, topics=TOPICS, log=log, writer=writer or log.writer())
+    handles = TrainerHandles(run_hash=RUN, policy=policy, model="", work_dir="", seed=0)
+    return PolicyLog(handles, topics=TOPICS, log=log, writer=writer or log.writer(), metrics=Metrics())
 
 
 def lineage(log: MemoryLog) -> Lineage:

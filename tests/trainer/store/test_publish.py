@@ -25,7 +25,8 @@ pytestmark = pytest.mark.torch
 
 def publisher(base: Path, root: Path, *, keep: int = 0) -> Publisher:
     """Of a test's folder."""
-    return Publisher(TrainerHandles(run=RUN, model=str(base), work_dir=str(root)), keep=keep)
+    handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(base), work_dir=str(root), seed=0)
+    return Publisher(handles, keep=keep)
 
 
 def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
