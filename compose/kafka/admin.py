@@ -100,6 +100,9 @@ class KafkaAdmin:
         """Creates topics; returns the names of those that existed already, which are left as they are."""
         if not wanted:
             return set()
+        return retry(lambda: self._create(wanted), doing="creating topics", patience_s=_UNKNOWN_S)
+
+    def _create(self, wanted: list[NewTopic]) -> set[str]:
         with boundary("create topics"):
             futures = self._client.create_topics(wanted, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S)
         existed = set()

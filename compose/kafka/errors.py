@@ -86,6 +86,9 @@ def translate(error: KafkaError, *, doing: str) -> TracegradError:
     """The error of ours for one of Kafka's; `doing` says what was tried and where."""
     name = error.name()
     kind = CODES.get(name, UnavailableError)
+    if name == "INVALID_REPLICATION_FACTOR" and "currently fenced" in (error.str() or ""):
+        # No number of the user's: the brokers are there, late with a heartbeat on a busy machine.
+        kind = UnavailableError
     message = f"expected Kafka to {doing}, got {name}: {error.str()}; {_REMEDY[kind]}"
     if kind is RecordError:
         return RecordError(message, reason="too_large" if "SIZE" in name or "LARGE" in name else "refused")

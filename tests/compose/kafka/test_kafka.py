@@ -101,6 +101,11 @@ def test_unlisted_code_is_tried_again() -> None:
 def test_a_partition_without_a_leader_is_waited_for() -> None:
     """What librdkafka says while a broker restarts is no reason to give a run up."""
     assert type(translate(KafkaError(KafkaError._NOENT, "No leaders found"), doing="x")) is UnavailableError
+    busy = "Unable to replicate the partition 1 time(s): All brokers are currently fenced, or have all their log ..."
+    few = "Unable to replicate the partition 3 time(s): ... because only 1 broker(s) are registered."
+    factor = KafkaError.INVALID_REPLICATION_FACTOR
+    assert type(translate(KafkaError(factor, busy), doing="x")) is UnavailableError
+    assert type(translate(KafkaError(factor, few), doing="x")) is ConfigurationError
 
 
 def test_client_settings_outside_the_allow_list_are_refused() -> None:
