@@ -6,10 +6,9 @@
                                        training_step.json   the record of that step, as emitted (absent at step 0)
 
 Invariant: resuming from the newest one and reading from its offset gives the batch, loss and weights that an
-undisturbed run gives. Versions never go back: a run whose weights topic is ahead of its checkpoints would publish
-other content under numbers that engines know, so it is refused. On failure: a half-written folder is removed, a
-damaged one is passed over for the one before it (the weights topic then tells whether that is too old). No pickle, no
-torch.load.
+undisturbed run gives. On failure: a half-written folder is removed. One that cannot be read is read again; then the one
+before it is used and it is set aside under the prefix `unread-`, never deleted, and tried first at the next start: a
+network file system's bad moment must not cost a run. No pickle, no torch.load.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +38,11 @@ from .durable import describe_files, remove_half_written, whole_folder
 __all__ = ["CheckpointState", "Checkpoints", "Progress", "resume"]
 
 _log = logging.getLogger(__name__)
-_FOLDER = re.compile(r"step-(\d{8,})-v(\d+)-e(\d+)")
+_UNREAD = "unread-"
+_FOLDER = re.compile(rf"(?:{_UNREAD})?step-(\d{{8,}})-v(\d+)-e(\d+)")
+_TRIES = 3
+"""Reads of a checkpoint whose file system says no (ESTALE, EIO, EACCES): most such moments are short."""
+_RETRY_S = 1.0
 _STATE, _TENSORS, _CONSUMED, _STEP = "state.json", "tensors.safetensors", "consumed.txt", "training_step.json"
 
 
@@ -110,33 +114,70 @@ class Checkpoints:
                 (temporary / _STEP).write_bytes(progress.training_step)
             progress.state = msgspec.structs.replace(progress.state, files=describe_files(temporary))
             (temporary / _STATE).write_bytes(msgspec.json.encode(progress.state))
-        for path in self._ordered()[: -self._keep]:
+        kept = [path for path in self._ordered() if not path.name.startswith(_UNREAD)]
+        for path in kept[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)
 
     def load_newest(self) -> tuple[Progress, dict[str, Tensor]] | None:
-        """The newest complete one, or None. Newest: highest epoch, then step, then version: a trainer that lost its
-        policy may still write, but only under its lower epoch.
+        """The newest one that can be read, or None where none was ever written. Newest: highest epoch, then step, then
+        version: a trainer that lost its policy may still write, but only under its lower epoch.
+
+        Raises:
+            OSError: there are some, none can be read now. ConfigurationError: all are damaged.
         """
         if remove_half_written(self._folder):
             _log.info("removed half-written checkpoints under %s", self._folder)
+        failures: dict[Path, Exception] = {}
         for path in reversed(self._ordered()):
             try:
-                return _load(path)
+                loaded = _load_patiently(path)
             except (OSError, ValueError, KeyError, msgspec.MsgspecError, SafetensorError) as error:
-                _log.warning("checkpoint %s is damaged and removed: %s", path.name, str(error)[:300])
-                shutil.rmtree(path, ignore_errors=True)
-        return None
+                failures[path] = error
+                _log.warning("checkpoint %s cannot be read: %s", path.name, str(error)[:300])
+                continue
+            _set_aside(failures)
+            return loaded
+        if not failures:
+            return None
+        told = "; ".join(f"{path.name}: {str(error)[:200]}" for path, error in failures.items())
+        if any(isinstance(error, OSError) for error in failures.values()):
+            raise OSError(f"expected a checkpoint under {self._folder} that can be read, got {told}")
+        raise ConfigurationError(
+            f"expected a whole checkpoint under {self._folder}, got {told}: restore the folder, or start a new run"
+        )
 
     def _ordered(self) -> list[Path]:
-        """Complete folders, oldest first."""
-        found = [(match, path) for path in self._folder.glob("step-*") if (match := _FOLDER.fullmatch(path.name))]
+        """Complete folders and those set aside, oldest first."""
+        found = [(match, path) for path in self._folder.glob("*step-*") if (match := _FOLDER.fullmatch(path.name))]
         return [path for _, path in sorted((tuple(map(int, match.group(3, 1, 2))), path) for match, path in found)]
+
+
+def _set_aside(paths: Iterable[Path]) -> None:
+    """So that they count for nothing in `keep`, and their names are free for what is written next."""
+    for path in paths:
+        target = path.with_name(_UNREAD + path.name.removeprefix(_UNREAD))
+        try:
+            path.rename(target)
+        except OSError as error:
+            _log.warning("checkpoint %s cannot be set aside: %s", path.name, str(error)[:300])
+
+
+def _load_patiently(path: Path) -> tuple[Progress, dict[str, Tensor]]:
+    for left in reversed(range(_TRIES)):
+        try:
+            return _load(path)
+        except OSError as error:
+            if not left:
+                raise
+            _log.warning("checkpoint %s is read again: %s", path.name, str(error)[:300])
+            time.sleep(_RETRY_S)
+    raise AssertionError("the last try returns or raises")
 
 
 def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     state = msgspec.json.decode((path / _STATE).read_bytes(), type=CheckpointState)
     found = tuple(file for file in describe_files(path) if file.name != _STATE)
-    if found != state.files or state.folder != path.name:
+    if found != state.files or state.folder != path.name.removeprefix(_UNREAD):
         raise ValueError("expected the files that state.json names, with their sha256, got others")
     step = path / _STEP
     training_step = step.read_bytes() if step.exists() else None

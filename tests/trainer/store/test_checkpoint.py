@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import load_file
 
 from tests.versions import RUN
+from tracegrad.trainer.store import checkpoint
 from tracegrad.trainer.store.checkpoint import Checkpoints, CheckpointState, Progress
 from tracegrad.trainer.store.durable import whole_folder
 
@@ -35,6 +39,25 @@ def newest_step(checkpoints: Checkpoints) -> int:
     loaded = checkpoints.load_newest()
     assert loaded is not None
     return loaded[0].state.step
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be read is tried again at once."""
+    monkeypatch.setattr(checkpoint, "_RETRY_S", 0.0, raising=False)
+
+
+def fail_reading(patch: pytest.MonkeyPatch, number: int, *, times: int, folder: str = "") -> None:
+    """The first so many reads of tensors (under a folder of that name) fail with an errno."""
+    left = [times]
+
+    def failing(path: Path) -> dict[str, torch.Tensor]:
+        if folder in str(path) and left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return load_file(path)
+
+    patch.setattr(checkpoint, "load_file", failing)
 
 
 def test_round_trip_keeps_every_bit(tmp_path: Path) -> None:
@@ -83,6 +106,54 @@ def test_damaged_checkpoint_is_passed_over(name: str, tmp_path: Path) -> None:
     damaged = tmp_path / "step-00000002-v2-e1" / name
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert newest_step(checkpoints) == 1
+    assert newest_step(checkpoints) == 1
+    assert list(tmp_path.rglob(name))[1:], "what could not be read was deleted"
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+def test_checkpoint_that_cannot_be_read_once_is_read_again(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system's moment: the second try has it."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    fail_reading(monkeypatch, number, times=1)
+    assert newest_step(checkpoints) == 2
+
+
+def test_checkpoint_set_aside_is_tried_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one is used meanwhile; what is set aside counts for nothing in `keep` and is never deleted."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 2)
+    with monkeypatch.context() as patch:
+        fail_reading(patch, errno.EIO, times=99, folder="step-00000002-v2-e1")
+        assert newest_step(checkpoints) == 1
+    assert newest_step(checkpoints) == 2
+    with monkeypatch.context() as patch:
+        fail_reading(patch, errno.EIO, times=99, folder="step-00000002-v2-e1")
+        assert newest_step(checkpoints) == 1
+    for step in (3, 4, 5):
+        save(checkpoints, step, epoch=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000004-v4-e2",
+        "step-00000005-v5-e2",
+        "unread-step-00000002-v2-e1",
+    ]
+
+
+def test_checkpoints_of_which_none_can_be_read_are_no_fresh_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart tries again; training from step 0 would not."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 1)
+    with monkeypatch.context() as patch:
+        fail_reading(patch, errno.ESTALE, times=99)
+        with pytest.raises(OSError, match="step-00000001-v1-e1"):
+            checkpoints.load_newest()
     assert newest_step(checkpoints) == 1
 
 
