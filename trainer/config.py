@@ -70,7 +70,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     keep_versions: Whole = 20
     """Newest version folders kept; version 0 always is; 0 keeps all. A rollback can reach these only."""
     keep_checkpoints: Count = 2
-    """Newest checkpoints kept."""
+    """Newest checkpoints kept: where the newest cannot be read, an older one is resumed and the log replayed."""
+    checkpoint_every: Count = 1
+    """Steps from one checkpoint to the next; what a kill undoes is replayed from the log. A stop always leaves one."""
     python: Program | None = None
     """The interpreter that has `tracegrad[trainer]`; None: the one that runs tracegrad."""
 

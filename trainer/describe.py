@@ -51,6 +51,7 @@ def describe_step(
     before: CheckpointState,
     *,
     epoch: int,
+    version: int,
     batch: Batch,
     rows: Sequence[TrainingRow],
     result: StepResult,
@@ -58,7 +59,7 @@ def describe_step(
     started_at_ms: int,
     ended_at_ms: int,
 ) -> TrainingStep:
-    """The record of one batch that was trained from the state `before`."""
+    """The record of one batch that was trained from the state `before` and led to a version."""
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
@@ -68,7 +69,7 @@ def describe_step(
         policy=before.policy,
         step=before.step + 1,
         epoch=epoch,
-        version=before.version + result.is_updated,
+        version=version,
         begin_offset=batch.begin_offset,
         next_offset=batch.next_offset,
         batch_hash=batch.hash,

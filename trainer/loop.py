@@ -5,14 +5,17 @@
     advantage  training_rows, Recipe          returns -> advantages, token weights
     loss       Learner.step, Recipe           micro-batches, forward, backward
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
-    checkpoint Checkpoints.save               one rename; from here on the batch is consumed, whatever is killed
+    checkpoint Checkpoints.save               one rename; from here on the batch is consumed, whatever is killed. Every
+                                              `checkpoint_every`th step; those between are replayed after a kill
     publish    Publisher, PolicyLog.announce  folder, then manifest on `weights`; unblocks weight sync
     record     training_steps                 unblocks tasks (admission counts consumed groups)
 
 At start: load the model, claim an epoch, then load the newest checkpoint (in this order: what an older trainer writes
 after the claim is void). A fresh run checkpoints step 0 and publishes version 0. A resumed run publishes its version
 again, under the new epoch, if no surviving manifest names it, and emits its training_step again if it is missing,
-byte for byte; that is why the record's `checkpoint` and `publish` seconds are those of the step before.
+byte for byte; that is why the record's `checkpoint` and `publish` seconds are those of the step before. Resumed from
+an older checkpoint it replays the log: a number that is published already is announced again if the weights are equal,
+else training goes on above the newest number, so that no number ever has two contents.
 Invariant: what was consumed, the weights and the offset are one checkpoint, so no group is trained twice or skipped.
 On failure: FencedError and ConfigurationError, LogGapError end the process for good; UnavailableError and OSError end
 it to be restarted, which resumes.
@@ -111,6 +114,7 @@ class Trainer:
             policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
         self._progress = resume(handles, self._checkpoints, lineage=self._policy_log.lineage, learner=self._learner)
+        self._is_saved = bool(self._progress.state.files)
         self._begin()
         source = TransitionsSource(
             log,
@@ -132,6 +136,8 @@ class Trainer:
                 break
             waited = time.perf_counter() - started - read_s
             self._train(batch, seconds={"wait": waited, "read": read_s}, started_at_ms=started_at_ms)
+        if not self._is_saved:
+            self._save()
         state = self._progress.state
         _log.info("trainer stops: policy=%s step=%d version=%d", state.policy, state.step, state.version)
 
@@ -180,6 +186,7 @@ class Trainer:
         record = describe_step(
             before,
             epoch=self._policy_log.epoch,
+            version=self._next_version() if result.is_updated else before.version,
             batch=batch,
             rows=rows,
             result=result,
@@ -190,7 +197,7 @@ class Trainer:
         self._policy_log.check()
         self._conclude(batch, record)
         self._count(record)
-        self._say(record)
+        self._say(record, before.version)
 
     def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult]:
         state = self._progress.state
@@ -205,13 +212,15 @@ class Trainer:
         began = time.perf_counter()
         self._progress.consumed.update(dict.fromkeys(batch.consumed))
         self._progress.training_step = encoded
-        self._save(
+        self._advance(
             step=record.step,
             version=record.version,
             base_version=before.version if record.is_updated else before.base_version,
             next_offset=batch.next_offset,
             accounting=record.accounting,
         )
+        if record.step % self._config.checkpoint_every == 0 or record.step >= self._config.steps:
+            self._save()
         saved = time.perf_counter()
         if record.is_updated:
             self._publish()
@@ -219,14 +228,31 @@ class Trainer:
         seconds = {"checkpoint": saved - began, "publish": time.perf_counter() - saved}
         self._progress.state = msgspec.structs.replace(self._progress.state, seconds=seconds)
 
-    def _save(self, **changes: Any) -> None:
-        """Checkpoints what is there, under the state with these changes and this epoch."""
+    def _advance(self, **changes: Any) -> None:
+        """To the state with these changes and this epoch, which is not checkpointed yet."""
         progress = self._progress
         progress.state = msgspec.structs.replace(progress.state, epoch=self._policy_log.epoch, **changes)
-        self._checkpoints.save(progress, self._learner.tensors())
+        self._is_saved = False
+
+    def _save(self) -> None:
+        """Checkpoints what is there."""
+        self._checkpoints.save(self._progress, self._learner.tensors())
+        self._is_saved = True
+
+    def _next_version(self) -> int:
+        """The number of the present weights, which just changed: engines must know no other content under it."""
+        version, lineage = self._progress.state.version + 1, self._policy_log.lineage
+        if lineage.newest is None or lineage.newest.version < version:
+            return version
+        published = lineage.versions.get(version)
+        if published is not None and self._publisher.is_content(self._learner.policy, published):
+            return version
+        above = lineage.newest.version + 1
+        _log.warning("replay: version %d was published with other weights; goes on as version %d", version, above)
+        return above
 
     def _publish(self) -> None:
-        """Publishes the present weights, which the newest checkpoint holds, under their version and this epoch."""
+        """Publishes the present weights, which the newest checkpoint holds or a replay gives, under this epoch."""
         state = self._progress.state
         manifest = self._publisher.write(
             self._learner.policy,
@@ -242,7 +268,8 @@ class Trainer:
 
     def _begin(self) -> None:
         """Does what the trainer before had not done when it ended; all of it where there was none."""
-        if not self._progress.state.files:
+        if not self._is_saved:
+            self._advance()
             self._save()
         if self._progress.state.version not in self._policy_log.lineage.versions:
             self._publish()
@@ -257,7 +284,6 @@ class Trainer:
 
     def _roll_back(self, offset: int, request: RollbackRequest) -> None:
         """Old content under a new number: versions only grow. The optimiser's moments belong to other weights."""
-        version = self._progress.state.version + 1
         self._progress.state = msgspec.structs.replace(self._progress.state, weights_offset=offset + 1)
         manifest = self._policy_log.lineage.versions.get(request.to_version)
         try:
@@ -268,7 +294,9 @@ class Trainer:
             _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
             return
         self._learner.forget_moments()
-        self._save(version=version, base_version=request.to_version)
+        version = self._next_version()
+        self._advance(version=version, base_version=request.to_version)
+        self._save()
         self._publish()
         _log.info("rolled back: version %d has the content of version %d", version, request.to_version)
 
@@ -278,7 +306,7 @@ class Trainer:
         for reason in record.excluded_ids.values():
             self._metrics.add(GROUPS_EXCLUDED, reason)
 
-    def _say(self, record: TrainingStep) -> None:
+    def _say(self, record: TrainingStep, before: int) -> None:
         told = msgspec.structs.asdict(record) | {
             "reward": "none" if record.reward is None else f"{record.reward:.3f}",
             "groups": len(record.group_ids),
@@ -298,7 +326,7 @@ class Trainer:
             _log.warning(
                 "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "
                 "or samples otherwise than it reports",
-                record.version - record.is_updated,
+                before,
                 record.logprob_error_max,
                 record.num_checked_tokens,
             )

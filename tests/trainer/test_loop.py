@@ -16,89 +16,46 @@ import torch
 from safetensors.torch import load_file
 
 from tests.memory_log import MemoryLog
-from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
-from tests.versions import OTHER_RUN, RUN, claim, label
+from tests.trainer.material import append_groups, group_bytes
+from tests.trainer.run_loop import (
+    STEPS,
+    TOPICS,
+    TRANSITIONS,
+    WEIGHTS_TOPIC,
+    Killed,
+    config_of,
+    content,
+    fill,
+    is_same,
+    lineage_of,
+    new_log,
+    request_rollback,
+    steps_of,
+    train,
+)
+from tests.versions import OTHER_RUN, claim, label
 from tracegrad.schemas.errors import ConfigurationError, FencedError
-from tracegrad.schemas.ids import RunHash, RunName
-from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED, Metrics
+from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.records.transitions import encode_group
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.records.training import surviving_steps
+from tracegrad.schemas.records.weights import WEIGHTS
+from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
 
-TOPICS = Topics(run=RunName("mine"))
-TRANSITIONS = TOPICS.name(Topic.TRANSITIONS)
-WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
-STEPS = TOPICS.name(Topic.TRAINING_STEPS)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it, nothing is cleaned up behind it on the log."""
-
 
 @pytest.fixture
-def log(memory_log: MemoryLog) -> MemoryLog:
-    """With all topics of the run and twelve groups, some of them repeated, unreadable or useless."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    fill(memory_log)
-    return memory_log
-
-
-def fill(log: Log) -> None:
-    """Six batches of two."""
-    values: list[bytes | None] = [group_bytes(i) for i in range(10)]
-    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
-    values[3:3] = [b"garbage", group_bytes(0), bad, group_bytes(11, spread=0.0)]
-    append_groups(log, TRANSITIONS, values)
+def log() -> MemoryLog:
+    """Of a run whose trainer has not begun."""
+    return new_log()
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not on the log comes from a test at once."""
     monkeypatch.setattr(loop, "_POLL_S", 0.005)
-
-
-def config_of(model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any) -> tuple[TrainerConfig, TrainerHandles]:
-    """Four batches of two groups."""
-    config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
-    return config, TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
-
-
-def train(log: Log, settings: tuple[TrainerConfig, TrainerHandles], stop: threading.Event | None = None) -> Metrics:
-    """As compose calls it; what it counted."""
-    metrics = Metrics()
-    loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
-    return metrics
-
-
-def steps_of(log: MemoryLog) -> list[TrainingStep]:
-    """All records of `training_steps`."""
-    return [TRAINING_STEPS.decode(record.value) for record in log.records(STEPS)]
-
-
-def lineage_of(log: MemoryLog) -> Lineage:
-    """What any reader makes of `weights`."""
-    lineage = Lineage("policy")
-    for record in log.records(WEIGHTS_TOPIC):
-        lineage.fold(WEIGHTS.decode(record.value))
-    return lineage
-
-
-def content(log: MemoryLog) -> dict[int, dict[str, torch.Tensor]]:
-    """The weights of every surviving version."""
-    return {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage_of(log).versions.items()}
-
-
-def is_same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:
-    """Bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[v][name], b[v][name]) for v in a for name in a[v])
 
 
 def test_fresh_run_publishes_version_0_then_one_version_a_step(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
@@ -188,14 +145,13 @@ SEAMS: dict[str, tuple[str, str, str]] = {
 }
 
 
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("seam", SEAMS)
 def test_killed_trainer_goes_on_bit_for_bit(
-    seam: str, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seam: str, every: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hashes, losses and weights equal an undisturbed run's; each step is recorded once."""
-    undisturbed = MemoryLog()
-    undisturbed.create_topics(TOPICS, policies=["policy"])
-    fill(undisturbed)
+    """Hashes, losses and weights equal an undisturbed run's; each surviving step is recorded once."""
+    undisturbed = new_log()
     train(undisturbed, config_of(untied, tmp_path / "a"))
 
     name, moment, _ = SEAMS[seam]
@@ -210,7 +166,7 @@ def test_killed_trainer_goes_on_bit_for_bit(
             raise Killed
         return result
 
-    config = config_of(untied, tmp_path / "b")
+    config = config_of(untied, tmp_path / "b", checkpoint_every=every)
     with monkeypatch.context() as patch:
         patch.setattr(loop.Trainer, name, killing)
         with pytest.raises(Killed):
@@ -218,11 +174,13 @@ def test_killed_trainer_goes_on_bit_for_bit(
     train(log, config)
 
     expected, got = steps_of(undisturbed), steps_of(log)
+    if every > 1:
+        got = surviving_steps(got)
     assert [(s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in got] == [
         (s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in expected
     ]
     assert is_same(content(log), content(undisturbed))
-    lost_manifest = seam == "between checkpoint and publish"
+    lost_manifest = every > 1 or seam == "between checkpoint and publish"
     assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
 
 
@@ -333,12 +291,6 @@ def test_waiting_is_visible(
     stop.set()
     thread.join(30)
     assert "waiting for groups: policy=policy step=1 has 1 of 2, lag=0" in caplog.text
-
-
-def request_rollback(log: MemoryLog, version: int) -> None:
-    """As `weights rollback` does."""
-    request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="test")
-    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])

@@ -190,8 +190,10 @@ def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
 def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineage, learner: Learner) -> Progress:
     """Sets the learner to the newest checkpoint and says where it stands; step 0, with no files, without one.
 
+    One older than what was published is the beginning of a replay (trainer/loop.py).
+
     Raises:
-        ConfigurationError: the checkpoint is another run's, or older than what was published.
+        ConfigurationError: the checkpoint is another run's, or there is none and versions were published.
     """
     progress, tensors = checkpoints.load_newest() or (
         Progress(CheckpointState(policy=handles.policy, run=handles.run_hash)),
@@ -204,13 +206,14 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineag
             f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
         )
     published = lineage.newest.version if lineage.newest else 0
-    if published > state.version:
+    if published and not tensors:
         raise ConfigurationError(
-            f"expected a checkpoint of version {published} (published) of policy {handles.policy!r} under "
-            f"{handles.work_dir}, got {f'version {state.version}' if tensors else 'none'} as the newest: restore the "
-            "folder, or start a new run"
+            f"expected a checkpoint of policy {handles.policy!r}, whose version {published} was published, under "
+            f"{handles.work_dir}, got none: restore the folder, or start a new run"
         )
     if tensors:
         learner.restore(tensors)
         _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
+        if published > state.version:
+            _log.warning("version %d was published after this checkpoint: the log is replayed from there", published)
     return progress

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from tracegrad.schemas.records.weights import WeightFile
 
-__all__ = ["describe_files", "remove_half_written", "whole_folder"]
+__all__ = ["PREFIX", "describe_files", "remove_half_written", "whole_folder"]
 
-_PREFIX = ".tmp-"
+PREFIX = ".tmp-"
+"""Of what is not whole yet."""
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     An existing target is replaced: only its owner writes it, and nobody was told of it yet.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f"{_PREFIX}{target.name}-{os.getpid()}"
+    temporary = target.parent / f"{PREFIX}{target.name}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -54,7 +55,7 @@ def _sync(path: Path) -> None:
 
 def remove_half_written(folder: Path) -> int:
     """Removes what killed writers left under a folder; how many there were."""
-    left = list(folder.glob(f"{_PREFIX}*"))
+    left = list(folder.glob(f"{PREFIX}*"))
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
     return len(left)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from tracegrad.schemas.records.weights import VersionManifest
 
 from ..config import TrainerHandles
 from ..model.policy import Policy
-from .durable import describe_files, remove_half_written, whole_folder
+from .durable import PREFIX, describe_files, remove_half_written, whole_folder
 
 __all__ = ["Publisher"]
 
@@ -64,7 +65,7 @@ class Publisher:
             save_file(model.export(), temporary / _WEIGHTS, metadata={"format": "pt"})
             self._copy_base(temporary, model.dtype)
             files = describe_files(temporary)
-        self._retire()
+        self._retire(version.version)
         return VersionManifest(
             policy=self._handles.policy,
             run=version.run,
@@ -79,6 +80,13 @@ class Publisher:
             metrics=dict(metrics),
             at_ms=time.time_ns() // 1_000_000,
         )
+
+    def is_content(self, model: Policy, manifest: VersionManifest) -> bool:
+        """Whether a version's weights file is, by its sha256, the one that `write` would write now."""
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=self._root) as folder:
+            save_file(model.export(), Path(folder) / _WEIGHTS, metadata={"format": "pt"})
+            (weights,) = describe_files(Path(folder))
+        return weights in manifest.files
 
     def recall(self, model: Policy, manifest: VersionManifest) -> None:
         """Sets the model's weights to those of an earlier version.
@@ -98,11 +106,13 @@ class Publisher:
         config["dtype"] = str(dtype).removeprefix("torch.")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
-    def _retire(self) -> None:
-        """Removes versions beyond the newest `keep`; version 0 stays, a run can always be compared with its start."""
+    def _retire(self, written: int) -> None:
+        """Removes versions beyond the newest `keep`; version 0 stays, a run can always be compared with its start. So
+        does the one just written, which is not among the newest where the log is replayed.
+        """
         folders = (*self._root.glob("*-v*-e*"), *self._adapters.glob("*-v*-e*"))
         found = {path: version.version for path in folders if (version := parse_label(path.name))}
-        kept = {0, *sorted(set(found.values()))[-self._keep :]}
+        kept = {0, written, *sorted(set(found.values()))[-self._keep :]}
         for path, number in found.items():
             if self._keep and number not in kept:
                 shutil.rmtree(path, ignore_errors=True)
