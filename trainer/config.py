@@ -34,6 +34,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """The ratio may fall to 1 - clip_low."""
     clip_high: Annotated[float, Meta(ge=0)] = 0.28
     """The ratio may rise to 1 + clip_high (arXiv:2503.14476)."""
+    clip_dual: Annotated[float, Meta(gt=1)] = 3.0
+    """Greatest weight of a token with a negative advantage (dual clip, arXiv:1912.09729)."""
     clip_norm: Annotated[float, Meta(gt=0)] = 1.0
     """Gradient norm clip."""
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0

@@ -49,6 +49,7 @@ class StepResult:
     num_checked_tokens: int = 0
     ratio_mean: float = 1.0
     clip_fraction: float = 0.0
+    num_bounded_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -59,6 +60,7 @@ class _Watch:
     num_tokens: int = 0
     ratio_sum: float = 0.0
     num_clipped: int = 0
+    num_bounded: int = 0
     num_checked: int = 0
     error_max: float = 0.0
 
@@ -67,6 +69,7 @@ class _Watch:
         self.num_tokens += int(mask_BK.sum())
         self.ratio_sum += float((term.ratios_BK * mask_BK).sum(dtype=torch.float64))
         self.num_clipped += int((term.clipped_BK & mask_BK).sum())
+        self.num_bounded += int((term.bounded_BK & mask_BK).sum())
         checked_BK = mask_BK & (batch.versions_BK == version)
         num_checked = int(checked_BK.sum())
         if num_checked:
@@ -88,6 +91,7 @@ class Learner:
             scale="std" if config.scale_advantages else "none",
             low=config.clip_low,
             high=config.clip_high,
+            dual=config.clip_dual,
             aggregation=config.aggregation,
             length=config.constant_tokens,
         )
@@ -130,6 +134,7 @@ class Learner:
             num_checked_tokens=watch.num_checked,
             ratio_mean=watch.ratio_sum / watch.num_tokens if math.isfinite(watch.ratio_sum) else 0.0,
             clip_fraction=watch.num_clipped / watch.num_tokens,
+            num_bounded_tokens=watch.num_bounded,
             seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
         )
 

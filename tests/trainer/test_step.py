@@ -151,3 +151,13 @@ def test_gradient_norm_is_reported_before_clipping(untied: Path) -> None:
     free = learner_of(untied).step([row()], version=0, step=1)
     held = learner_of(untied, clip_norm=1e-3).step([row()], version=0, step=1)
     assert held.grad_norm == free.grad_norm > 1e-3
+
+
+def test_one_token_ten_nats_off_does_not_become_the_step(untied: Path) -> None:
+    """The sampler says e^-15.5 of a token that the trainer finds e^-5.5: with a negative advantage it is bounded."""
+    rows = [row(-1.0, seed=seed) for seed in range(4)]
+    clean = learner_of(untied).step(rows, version=1, step=1)
+    rows[0].sampler_logprobs_T[9] -= 10.0
+    off = learner_of(untied).step(rows, version=1, step=1)
+    assert off.grad_norm < 1.5 * clean.grad_norm
+    assert (clean.num_bounded_tokens, off.num_bounded_tokens) == (0, 1)

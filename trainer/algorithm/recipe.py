@@ -38,10 +38,10 @@ RATIOS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "token": token_ratio,
 }
 """([B, K] log pi, [B, K] log mu, [B, K] loss mask) -> [B, K] rho."""
-SURROGATES: Mapping[str, Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]] = {
+SURROGATES: Mapping[str, Callable[[Tensor, Tensor, float, float, float], tuple[Tensor, Tensor, Tensor]]] = {
     "clip": clip,
 }
-"""([B, K] rho, [B, K] A, low, high) -> [B, K] f, and where its bounds hold the gradient back."""
+"""([B, K] rho, [B, K] A, low, high, dual) -> [B, K] f; where bounds hold the gradient back; where that is `dual`."""
 AGGREGATIONS: Mapping[str, Callable[[Sequence[int], int], list[float]]] = {
     "token_mean": token_mean,
     "rollout_mean": rollout_mean,
@@ -64,6 +64,8 @@ class TokenLoss:
     """rho, detached; 1 outside the mask."""
     clipped_BK: Tensor
     """Where the surrogate's bounds hold the gradient back."""
+    bounded_BK: Tensor
+    """Where that is the bound on the weight of negative advantages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class Recipe:
     """The surrogate's bound below."""
     high: float = 0.28
     """... and above."""
+    dual: float = 3.0
+    """... on the weight of a negative advantage."""
     aggregation: str = "token_mean"
     length: int = 1024
     """L of `constant`."""
@@ -116,6 +120,11 @@ class Recipe:
             loss_mask_BK: bool, what trains.
         """
         ratios_BK = RATIOS[self.ratio](logprobs_BK, sampler_logprobs_BK, loss_mask_BK)
-        terms_BK, clipped_BK = SURROGATES[self.surrogate](ratios_BK, advantages_BK, self.low, self.high)
-        loss = -(terms_BK * token_weights_BK).sum()
-        return TokenLoss(loss=loss, ratios_BK=ratios_BK.detach(), clipped_BK=clipped_BK.detach())
+        surrogate = SURROGATES[self.surrogate]
+        terms_BK, clipped_BK, bounded_BK = surrogate(ratios_BK, advantages_BK, self.low, self.high, self.dual)
+        return TokenLoss(
+            loss=-(terms_BK * token_weights_BK).sum(),
+            ratios_BK=ratios_BK.detach(),
+            clipped_BK=clipped_BK.detach(),
+            bounded_BK=bounded_BK.detach(),
+        )

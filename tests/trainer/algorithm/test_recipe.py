@@ -49,12 +49,13 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
         (1.5, 1.0, -1.28, 0.0),
         (0.5, 1.0, -0.5, -0.5),
         (1.5, -2.0, 3.0, 3.0),
+        (5.0, -2.0, 6.0, 0.0),
         (0.5, -2.0, 1.6, 0.0),
         (0.9, -2.0, 1.8, 1.8),
     ],
 )
 def test_loss_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    """-min(rho A, clip(rho, .8, 1.28) A); d/dlogprob is -rho A where the clip does not hold, else 0."""
+    """-min(rho A, clip(rho, .8, 1.28) A), at most -3 A; d/dlogprob is -rho A where the clip does not hold, else 0."""
     term, logprobs = loss_of([ratio], [advantage])
     assert term.loss.item() == pytest.approx(loss, rel=1e-5)
     term.loss.backward()  # type: ignore[no-untyped-call]
@@ -71,11 +72,12 @@ def test_masked_tokens_give_exactly_nothing() -> None:
 
 
 def test_absurd_ratio_stays_finite() -> None:
-    """A token that the trainer finds e^60 times likelier is held at e^20."""
+    """A token that the trainer finds e^60 times likelier weighs 3, and is counted."""
     term, logprobs = loss_of([math.exp(60.0)], [-1.0])
     term.loss.backward()  # type: ignore[no-untyped-call]
-    assert term.loss.item() == pytest.approx(math.exp(20.0), rel=1e-4)
+    assert term.loss.item() == pytest.approx(3.0)
     assert gradient_of(logprobs).item() == 0.0
+    assert term.bounded_BK.tolist() == [[True]]
 
 
 def test_zero_advantage_gives_zero_gradient() -> None:
