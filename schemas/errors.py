@@ -4,7 +4,8 @@
     |- FatalError            stop the process; the supervisor does not restart it (exit status 78)
     |  |- ConfigurationError    (ValueError)   the user's settings cannot work
     |  |- LogGapError           (LookupError)  committed offsets lie outside the log: records were lost
-    |  `- FencedError           (PermissionError) another process owns what this one wanted to write
+    |  |- FencedError           (PermissionError) another process owns what this one wanted to write
+    |  `- DivergedError         (ArithmeticError) training gives no numbers any more (exit status 70)
     |- RecordError           (ValueError)   dead-letter this record and go on with its neighbours
     |  `- IdentityError                        a request's identity claims cannot be believed: quarantined
     |- RequestError          (ValueError)   answer with `status`; whoever asked has to ask otherwise
@@ -19,9 +20,13 @@ boundary; what a class adds to its message has a default, so that pickling needs
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 __all__ = [
+    "DIVERGED_EXIT_STATUS",
     "FATAL_EXIT_STATUS",
     "ConfigurationError",
+    "DivergedError",
     "EngineRefusal",
     "FatalError",
     "FencedError",
@@ -38,6 +43,9 @@ __all__ = [
 FATAL_EXIT_STATUS = 78
 """EX_CONFIG of sysexits.h: a restart would fail in the same way, so the supervisor must not try."""
 
+DIVERGED_EXIT_STATUS = 70
+"""EX_SOFTWARE: as 78, but nothing is wrong with the settings' form; the run's own exit status is 1."""
+
 
 class TracegradError(Exception):
     """Base of all errors that tracegrad raises on purpose."""
@@ -45,6 +53,8 @@ class TracegradError(Exception):
 
 class FatalError(TracegradError):
     """The process must stop and must not be restarted until a person has acted."""
+
+    exit_status: ClassVar[int] = FATAL_EXIT_STATUS
 
 
 class ConfigurationError(FatalError, ValueError):
@@ -57,6 +67,12 @@ class LogGapError(FatalError, LookupError):
 
 class FencedError(FatalError, PermissionError):
     """A higher claim exists; this writer's records are void from there on."""
+
+
+class DivergedError(FatalError, ArithmeticError):
+    """Loss, gradients or logits are NaN or infinite; the message names the step and what to change."""
+
+    exit_status = DIVERGED_EXIT_STATUS
 
 
 class RecordError(TracegradError, ValueError):

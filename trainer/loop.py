@@ -17,8 +17,8 @@ byte for byte; that is why the record's `checkpoint` and `publish` seconds are t
 an older checkpoint it replays the log: a number that is published already is announced again if the weights are equal,
 else training goes on above the newest number, so that no number ever has two contents.
 Invariant: what was consumed, the weights and the offset are one checkpoint, so no group is trained twice or skipped.
-On failure: FencedError and ConfigurationError, LogGapError end the process for good; UnavailableError and OSError end
-it to be restarted, which resumes.
+On failure: FencedError and ConfigurationError, LogGapError, DivergedError end the process for good; UnavailableError
+and OSError end it to be restarted, which resumes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 import torch
 
+from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TRAINED, STEPS, Metrics
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
@@ -79,6 +80,7 @@ def run(
 
     Raises:
         FencedError: another trainer claimed the policy.
+        DivergedError: loss, gradients or logits are no numbers any more.
         ConfigurationError, LogGapError: a person must act.
         UnavailableError, OSError: a restart may cure it.
     """
@@ -136,8 +138,7 @@ class Trainer:
                 break
             waited = time.perf_counter() - started - read_s
             self._train(batch, seconds={"wait": waited, "read": read_s}, started_at_ms=started_at_ms)
-        if not self._is_saved:
-            self._save()
+        self._save()
         state = self._progress.state
         _log.info("trainer stops: policy=%s step=%d version=%d", state.policy, state.step, state.version)
 
@@ -198,6 +199,13 @@ class Trainer:
         self._conclude(batch, record)
         self._count(record)
         self._say(record, before.version)
+        if record.skipped == "non_finite":
+            self._save()
+            raise DivergedError(
+                f"expected a finite loss and gradient, got others at step {record.step} (version {before.version}, "
+                f"offsets [{record.begin_offset}, {record.next_offset}) of `transitions`); nothing was trained on it. "
+                "Lower [trainer] lr, roll back, or start the run again, which goes on after this batch"
+            )
 
     def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult]:
         state = self._progress.state
@@ -235,7 +243,9 @@ class Trainer:
         self._is_saved = False
 
     def _save(self) -> None:
-        """Checkpoints what is there."""
+        """Checkpoints what is there, unless it is."""
+        if self._is_saved:
+            return
         self._checkpoints.save(self._progress, self._learner.tensors())
         self._is_saved = True
 

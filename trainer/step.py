@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.errors import ConfigurationError, DivergedError
 
 from .algorithm.ratio import sampled_logprobs
 from .algorithm.recipe import BASELINES, Recipe, TokenLoss
@@ -107,6 +107,8 @@ class Learner:
             rows: all rows of the batch; those without advantage are counted in the weights and not computed.
             version: the version that the weights are now.
             step: number of the batch, from 1.
+        Raises:
+            DivergedError: the new weights give NaN or infinite logits; they are not to be used.
         """
         useful = [row for row in rows if row.has_gradient]
         if not useful:
@@ -123,6 +125,7 @@ class Learner:
                 group["lr"] = learning_rate
             self._optimiser.step()
             self.policy.refresh()
+            self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
         self._optimiser.zero_grad(set_to_none=True)
         return StepResult(
             is_updated=is_finite,
@@ -138,17 +141,29 @@ class Learner:
             seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
         )
 
-    def _accumulate(self, rows: Sequence[TrainingRow], version: int) -> tuple[float, _Watch]:
-        config = self._config
-        watch = _Watch()
-        losses: list[float] = []
+    @torch.no_grad()
+    def _require_numbers(self, row: TrainingRow, step: int) -> None:
+        """One forward pass of the new weights: a version of NaN would be served before the next step noticed."""
+        (batch,) = self._micro_batches([row])
+        if not bool(self.policy.logits(batch.input_ids_BL, batch.keep_K).isfinite().all()):
+            raise DivergedError(
+                f"expected the weights after step {step} to give finite logits, got others; they are neither "
+                "checkpointed nor published. Lower [trainer] lr or clip_norm and start the run again"
+            )
+
+    def _micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
         for batch in micro_batches(
             rows,
-            max_tokens=config.micro_batch_tokens or (1024 if self.policy.device.type == "cpu" else 16384),
+            max_tokens=self._config.micro_batch_tokens or (1024 if self.policy.device.type == "cpu" else 16384),
             max_logits=_MICRO_BATCH_LOGITS,
             vocabulary=self.policy.vocabulary,
         ):
-            batch = batch.to(self.policy.device)
+            yield batch.to(self.policy.device)
+
+    def _accumulate(self, rows: Sequence[TrainingRow], version: int) -> tuple[float, _Watch]:
+        watch = _Watch()
+        losses: list[float] = []
+        for batch in self._micro_batches(rows):
             logits_BKV = self.policy.logits(batch.input_ids_BL, batch.keep_K)
             logprobs_BK = sampled_logprobs(logits_BKV, batch.targets_BK, batch.temperatures_BK)
             term = self.recipe.loss(

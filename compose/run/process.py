@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.schemas.errors import FATAL_EXIT_STATUS
+from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, FATAL_EXIT_STATUS
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
 from ..die_with_parent import guarded
@@ -112,7 +112,8 @@ class Child:
             self.state = ProcessState.DONE
             self.why = ""
         else:
-            self.state = ProcessState.FATAL if status == FATAL_EXIT_STATUS else ProcessState.WAITING
+            is_fatal = status in (FATAL_EXIT_STATUS, DIVERGED_EXIT_STATUS)
+            self.state = ProcessState.FATAL if is_fatal else ProcessState.WAITING
         return True
 
     def ask_to_stop(self) -> None:

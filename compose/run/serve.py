@@ -3,7 +3,7 @@ imports, `python -m tracegrad.compose.run.serve NAME --run-dir DIR`.
 
 In: a name, an ordinal, a run's folder. Out: the room's loop, until it is done or told to stop. This entry point
 owns what rooms must not: signal handlers, logging, the log's client, the metrics' report, the exit status.
-Invariant: FatalError is 78 (the supervisor does not restart it), any other failure is 1, a clean stop is 0. One
+Invariant: FatalError is 78 or 70 (the supervisor does not restart it), any other failure is 1, a clean stop is 0. One
 process per name and ordinal: the lock is the kernel's, so a dead holder never blocks its successor.
 """
 
@@ -52,7 +52,7 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
                 _run(name, stage, ordinal, wiring, stop, metrics)
     except TracegradError as error:
         _logger.error("%s: %s", type(error).__name__, error)
-        return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1
+        return error.exit_status if isinstance(error, FatalError) else 1
     except ModuleNotFoundError as error:
         _logger.error("%s", lacking(error, f"serve {name}", _EXTRAS[name]))
         return FATAL_EXIT_STATUS

@@ -77,15 +77,17 @@ def test_what_dies_is_restarted_after_a_pause(tmp_path: Path) -> None:
     assert len(said) == 2 and all("exit status 1" in line and "oops" in line for line in said)
 
 
-def test_exit_78_stops_the_run_and_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [78, 70])
+def test_exit_78_or_70_stops_the_run_and_says_why(status: int, tmp_path: Path) -> None:
     """A configuration error is not tried again."""
     supervisor = Supervisor(
-        [shell("other", "exec sleep 60"), shell("bad", "echo tries; echo no such topic >&2; exit 78")], logs=tmp_path
+        [shell("other", "exec sleep 60"), shell("bad", f"echo tries; echo no such topic >&2; exit {status}")],
+        logs=tmp_path,
     )
     outcome = supervisor.run()
     assert outcome.kind is OutcomeKind.FATAL
-    assert outcome.exit_status == 78
-    assert "bad: exit status 78" in outcome.why and "no such topic" in outcome.why
+    assert outcome.exit_status == status
+    assert f"bad: exit status {status}" in outcome.why and "no such topic" in outcome.why
     assert (tmp_path / "bad.log").read_text().count("tries") == 1
     assert supervisor.statuses()[0].state is ProcessState.STOPPED
 
