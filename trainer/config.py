@@ -41,7 +41,7 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
     """AdamW's."""
     lora_rank: Count | None = None
-    """Rank of a low-rank adapter; None: every weight is trained."""
+    """Rank of a low-rank adapter; None: every weight is trained. Not for mixtures of experts."""
     lora_alpha: Count = 32
     """Scale of the adapter."""
     baseline: str = "leave_one_out"

@@ -215,6 +215,12 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device) -> Polic
 def _with_adapters(model: Any, *, rank: int, alpha: int) -> Any:
     import peft
 
+    if any("experts" in name.split(".") for name, _ in model.named_parameters()):
+        raise ConfigurationError(
+            "[trainer] lora_rank: expected a model without experts, got a mixture of experts "
+            f"({model.config.model_type}), whose stacked experts take no adapters that engines could load: leave "
+            "lora_rank out (every weight trains) or take a dense model"
+        )
     adapters = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
+from tests.tiny_models import make_model
 from tests.versions import RUN, sampled_by
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
@@ -159,6 +160,51 @@ def test_bfloat16_gradients_reach_the_masters(untied: Path) -> None:
         policy.collect_gradients()
     grads = [master.grad for master in policy.masters.values()]
     assert all(grad is not None and grad.dtype == torch.float32 for grad in grads)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3-MoE of four experts, two of them used by a token."""
+    import transformers
+
+    folder = make_model(tmp_path_factory.mktemp("models") / "mixture", "qwen3")
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=261,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_adapters_on_a_mixture_of_experts_are_refused_by_name(mixture: Path) -> None:
+    """At the start, not by a KeyError when version 0 is published."""
+    with pytest.raises(ConfigurationError, match=r"\[trainer\] lora_rank: .*mixture of experts \(qwen3_moe\)"):
+        loaded(mixture, lora_rank=4).export()
+
+
+def test_mixture_of_experts_trains_in_full_and_opens_with_equal_logits(mixture: Path, tmp_path: Path) -> None:
+    """Names and shapes of the base's own files, experts apart; what moved is what is opened."""
+    policy = loaded(mixture)
+    before = policy.logits(IDS, KEEP).detach()
+    policy.logits(IDS, KEEP).float().logsumexp(-1).mean().backward()  # type: ignore[no-untyped-call]
+    assert all(master.grad is not None for master in policy.masters.values())
+    disturb(policy)
+    folder = published(policy, mixture, tmp_path)
+    with torch.no_grad():
+        expected, got = policy.logits(IDS, KEEP), opened(folder)(IDS).logits
+    assert float((expected - before).abs().max()) > 1e-2
+    assert torch.equal(got, expected)
+    base, written = load_file(mixture / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert {n: t.shape for n, t in written.items()} == {n: t.shape for n, t in base.items()}
 
 
 def test_folder_without_safetensors_is_refused(tmp_path: Path, untied: Path) -> None:
