@@ -29,7 +29,7 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     lr: Annotated[float, Meta(ge=0)] = 1e-5
     """AdamW's learning rate after the warm-up."""
     warmup_steps: Whole = 3
-    """Linear warm-up: step s uses lr * min(1, s / warmup_steps)."""
+    """Linear warm-up: an optimiser's u-th update uses lr * min(1, u / warmup_steps); a rollback begins a new one."""
     clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     """The ratio may fall to 1 - clip_low."""
     clip_high: Annotated[float, Meta(ge=0)] = 0.28

@@ -119,7 +119,7 @@ class Learner:
         config = self._config
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), config.clip_norm))
         is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        learning_rate = config.lr * min(1.0, step / max(1, config.warmup_steps))
+        learning_rate = config.lr * min(1.0, (self._num_updates + 1) / max(1, config.warmup_steps))
         if is_finite:
             for group in self._optimiser.param_groups:
                 group["lr"] = learning_rate
@@ -140,6 +140,11 @@ class Learner:
             num_bounded_tokens=watch.num_bounded,
             seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
         )
+
+    @property
+    def _num_updates(self) -> int:
+        """Of this optimiser; a restored one knows its own, a new one (after a rollback) warms up again."""
+        return int(max((float(moments["step"]) for moments in self._optimiser.state.values()), default=0.0))
 
     @torch.no_grad()
     def _require_numbers(self, row: TrainingRow, step: int) -> None:

@@ -128,6 +128,18 @@ def test_learning_rate_warms_up(untied: Path) -> None:
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
 
 
+def test_warm_up_counts_updates_of_this_optimiser(untied: Path) -> None:
+    """Not batches that were skipped; a new optimiser (after a rollback) warms up again, a restored one does not."""
+    learner, other = learner_of(untied, lr=3e-4), learner_of(untied, lr=3e-4)
+    for step in (1, 2):
+        learner.step([row(0.0)], version=0, step=step)
+    assert learner.step([row()], version=0, step=3).learning_rate == pytest.approx(1e-4)
+    other.restore({name: tensor.detach().clone() for name, tensor in learner.tensors().items()})
+    assert other.step([row()], version=1, step=4).learning_rate == pytest.approx(2e-4)
+    learner.forget_moments()
+    assert learner.step([row()], version=1, step=4).learning_rate == pytest.approx(1e-4)
+
+
 def test_learning_rate_zero_takes_a_step_and_moves_nothing(untied: Path) -> None:
     """The control run: versions grow, content does not."""
     learner = learner_of(untied, lr=0.0)
