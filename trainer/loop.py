@@ -184,6 +184,8 @@ class Trainer:
         self._policy_log.dead_letter(batch.dead)
         before = self._progress.state
         rows, result = self._learn(batch)
+        if not result.is_updated:
+            batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(
             before,
             epoch=self._policy_log.epoch,

@@ -44,9 +44,9 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     batch_hash: str
     """sha256 over the Arrow bytes and exclusions of the batch, in order."""
     group_ids: tuple[str, ...]
-    """Groups of this batch that were trained, in order."""
+    """Groups of this batch that were trained, in order; none where no step was taken."""
     excluded_ids: dict[str, str] = {}
-    """Group id -> reason, of this batch."""
+    """Group id -> reason, of this batch; `skipped` where no step was taken."""
     accounting: Accounting
     loss: float
     grad_norm: float

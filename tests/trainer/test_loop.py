@@ -124,6 +124,11 @@ def test_batch_without_advantage_is_recorded_and_publishes_nothing(
         (False, "no_advantage", 0),
         (True, "", 1),
     ]
+    assert [len(step.group_ids) for step in steps] == [0, 2]
+    assert list(steps[0].excluded_ids.values()) == ["no_advantage"] * 2
+    accounting = steps[1].accounting
+    assert (accounting.consumed, accounting.trained, accounting.excluded) == (4, 2, {"no_advantage": 2})
+    assert (steps[0].num_tokens, steps[0].num_turns, steps[0].reward) == (0, 0, 1.0)
     assert sorted(lineage_of(memory_log).versions) == [0, 1]
 
 

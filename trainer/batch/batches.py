@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -52,6 +52,15 @@ class Batch:
     """To be dead-lettered before the batch counts as consumed."""
     hash: str
     """sha256, hex, over the records' bytes and what became of each, in order."""
+
+    def as_untrained(self, reason: str) -> Batch:
+        """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
+        return replace(
+            self,
+            groups=(),
+            untrained=(*self.untrained, *self.groups),
+            excluded=self.excluded | dict.fromkeys(self.group_ids, reason),
+        )
 
     @property
     def group_ids(self) -> tuple[str, ...]:

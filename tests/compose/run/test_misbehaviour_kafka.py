@@ -159,8 +159,8 @@ def test_every_group_was_admitted_and_consumed_by_one_step(finished: Finished) -
     assert finished.groups.keys() == set(TASKS)
     assert finished.steps.keys() == set(TASKS)
     accounting = max(finished.steps.values(), key=lambda step: step.step).accounting
-    assert (accounting.consumed, accounting.trained) == (len(TASKS), len(TASKS) - 2)
-    assert accounting.excluded == {"all_members_excluded": 2}
+    assert (accounting.consumed, accounting.trained) == (len(TASKS), len(TASKS) - 4)
+    assert accounting.excluded == {"all_members_excluded": 2, "no_advantage": 2}
     assert max(finished.groups[task].group_index for task in TASKS if task not in LAST) < len(TASKS) - len(LAST)
 
 
@@ -175,7 +175,8 @@ def test_members_have_the_state_reward_and_reason_expected(finished: Finished, t
     step = finished.steps[task]
     assert step.skipped == STEPS.get(kind, "")
     assert step.is_updated == (kind not in STEPS)
-    assert step.excluded_ids == ({group.group_id: group.excluded} if group.excluded else {})
+    reason = group.excluded or step.skipped
+    assert step.excluded_ids == ({group.group_id: reason} if reason else {})
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task.partition(".")[0] in WORDS])
