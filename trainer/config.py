@@ -67,6 +67,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     micro_batch_tokens: Whole = 0
     """Padded tokens of a forward pass, which bounds memory; a longer row goes alone. 0: 1,024 on a CPU (measured the
     fastest for small models), 16,384 on an accelerator."""
+    micro_batch_logits: Count = 1 << 28
+    """Logits (tokens x vocabulary) that exist at once: beyond, the head is computed in pieces, each again in the
+    backward pass. The default takes 1 GiB in float32, and its gradient as much."""
     max_row_tokens: Count = 32768
     """A longer row makes its group malformed (`too_long`)."""
     keep_versions: Whole = 20

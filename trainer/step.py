@@ -19,7 +19,6 @@ from torch import Tensor
 
 from tracegrad.schemas.errors import ConfigurationError, DivergedError
 
-from .algorithm.ratio import sampled_logprobs
 from .algorithm.recipe import BASELINES, Recipe, TokenLoss
 from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import TrainingRow
@@ -31,8 +30,6 @@ __all__ = ["Learner", "StepResult"]
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _BETAS = (0.9, 0.95)
 """AdamW's; the second is shorter than torch's .999, for gradients change with the policy."""
-_MICRO_BATCH_LOGITS = 1 << 28
-"""Logits (tokens x vocabulary) that one forward pass may take: bounds memory with large vocabularies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +105,7 @@ class Learner:
             version: the version that the weights are now.
             step: number of the batch, from 1.
         Raises:
-            DivergedError: the new weights give NaN or infinite logits; they are not to be used.
+            DivergedError: the new weights give NaN or infinite logprobs; they are not to be used.
         """
         useful = [row for row in rows if row.has_gradient]
         if not useful:
@@ -150,9 +147,10 @@ class Learner:
     def _require_numbers(self, row: TrainingRow, step: int) -> None:
         """One forward pass of the new weights: a version of NaN would be served before the next step noticed."""
         (batch,) = self._micro_batches([row])
-        if not bool(self.policy.logits(batch.input_ids_BL, batch.keep_K).isfinite().all()):
+        logprobs_BK = self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)
+        if not bool(logprobs_BK.isfinite().all()):
             raise DivergedError(
-                f"expected the weights after step {step} to give finite logits, got others; they are neither "
+                f"expected the weights after step {step} to give finite logprobs, got others; they are neither "
                 "checkpointed nor published. Lower [trainer] lr or clip_norm and start the run again"
             )
 
@@ -160,8 +158,6 @@ class Learner:
         for batch in micro_batches(
             rows,
             max_tokens=self._config.micro_batch_tokens or (1024 if self.policy.device.type == "cpu" else 16384),
-            max_logits=_MICRO_BATCH_LOGITS,
-            vocabulary=self.policy.vocabulary,
         ):
             yield batch.to(self.policy.device)
 
@@ -169,8 +165,7 @@ class Learner:
         watch = _Watch()
         losses: list[float] = []
         for batch in self._micro_batches(rows):
-            logits_BKV = self.policy.logits(batch.input_ids_BL, batch.keep_K)
-            logprobs_BK = sampled_logprobs(logits_BKV, batch.targets_BK, batch.temperatures_BK)
+            logprobs_BK = self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)
             term = self.recipe.loss(
                 logprobs_BK,
                 sampler_logprobs_BK=batch.sampler_logprobs_BK,

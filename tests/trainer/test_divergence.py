@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 from tests.memory_log import MemoryLog
 from tests.trainer.run_loop import config_of, lineage_of, new_log, steps_of, train
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
-from tracegrad.trainer import loop, step
+from tracegrad.trainer import loop
+from tracegrad.trainer.model import policy
 
 pytestmark = pytest.mark.torch
 
@@ -34,9 +35,9 @@ def test_non_finite_step_ends_the_run_and_not_as_a_success(
 ) -> None:
     """Also as the last one. It is recorded and consumed; who starts the run again goes on after it."""
     train(log, config_of(untied, tmp_path, steps=1))
-    original = step.sampled_logprobs
+    original = policy.sampled_logprobs
     with monkeypatch.context() as patch:
-        patch.setattr(step, "sampled_logprobs", lambda *args: original(*args) * float("nan"))
+        patch.setattr(policy, "sampled_logprobs", lambda *args: original(*args) * float("nan"))
         with pytest.raises(FatalError, match=r"step 2 .*offsets \[2, 6\).*lr") as raised:
             train(log, config_of(untied, tmp_path, steps=2))
     assert raised.value.exit_status != FATAL_EXIT_STATUS

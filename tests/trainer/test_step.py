@@ -165,6 +165,32 @@ def test_gradient_norm_is_reported_before_clipping(untied: Path) -> None:
     assert held.grad_norm == free.grad_norm > 1e-3
 
 
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"lora_rank": 4}], ids=["full", "bfloat16", "lora"])
+def test_head_in_chunks_gives_the_step_of_the_whole(changes: dict[str, Any], untied: Path) -> None:
+    """Five rows of five trained tokens, two positions of logits at a time: loss and gradient are the same."""
+    rows = [row((-1.0) ** seed, seed=seed) for seed in range(5)]
+    whole = learner_of(untied, **changes).step(rows, version=0, step=1)
+    parts = learner_of(untied, micro_batch_logits=5 * 2 * 261, **changes).step(rows, version=0, step=1)
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-2 if "dtype" in changes else 1e-5)
+
+
+def test_no_more_logits_are_made_at_once_than_told(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one row, however long: forward, again in the backward pass from the end, one look at the new weights."""
+    learner, made = learner_of(untied, micro_batch_logits=2 * 261), []
+    original = learner.policy.head
+
+    def watched(hidden_BKD: torch.Tensor) -> torch.Tensor:
+        logits_BKV = original(hidden_BKD)
+        made.append(logits_BKV.numel())
+        return logits_BKV
+
+    monkeypatch.setattr(learner.policy, "head", watched)
+    learner.step([row()], version=0, step=1)
+    pieces = [2 * 261, 2 * 261, 261]
+    assert made == [*pieces, *reversed(pieces), *pieces]
+
+
 def test_one_token_ten_nats_off_does_not_become_the_step(untied: Path) -> None:
     """The sampler says e^-15.5 of a token that the trainer finds e^-5.5: with a negative advantage it is bounded."""
     rows = [row(-1.0, seed=seed) for seed in range(4)]

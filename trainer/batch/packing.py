@@ -43,10 +43,8 @@ class MicroBatch:
         return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
-def micro_batches(
-    rows: Sequence[TrainingRow], *, max_tokens: int, max_logits: int, vocabulary: int
-) -> list[MicroBatch]:
-    """Rows by length, as many in a micro-batch as the bounds allow; a row beyond them goes alone.
+def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int) -> list[MicroBatch]:
+    """Rows by length, as many in a micro-batch as the bound allows; a row beyond it goes alone.
 
     The order is fixed by content (length, then the rows' own order), so equal batches add up alike.
     """
@@ -55,8 +53,7 @@ def micro_batches(
     begin = 0
     while begin < len(ordered):
         longest = len(ordered[begin].token_ids_T)
-        fits = min(max_tokens // longest, max_logits // (longest * vocabulary))
-        end = begin + max(1, fits)
+        end = begin + max(1, max_tokens // longest)
         batches.append(_micro_batch(ordered[begin:end], longest))
         begin = end
     return batches

@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tracegrad.schemas.errors import ConfigurationError
 
+from ..algorithm.ratio import sampled_logprobs
+from ..batch.packing import MicroBatch
 from ..config import TrainerConfig
 
 __all__ = ["Policy", "configure_torch", "load_policy"]
@@ -66,6 +69,7 @@ class Policy:
         self, model: torch.nn.Module, device: torch.device, *, publish_dtype: torch.dtype | None = None
     ) -> None:
         self._model: Any = model
+        self._causal: Any = model.get_base_model() if hasattr(model, "peft_config") else model
         self._publish_dtype = publish_dtype
         self.device = device
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -98,6 +102,46 @@ class Policy:
         """[B, K, V] logits at the kept positions; attention is causal, rows do not see each other."""
         logits: Tensor = self._model(input_ids=input_ids_BL, logits_to_keep=keep_K, use_cache=False).logits
         return logits
+
+    def head(self, hidden_BKD: Tensor) -> Tensor:
+        """[B, K, V] logits of the last hidden states."""
+        logits_BKV: Tensor = self._causal.get_output_embeddings()(hidden_BKD)
+        cap = getattr(self._causal.config, "final_logit_softcapping", None)
+        return logits_BKV if cap is None else torch.tanh(logits_BKV / cap) * cap
+
+    def logprobs(self, batch: MicroBatch, *, max_logits: int) -> Tensor:
+        """[B, K] log pi of the batch's targets, float32, at the temperatures they were sampled with.
+
+        Args:
+            max_logits: how many logits may exist at once (at least one position of each row). Where there are more, the
+                head is computed in pieces whose logits are dropped and computed again in the backward pass (gradient
+                checkpointing, arXiv:1604.06174): a vocabulary of 152 k and 16,384 tokens would take 10 GB a copy.
+        """
+        hidden_BLD = self._causal.base_model(input_ids=batch.input_ids_BL, use_cache=False).last_hidden_state
+        hidden_BKD, (rows, kept) = hidden_BLD[:, batch.keep_K], batch.targets_BK.shape
+        length = max(1, max_logits // (rows * self.vocabulary))
+        if length >= kept:
+            return sampled_logprobs(self.head(hidden_BKD), batch.targets_BK, batch.temperatures_BK)
+
+        def piece(hidden_BkD: Tensor, targets_Bk: Tensor, temperatures_Bk: Tensor) -> Tensor:
+            return sampled_logprobs(self.head(hidden_BkD), targets_Bk, temperatures_Bk)
+
+        whole = (hidden_BKD, batch.targets_BK, batch.temperatures_BK)
+        pieces = zip(*(tensor.split(length, dim=1) for tensor in whole), strict=True)
+        return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces], dim=1)
+
+    @torch.no_grad()
+    def require_plain_head(self) -> None:
+        """Raises ConfigurationError where the model does more between hidden states and logits than `head` does."""
+        ids_BL = torch.arange(2, 6, device=self.device)[None]
+        hidden_BLD = self._causal.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
+        if not torch.allclose(
+            self.head(hidden_BLD), self.logits(ids_BL, ids_BL[0] - 2), rtol=1e-3, atol=1e-3, equal_nan=True
+        ):
+            raise ConfigurationError(
+                f"[policy] model: expected logits that are one product of hidden states and head, got a model "
+                f"({self._causal.config.model_type}) that scales them otherwise: take another one"
+            )
 
     def collect_gradients(self) -> None:
         """Adds the model's gradients to the masters', after each backward pass."""
@@ -202,6 +246,7 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device) -> Polic
     if config.lora_rank is not None:
         model = _with_adapters(model, rank=config.lora_rank, alpha=config.lora_alpha)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))
+    policy.require_plain_head()
     _log.info(
         "model loaded: %d of %d parameters train, published as %s, device=%s",
         sum(master.numel() for master in policy.masters.values()),

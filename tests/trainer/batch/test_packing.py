@@ -52,7 +52,7 @@ def logprobs_of(policy: Policy, batch: MicroBatch) -> torch.Tensor:
 def gradients(policy: Policy, rows: list[TrainingRow], *, max_tokens: int) -> tuple[float, Gradients]:
     """Loss and gradients through our micro-batches."""
     loss = 0.0
-    for batch in micro_batches(rows, max_tokens=max_tokens, max_logits=1 << 28, vocabulary=VOCABULARY):
+    for batch in micro_batches(rows, max_tokens=max_tokens):
         term = Recipe().loss(
             logprobs_of(policy, batch),
             sampler_logprobs_BK=batch.sampler_logprobs_BK,
@@ -119,11 +119,11 @@ def test_order_of_rows_changes_no_gradient(policy: Policy) -> None:
 def test_rows_do_not_see_each_other(policy: Policy) -> None:
     """A row's logprobs are the same whatever stands beside it, and what follows it in its own line."""
     rows = sorted(rows_of(2), key=lambda row: -len(row.token_ids_T))
-    together = micro_batches(rows, max_tokens=4096, max_logits=1 << 28, vocabulary=VOCABULARY)[0]
+    together = micro_batches(rows, max_tokens=4096)[0]
     with torch.no_grad():
         beside = logprobs_of(policy, together)
         for number, row in enumerate(rows):
-            alone = micro_batches([row], max_tokens=1, max_logits=1, vocabulary=VOCABULARY)[0]
+            alone = micro_batches([row], max_tokens=1)[0]
             expected = logprobs_of(policy, alone)[alone.loss_mask_BK]
             torch.testing.assert_close(beside[number][together.loss_mask_BK[number]], expected, atol=1e-5, rtol=1e-5)
         noisy = together.input_ids_BL.clone()
@@ -133,12 +133,12 @@ def test_rows_do_not_see_each_other(policy: Policy) -> None:
 
 
 def test_bounds_hold_unless_a_row_is_alone() -> None:
-    """Padded tokens and logits per forward pass."""
+    """Padded tokens per forward pass."""
     rows = rows_of(4)
-    for max_tokens, max_logits in ((64, 1 << 28), (4096, 64 * VOCABULARY), (1, 1)):
-        batches = micro_batches(rows, max_tokens=max_tokens, max_logits=max_logits, vocabulary=VOCABULARY)
+    for max_tokens in (64, 4096, 1):
+        batches = micro_batches(rows, max_tokens=max_tokens)
         for batch in batches:
             count, length = batch.input_ids_BL.shape
-            assert count == 1 or count * length <= min(max_tokens, max_logits // VOCABULARY)
+            assert count == 1 or count * length <= max_tokens
         assert sum(len(batch.input_ids_BL) for batch in batches) == len(rows)
         assert sum(int(batch.loss_mask_BK.sum()) for batch in batches) == sum(int(r.loss_mask_T.sum()) for r in rows)
