@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import asdict
 from torch import Tensor
 
 from tracegrad.schemas.errors import ConfigurationError, DivergedError
@@ -30,6 +31,8 @@ __all__ = ["Learner", "StepResult"]
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _BETAS = (0.9, 0.95)
 """AdamW's; the second is shorter than torch's .999, for gradients change with the policy."""
+_NOT_LEARNT = {"steps", "python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every"}
+"""Keys of `[trainer]` that change no step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,17 @@ class Learner:
         # By name, so that sums over them do not depend on the order in which the model was built.
         self._masters = dict(sorted(policy.masters.items()))
         self.forget_moments()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a step depends on, by key of `[trainer]`; `auto` as it turned out here."""
+        told = {name: str(value) for name, value in asdict(self._config).items() if name not in _NOT_LEARNT}
+        resolved = {"dtype": self.policy.model_dtype, "publish_dtype": self.policy.dtype}
+        return (
+            told
+            | {name: str(dtype).removeprefix("torch.") for name, dtype in resolved.items()}
+            | {"device": self.policy.device.type}
+        )
 
     def step(self, rows: Sequence[TrainingRow], *, version: int, step: int) -> StepResult:
         """Trains on one batch.

@@ -323,6 +323,18 @@ def test_lost_checkpoints_are_refused(log: MemoryLog, untied: Path, tmp_path: Pa
         train(log, config_of(untied, tmp_path / "b"))
 
 
+def test_settings_that_changed_between_starts_are_said(
+    log: MemoryLog, untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on with the new ones; its curve has a reason on record. Equal ones are no news."""
+    train(log, config_of(untied, tmp_path, steps=1))
+    train(log, config_of(untied, tmp_path, steps=2))
+    assert "changed since" not in caplog.text
+    train(log, config_of(untied, tmp_path, steps=3, lr=1e-4, dtype="bfloat16", aggregation="constant"))
+    for told in ("lr 0.0005 -> 0.0001", "dtype float32 -> bfloat16", "aggregation token_mean -> constant"):
+        assert told in caplog.text
+
+
 def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Two runs in one folder would overwrite each other."""
     train(log, config_of(untied, tmp_path, steps=1))

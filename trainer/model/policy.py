@@ -93,10 +93,15 @@ class Policy:
         return hasattr(self._model, "peft_config")
 
     @property
+    def model_dtype(self) -> torch.dtype:
+        """Of the model's own weights, in which it computes."""
+        dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
+        return dtype
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the files that are published: the model's, unless the configuration names another."""
-        dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
-        return self._publish_dtype or dtype
+        return self._publish_dtype or self.model_dtype
 
     def logits(self, input_ids_BL: Tensor, keep_K: Tensor) -> Tensor:
         """[B, K, V] logits at the kept positions; attention is causal, rows do not see each other."""

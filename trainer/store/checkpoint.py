@@ -68,6 +68,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float] = {}
     """Of `checkpoint` and `publish`, the step before."""
     files: tuple[WeightFile, ...] = ()
+    settings: dict[str, str] = {}
+    """What its steps depended on (`Learner.settings`): what a restart changed is said."""
 
     @property
     def folder(self) -> str:
@@ -213,7 +215,12 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineag
         )
     if tensors:
         learner.restore(tensors)
+        known, now = state.settings, learner.settings
+        changed = [f"{name} {known[name]} -> {now[name]}" for name in now if known.get(name, now[name]) != now[name]]
+        if changed:
+            _log.warning("[trainer] changed since step %d of this run: %s", state.step, ", ".join(changed))
         _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
         if published > state.version:
             _log.warning("version %d was published after this checkpoint: the log is replayed from there", published)
+    progress.state = msgspec.structs.replace(state, settings=learner.settings)
     return progress
