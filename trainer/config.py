@@ -14,9 +14,10 @@ from msgspec import Meta
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Program, Section, Whole
 
-__all__ = ["Aggregation", "TrainerConfig", "TrainerHandles"]
+__all__ = ["Aggregation", "Scale", "TrainerConfig", "TrainerHandles"]
 
 Aggregation = Literal["token_mean", "rollout_mean", "constant"]
+Scale = Literal["none", "std", "grpo"]
 
 
 class TrainerConfig(Section, frozen=True, kw_only=True):
@@ -53,8 +54,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     max_staleness: Whole = 8
     """Versions that a trained token may be behind; beyond it the group is excluded as `stale`. A safety net, for
     `[pace]` bounds admission."""
-    scale_advantages: bool = False
-    """Also divide by the population std of the peers' returns (GRPO); off is Dr. GRPO (arXiv:2503.20783)."""
+    scale: Scale = "none"
+    """What advantages are divided by: `none` (with leave-one-out: RLOO), `grpo` (then exactly GRPO), or `std`, the
+    population std of the peers' returns, which is GRPO * (k / (k - 1))^1.5."""
     device: str = "auto"
     """`auto`: the accelerator when there is one, else `cpu`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -88,7 +88,7 @@ class Learner:
         self.policy = policy
         self.recipe = Recipe(
             baseline=config.baseline,
-            scale="std" if config.scale_advantages else "none",
+            scale=config.scale,
             low=config.clip_low,
             high=config.clip_high,
             dual=config.clip_dual,

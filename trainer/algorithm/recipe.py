@@ -20,7 +20,7 @@ from torch import Tensor
 from .aggregation import constant, rollout_mean, token_mean
 from .baselines.leave_one_out import leave_one_out
 from .ratio import token_ratio
-from .scale import population_std, unscaled
+from .scale import grpo_std, population_std, unscaled
 from .surrogate import clip
 
 __all__ = ["AGGREGATIONS", "BASELINES", "RATIOS", "SCALES", "SURROGATES", "Recipe", "TokenLoss"]
@@ -32,6 +32,7 @@ BASELINES: Mapping[str, Callable[[Sequence[str], Sequence[float]], list[float]]]
 SCALES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "none": unscaled,
     "std": population_std,
+    "grpo": grpo_std,
 }
 """[P] returns -> s; asked only where some return differs from its baseline."""
 RATIOS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -5,15 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["population_std", "unscaled"]
+__all__ = ["grpo_std", "population_std", "unscaled"]
 
 
 def unscaled(returns_P: Sequence[float]) -> float:
-    """s = 1 (Dr. GRPO, arXiv:2503.20783)."""
+    """s = 1: with leave-one-out it is RLOO (arXiv:2402.14740), k / (k - 1) times Dr. GRPO (arXiv:2503.20783)."""
     return 1.0
 
 
 def population_std(returns_P: Sequence[float]) -> float:
-    """s = the population std of all P returns (ddof 0; GRPO, arXiv:2402.03300). Not for returns that are all equal."""
+    """s = the population std of all k = P returns (ddof 0). Not for returns that are all equal.
+
+    Over leave-one-out this is GRPO (arXiv:2402.03300) times (k / (k - 1))^1.5, if each peer is another rollout.
+    """
     mean = math.fsum(returns_P) / len(returns_P)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in returns_P) / len(returns_P))
+
+
+def grpo_std(returns_P: Sequence[float]) -> float:
+    """s = std (ddof 1) * k / (k - 1) of all k = P returns. Not for returns that are all equal.
+
+    Over leave-one-out this is exactly GRPO's (R - mean) / std, if each peer is another rollout: R - b is then
+    k / (k - 1) times R - mean.
+    """
+    size = len(returns_P)
+    return population_std(returns_P) * (size / (size - 1)) ** 1.5

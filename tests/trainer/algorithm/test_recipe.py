@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from tracegrad.trainer.algorithm.recipe import AGGREGATIONS, Recipe, TokenLoss
-from tracegrad.trainer.config import Aggregation
+from tracegrad.trainer.algorithm.recipe import AGGREGATIONS, SCALES, Recipe, TokenLoss
+from tracegrad.trainer.config import Aggregation, Scale
 
 pytestmark = pytest.mark.torch
 
@@ -88,9 +88,10 @@ def test_zero_advantage_gives_zero_gradient() -> None:
     assert torch.equal(gradient_of(logprobs), torch.zeros_like(logprobs))
 
 
-def test_the_settings_offer_every_aggregation_of_the_table() -> None:
+def test_the_settings_offer_every_aggregation_and_scale_of_the_tables() -> None:
     """The names are told twice: in the type, for the help, and in the table."""
     assert get_args(Aggregation) == tuple(AGGREGATIONS)
+    assert get_args(Scale) == tuple(SCALES)
 
 
 @pytest.mark.parametrize(
