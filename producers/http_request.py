@@ -1,12 +1,12 @@
-"""What the gateways read of an HTTP request: a body of bounded size, and the attempt that its path names.
+"""What the gateways read of an HTTP request: a body of bounded size and time, and the attempt that its path names.
 
 In: Starlette requests. Out: bytes, a JSON object, ids. Failure: RequestError, with the status that tells the client
-what to do.
+what to do, or OverloadedError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from typing import Any
 
 import msgspec
@@ -15,7 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
 
-__all__ = ["path_ids", "read_body", "read_object"]
+from .budget import Share
+
+__all__ = ["UNREAD", "path_ids", "read_body", "read_object"]
+
+UNREAD = (408, 413)
+"""Answers given before the whole body was read; the connection ends with them, or the rest would go on coming."""
+_BODY_TIMEOUT_S = 10.0
+"""A client that has not sent its body by then holds memory for nothing."""
 
 
 def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:
@@ -26,31 +33,37 @@ def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:
         raise RequestError(str(error)) from error
 
 
-async def read_body(request: Request, limit: int, take: Callable[[int], None] = lambda num_bytes: None) -> bytes:
-    """The body as it was sent, at most `limit` bytes; `take` hears of each piece before it is kept.
+async def read_body(request: Request, limit: int, share: Share) -> bytes:
+    """The body as it was sent, at most `limit` bytes, all taken from the request's share.
 
-    Raises RequestError: larger (413), or the client left meanwhile (400).
+    Raises:
+        RequestError: larger (413), the client left meanwhile (400), or it was too slow (408).
+        OverloadedError: there is no room.
     """
     too_large = RequestError(f"expected a body of at most {limit} bytes, got a larger one", status=413)
     if int(request.headers.get("content-length") or 0) > limit:
         raise too_large
     body = bytearray()
     try:
-        async for piece in request.stream():
-            take(len(piece))
-            body += piece
-            if len(body) > limit:
-                raise too_large
+        async with asyncio.timeout(_BODY_TIMEOUT_S) as patience:
+            with share.budget.coming(share, patience):
+                async for piece in request.stream():
+                    share.take(len(piece))
+                    body += piece
+                    if len(body) > limit:
+                        raise too_large
     except ClientDisconnect:
         raise RequestError("the client went away while it sent the body") from None
+    except TimeoutError:
+        raise RequestError(f"expected the body within {_BODY_TIMEOUT_S:g} s, got a part", status=408) from None
     return bytes(body)
 
 
-async def read_object(request: Request, limit: int) -> dict[str, Any]:
-    """The body, a JSON object of at most `limit` bytes. Raises RequestError (400, 413, 415)."""
+async def read_object(request: Request, limit: int, share: Share) -> dict[str, Any]:
+    """The body, a JSON object of at most `limit` bytes. Raises as `read_body`, and RequestError (400, 415)."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RequestError("content-encoding: expected identity, got another", status=415)
-    data = await read_body(request, limit)
+    data = await read_body(request, limit, share)
     try:
         body = msgspec.json.decode(data or b"{}", type=dict[str, Any])
         # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.

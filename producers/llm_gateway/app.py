@@ -128,7 +128,8 @@ class Gateway:
 
     async def _begin(self, request: Request) -> Response:
         rollout, attempt = path_ids(request)
-        body = await read_object(request, self.parts.config.max_body_bytes)
+        with self.parts.budget.share() as share:
+            body = await read_object(request, self.parts.config.max_body_bytes, share)
         purpose = Purpose(str(body.get("purpose")))
         if body.get("policy") != self.parts.policy.name:
             raise RequestError("policy: expected the run's policy, got another", param="policy")

@@ -36,6 +36,7 @@ from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, ToolCall
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Topic, Topics, episode_key
 
+from ..budget import Budget
 from .api.chat_request import ChatRequest, Message, NamedTool, ToolUse
 from .api.events import Event, Finished, Reasoning, Started, Text, ToolCalled
 from .config import LlmConfig, LlmHandles, PolicyConfig
@@ -66,6 +67,7 @@ class Parts:
 
     def __post_init__(self) -> None:
         self.writer = self.log.writer()
+        self.budget = Budget(self.config.max_inflight_bytes)
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
 
     def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> _Append:

@@ -32,7 +32,7 @@ from tracegrad.schemas.ids import TraceId
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
-from ..http_request import read_object
+from ..http_request import UNREAD, read_object
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
 from .calls import CallServer, Parts, Served
@@ -59,15 +59,17 @@ class ChatEndpoints:
         parts, config = self._parts, self._parts.config
         caller = judge(claims_of(http), parts.handles.run_hash)
         session = parts.sessions.find(caller)
-        is_full = self.num_inflight >= config.max_inflight
-        if is_full:
-            if session is not None:
-                session.last_fault = 503
-            raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
         with contextlib.ExitStack() as entered:
-            self.num_inflight += 1
+            try:
+                # A slot only for a body that is here, or clients that never send theirs would hold them all.
+                share = entered.enter_context(parts.budget.share())
+                body = await read_object(http, config.max_body_bytes, share)
+                self._enter(config.max_inflight)
+            except OverloadedError:
+                if session is not None:
+                    session.last_fault = 503
+                raise
             entered.callback(self._leave)
-            body = await read_object(http, config.max_body_bytes)
             if session is not None:
                 # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
                 session.last_fault = None
@@ -101,6 +103,11 @@ class ChatEndpoints:
             self._parts.metrics.add(CALLS_SERVED, served.answer.outcome)
         elif error is not None:
             self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
+
+    def _enter(self, max_inflight: int) -> None:
+        if self.num_inflight >= max_inflight:
+            raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
+        self.num_inflight += 1
 
     def _leave(self) -> None:
         self.num_inflight -= 1
@@ -215,5 +222,7 @@ def problem_of(error: BaseException) -> Problem:
 
 def problem_response(problem: Problem, api: Api) -> Response:
     """An error as that API's clients expect it."""
-    headers = None if problem.retry_after_s is None else {"retry-after": str(problem.retry_after_s)}
+    headers = {} if problem.retry_after_s is None else {"retry-after": str(problem.retry_after_s)}
+    if problem.status in UNREAD:
+        headers["connection"] = "close"
     return Response(api.error(problem), problem.status, headers, media_type="application/json")

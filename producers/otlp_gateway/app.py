@@ -3,19 +3,17 @@
 In: POST /v1/traces (also under /rollout/{rollout}/attempt/{attempt}, whose identity is written into the
 resources), protobuf or JSON, plain or gzip. Out: one record a trace and size, keyed by trace id in hex.
 Invariant: 200 is answered only when the log has acknowledged every piece. Memory is bounded: a request over
-`max_body_bytes` gets 413, one that would pass `max_inflight_bytes` in all gets 503 + Retry-After. Failure: the log
-is away -> 503 + Retry-After (the SDK sends again; duplicates are folded); malformed -> 400; a span that no record
-can hold -> a dead letter by reference and `partial_success`.
+`max_body_bytes` gets 413, one whose body does not come gets 408, one that would pass `max_inflight_bytes` in all gets
+503 + Retry-After. Failure: the log is away -> 503 + Retry-After (the SDK sends again; duplicates are folded);
+malformed -> 400; a span that no record can hold -> a dead letter by reference and `partial_success`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 
@@ -36,7 +34,8 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics, original_key, trace_key
 
 from ..asgi import serve
-from ..http_request import path_ids, read_body
+from ..budget import Budget, Share
+from ..http_request import UNREAD, path_ids, read_body
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
 from .split import Piece, Rejected, add_identity, split
@@ -48,8 +47,9 @@ _OFF_LOOP_BYTES = 64 * 1024
 _RECORD_TARGET_BYTES = 1_000_000
 """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
 _RETRY_AFTER_S = 1
-_CODES = {400: 3, 401: 16, 413: 3, 415: 3, 500: 13, 503: 14}
-"""google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, INTERNAL, UNAVAILABLE."""
+_CODES = {400: 3, 401: 16, 408: 4, 413: 3, 415: 3, 500: 13, 503: 14}
+"""google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL,
+UNAVAILABLE."""
 
 logger = logging.getLogger(__name__)
 _Split = tuple[list[Piece], list[Rejected]]
@@ -65,7 +65,7 @@ class OtlpGateway:
         self._ack_timeout_s = handles.ack_timeout_s
         self._topics = topics
         self._writer = writer
-        self._inflight_bytes = 0
+        self._budget = Budget(config.max_inflight_bytes)
         self._metrics = metrics
         paths = ("/v1/traces", "/rollout/{rollout}/attempt/{attempt}/v1/traces")
         routes = [Route(path, self.traces, methods=["POST"]) for path in paths]
@@ -80,8 +80,8 @@ class OtlpGateway:
         content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
         try:
             self._check(request, content_type)
-            with self._held() as hold:
-                body = await self._read_body(request, hold)
+            with self._budget.share() as share:
+                body = await self._read_body(request, share)
                 pieces, rejected = await self._decode(request, body, content_type)
                 await asyncio.wait_for(self._append(pieces, rejected), self._ack_timeout_s)
         except (RequestError, RecordError) as error:
@@ -102,13 +102,13 @@ class OtlpGateway:
         if request.headers.get("content-encoding", "identity") not in ("identity", "gzip"):
             raise RequestError("expected content encoding gzip or none", status=415)
 
-    async def _read_body(self, request: Request, hold: Callable[[int], None]) -> bytes:
+    async def _read_body(self, request: Request, share: Share) -> bytes:
         limit = self._config.max_body_bytes
-        body = await read_body(request, limit, hold)
+        body = await read_body(request, limit, share)
         if request.headers.get("content-encoding") != "gzip":
             return body
         unzipped = await asyncio.to_thread(gunzip, body, limit=limit)
-        hold(len(unzipped))
+        share.take(len(unzipped))
         return unzipped
 
     async def _decode(self, request: Request, body: bytes, content_type: str) -> _Split:
@@ -146,24 +146,9 @@ class OtlpGateway:
         response = _message_response(Status(code=_CODES[status], message=message), content_type, status)
         if status == 503:
             response.headers["retry-after"] = str(_RETRY_AFTER_S)
+        if status in UNREAD:
+            response.headers["connection"] = "close"
         return response
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[Callable[[int], None]]:
-        """Counts the bytes of one request in flight; the yielded raises OverloadedError beyond the bound of all."""
-        limit, held = self._config.max_inflight_bytes, 0
-
-        def hold(num_bytes: int) -> None:
-            nonlocal held
-            if self._inflight_bytes + num_bytes > limit:
-                raise OverloadedError(f"more than {limit} bytes of spans wait for the log; send again later")
-            self._inflight_bytes += num_bytes
-            held += num_bytes
-
-        try:
-            yield hold
-        finally:
-            self._inflight_bytes -= held
 
 
 def _answer(rejected: list[Rejected]) -> ExportTraceServiceResponse:

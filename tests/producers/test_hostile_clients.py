@@ -1,0 +1,137 @@
+"""What one client can cost the others at either gateway: bodies that never end, bodies of any content."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.producers import hostile
+from tests.producers.hostile import TARGETS, half_sent, percentile_99_s
+from tests.producers.otlp_gateway.bodies import TRACE
+from tracegrad.producers import http_request
+
+pytestmark = pytest.mark.slow
+BOTH = pytest.mark.parametrize("name", ["otlp", "llm"])
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"), [("otlp", {"max_inflight_bytes": 4_000_000}), ("llm", {"max_inflight": 512})]
+)
+async def test_slow_clients_hold_no_budget(name: str, bounds: dict[str, int]) -> None:
+    """540 half-sent bodies, more than may be in flight: nobody else is refused, nor waits long."""
+    async with TARGETS[name](**bounds) as target:
+        before_s = await percentile_99_s(target, 200)
+        async with half_sent(target, 540, 10_000):
+            assert await percentile_99_s(target, 200) <= 3 * max(before_s, 0.01)
+
+
+@BOTH
+async def test_a_body_that_does_not_come_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client hears 408, and its connection ends, though it goes on dripping."""
+    monkeypatch.setattr(http_request, "_BODY_TIMEOUT_S", 0.2, raising=False)
+    async with TARGETS[name]() as target, half_sent(target, 1, 10) as [reader]:
+        answer = asyncio.create_task(reader.read())
+        await asyncio.wait({answer}, timeout=2)
+        assert answer.done(), "the gateway still waits"
+        assert answer.result().startswith(b"HTTP/1.1 408 ")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([2**70, "\ud800", "auto"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+_CALL = {"id": "call_0", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
+_CHAT = {
+    "model": "any",
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "call_0", "content": "4"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}, "strict": True}}],
+    "tool_choice": "auto",
+    "stream": False,
+    "stream_options": {"include_usage": True},
+    "stop": ["x"],
+    "logprobs": True,
+    "response_format": {"type": "text"},
+}
+_BEGIN = {"policy": "policy", "purpose": "train", "sampling": {}}
+_SPAN = {
+    "traceId": TRACE.hex(),
+    "spanId": "00000000000000ff",
+    "name": "tool",
+    "kind": 3,
+    "startTimeUnixNano": "1700000000000000000",
+    "attributes": [{"key": "a", "value": {"arrayValue": {"values": [{"intValue": "1"}]}}}],
+    "links": [{"traceId": TRACE.hex(), "spanId": "0000000000000001"}],
+    "status": {"code": 2, "message": "no"},
+}
+_TRACES = {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": [_SPAN]}]}]}
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of everything within."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _places(value[key])
+
+
+@st.composite
+def _mutants(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
+    """A good body with other values in a few places, sometimes cut or with a byte changed."""
+    body = copy.deepcopy(good)
+    for _ in range(draw(st.integers(1, 3))):
+        container, key = draw(st.sampled_from(list(_places(body)) or [(body, "x")]))
+        container[key] = draw(_JSON)
+    data = bytearray(json.dumps(body).encode())
+    if draw(st.integers(0, 9)) == 0:
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.integers(0, 9)) == 0 else data)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """One event loop for all examples."""
+    with asyncio.Runner() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["otlp", "llm"])
+def attacked(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[tuple[str, hostile.Target]]:
+    """A gateway that serves all examples."""
+    stack = contextlib.AsyncExitStack()
+    yield request.param, runner.run(stack.enter_async_context(TARGETS[request.param]()))
+    runner.run(stack.aclose())
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_no_body_is_the_gateways_fault(
+    attacked: tuple[str, hostile.Target], runner: asyncio.Runner, data: st.DataObject
+) -> None:
+    """Whatever a body holds, the answer is below 500."""
+    name, target = attacked
+    path, good = target.path, _TRACES
+    if name == "llm":
+        begin = target.path.replace("/v1/chat/completions", "/begin")
+        path, good = data.draw(
+            st.sampled_from([(target.path, _CHAT), (begin, _BEGIN), ("/v1/chat/completions", _CHAT)])
+        )
+    body = data.draw(_mutants(good))
+
+    async def ask() -> int:
+        headers = {"content-type": "application/json"}
+        async with target.http.post(target.url + path, data=body, headers=headers) as response:
+            return response.status
+
+    assert runner.run(ask()) < 500, body
