@@ -2,7 +2,7 @@
 
 In: an application, an address. The event loop is uvicorn's choice: uvloop where it is installed, else asyncio's.
 Invariant: no signal handler is installed (the composition root owns signals); requests in flight get `grace_s` to
-end. Failure: UnavailableError when the address cannot be bound.
+end; a request's header has at most 16 KiB. Failure: UnavailableError when the address cannot be bound.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tracegrad.schemas.errors import UnavailableError
 
@@ -23,6 +24,7 @@ __all__ = ["serve"]
 
 _POLL_S = 0.1
 _BACKLOG = 1024
+_MAX_HEADER_BYTES = 16 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,20 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves the process's signals as they are."""
         yield
+
+
+def _bounded(app: ASGIApp) -> ASGIApp:
+    """Answers 431 to a header that came whole and is too long; h11 bounds only what it waits for."""
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            fields = sum(len(name) + len(value) for name, value in scope["headers"])
+            if fields + len(scope["raw_path"]) + len(scope["query_string"]) > _MAX_HEADER_BYTES:
+                await Response(status_code=431, headers={"connection": "close"})(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return bounded
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -64,7 +80,10 @@ def serve(
     """
     bound = _bind(host, port)
     config = uvicorn.Config(
-        app,
+        _bounded(app),
+        # The faster parser, httptools, has no bound on what it waits for.
+        http="h11",
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         log_config=None,
         access_log=False,
         server_header=False,
