@@ -82,7 +82,7 @@ class OtlpGateway:
             self._check(request, content_type)
             with self._budget.share() as share:
                 body = await self._read_body(request, share)
-                pieces, rejected = await self._decode(request, body, content_type)
+                pieces, rejected = await self._decode(request, body, content_type, share)
                 await asyncio.wait_for(self._append(pieces, rejected), self._ack_timeout_s)
         except (RequestError, RecordError) as error:
             return self._refuse(error.status if isinstance(error, RequestError) else 400, str(error), content_type)
@@ -107,14 +107,22 @@ class OtlpGateway:
         body = await read_body(request, limit, share)
         if request.headers.get("content-encoding") != "gzip":
             return body
-        unzipped = await asyncio.to_thread(gunzip, body, limit=limit)
-        share.take(len(unzipped))
-        return unzipped
+        unzipped, pieces = bytearray(), gunzip(body, limit=limit)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            share.take(len(piece))
+            unzipped += piece
+        return bytes(unzipped)
 
-    async def _decode(self, request: Request, body: bytes, content_type: str) -> _Split:
+    async def _decode(self, request: Request, body: bytes, content_type: str, share: Share) -> _Split:
         identity = path_ids(request) if "rollout" in request.path_params else None
         decode = partial(self._decode_now, body, content_type, identity)
-        return await asyncio.to_thread(decode) if len(body) > _OFF_LOOP_BYTES else decode()
+        pieces, rejected = await asyncio.to_thread(decode) if len(body) > _OFF_LOOP_BYTES else decode()
+        num_bytes, limit = sum(piece.num_bytes for piece in pieces), self._config.max_inflight_bytes
+        if num_bytes > limit:
+            # Never to be sent again: it would not fit then either.
+            raise RequestError(f"expected at most {limit} bytes once split by trace, got {num_bytes}", status=413)
+        share.take(num_bytes)
+        return pieces, rejected
 
     def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> _Split:
         message = decode_traces(body, content_type)
@@ -124,8 +132,11 @@ class OtlpGateway:
         return pieces, [*rejected, *unfit]
 
     async def _append(self, pieces: list[Piece], rejected: list[Rejected]) -> None:
-        topic = self._topics.name(Topic.OTLP_SPANS)
-        futures = [self._writer.append(topic, key=trace_key(piece.trace_id), value=piece.value) for piece in pieces]
+        topic, futures = self._topics.name(Topic.OTLP_SPANS), []
+        for piece in pieces:
+            is_large = piece.num_bytes > _OFF_LOOP_BYTES
+            value = await asyncio.to_thread(piece.value) if is_large else piece.value()
+            futures.append(self._writer.append(topic, key=trace_key(piece.trace_id), value=value))
         futures += [self._dead_letter(item) for item in rejected]
         for future in futures:
             await asyncio.wrap_future(future)

@@ -1,13 +1,13 @@
 """One export request becomes records of one trace each, none larger than the record limit.
 
 In: a decoded request. Out: pieces (key = trace id in hex) and the items that fit nowhere. Invariant: every span
-is in exactly one piece or among the rejected; a piece keeps the resources and scopes of its spans. Failure: none.
+is in exactly one piece or among the rejected; a piece keeps the resources and scopes of its spans, and says its size
+before it is built. Failure: none.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -24,12 +24,42 @@ _ENVELOPE_BYTES = 32
 """More than the tags and lengths that wrap one span into a request (5 levels of at most 6 bytes)."""
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """Spans of one trace, as the bytes of an ExportTraceServiceRequest."""
+class Piece:
+    """Spans of one trace, in the order they came, that one record will hold; the record is built when it is asked for,
+    for it repeats their resources and scopes and so may be much larger than what they came in."""
 
-    trace_id: str
-    value: bytes
-    num_spans: int
+    def __init__(self, trace_id: bytes) -> None:
+        self.trace_id = trace_id.hex()
+        self.num_bytes = 0
+        """At least those of the record."""
+        self._spans: list[tuple[ResourceSpans, ScopeSpans, Span]] = []
+
+    @property
+    def num_spans(self) -> int:
+        """How many it has."""
+        return len(self._spans)
+
+    def add(self, resource_spans: ResourceSpans, scope_spans: ScopeSpans, span: Span, *, head: int, size: int) -> None:
+        """Takes one span; `head` bytes wrap it, `size` are its own."""
+        last = self._spans[-1] if self._spans else (None, None, None)
+        self.num_bytes += size + head * ((last[0] is not resource_spans) + (last[1] is not scope_spans))
+        self._spans.append((resource_spans, scope_spans, span))
+
+    def value(self) -> bytes:
+        """The bytes of an ExportTraceServiceRequest."""
+        request = ExportTraceServiceRequest()
+        resource_of = scope_of = None
+        for resource_spans, scope_spans, span in self._spans:
+            if resource_of is not resource_spans:
+                opened = request.resource_spans.add(schema_url=resource_spans.schema_url)
+                opened.resource.CopyFrom(resource_spans.resource)
+                resource_of, scope_of = resource_spans, None
+            if scope_of is not scope_spans:
+                scope = request.resource_spans[-1].scope_spans.add(schema_url=scope_spans.schema_url)
+                scope.scope.CopyFrom(scope_spans.scope)
+                scope_of = scope_spans
+            request.resource_spans[-1].scope_spans[-1].spans.append(span)
+        return request.SerializeToString()
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +115,7 @@ def split(
         target_bytes: a piece is closed before it would grow beyond this; one larger span is a piece of its own.
         item_limit_bytes: a span that, with its resource and scope, exceeds this is rejected.
     """
-    growing: defaultdict[bytes, _Growing] = defaultdict(_Growing)
+    growing: dict[bytes, Piece] = {}
     pieces: list[Piece] = []
     rejected: list[Rejected] = []
     for resource_spans, scope_spans, span in spans_of(request):
@@ -98,12 +128,12 @@ def split(
         if head + size > item_limit_bytes:
             rejected.append(_reject(span, "item_too_large"))
             continue
-        piece = growing[span.trace_id]
-        if piece.num_spans and piece.num_bytes + head + size > target_bytes:
-            pieces.append(piece.closed(span.trace_id))
-            piece = growing[span.trace_id] = _Growing()
+        piece = growing.get(span.trace_id)
+        if piece is None or piece.num_bytes + head + size > target_bytes:
+            piece = growing[span.trace_id] = Piece(span.trace_id)
+            pieces.append(piece)
         piece.add(resource_spans, scope_spans, span, head=head, size=size)
-    return [*pieces, *(piece.closed(trace_id) for trace_id, piece in growing.items())], rejected
+    return pieces, rejected
 
 
 def _reject(span: Span, reason: str) -> Rejected:
@@ -115,34 +145,3 @@ def _reject(span: Span, reason: str) -> Rejected:
         num_bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
     )
-
-
-class _Growing:
-    """A piece that takes the spans of one trace in the order they came."""
-
-    def __init__(self) -> None:
-        self._request = ExportTraceServiceRequest()
-        self._resource_of: ResourceSpans | None = None
-        self._scope_of: ScopeSpans | None = None
-        self.num_bytes = 0
-        self.num_spans = 0
-
-    def add(self, resource_spans: ResourceSpans, scope_spans: ScopeSpans, span: Span, *, head: int, size: int) -> None:
-        """Takes one span; `head` bytes wrap it, `size` are its own."""
-        if self._resource_of is not resource_spans:
-            opened = self._request.resource_spans.add(schema_url=resource_spans.schema_url)
-            opened.resource.CopyFrom(resource_spans.resource)
-            self._resource_of, self._scope_of = resource_spans, None
-            self.num_bytes += head
-        if self._scope_of is not scope_spans:
-            scope = self._request.resource_spans[-1].scope_spans.add(schema_url=scope_spans.schema_url)
-            scope.scope.CopyFrom(scope_spans.scope)
-            self._scope_of = scope_spans
-            self.num_bytes += head
-        self._request.resource_spans[-1].scope_spans[-1].spans.append(span)
-        self.num_bytes += size
-        self.num_spans += 1
-
-    def closed(self, trace_id: bytes) -> Piece:
-        """What it holds, as a record."""
-        return Piece(trace_id=trace_id.hex(), value=self._request.SerializeToString(), num_spans=self.num_spans)

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import random
+import time
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -115,6 +117,40 @@ async def test_gzip_members_are_decompressed(log: MemoryLog) -> None:
     assert span_ids(values(log)) == [(TRACE.hex(), 1)]
 
 
+async def test_gzip_members_are_bounded(log: MemoryLog) -> None:
+    """8 MiB of empty members would take most of a CPU's minute; they are refused at once."""
+    packed = gzip.compress(b"") * 400_000
+    began = time.process_time()
+    answer = await post(log, packed, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, time.process_time() - began < 1) == (400, True)
+
+
+async def test_what_is_decompressed_is_accounted_for_as_it_comes(log: MemoryLog) -> None:
+    """A small body that grows beyond what may be in flight is refused before it has."""
+    packed = gzip.compress(bytes(16_000_000))
+    tracemalloc.start()
+    answer = await post(log, packed, headers={"content-encoding": "gzip"}, max_inflight_bytes=2_000_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (answer.status_code, peak < 8_000_000) == (503, True), peak
+
+
+async def test_what_would_be_written_is_accounted_for_before_it_is(log: MemoryLog) -> None:
+    """A long resource is repeated in the record of each of its traces: 16 KB, unpacked and split, were 500 MB."""
+    request = ExportTraceServiceRequest()
+    resource_spans = request.resource_spans.add()
+    resource_spans.resource.attributes.add(key="long").value.string_value = "x" * 200_000
+    spans = resource_spans.scope_spans.add().spans
+    for number in range(1, 500):
+        spans.add(trace_id=number.to_bytes(16, "big"), span_id=number.to_bytes(8, "big"))
+    packed = gzip.compress(request.SerializeToString())
+    tracemalloc.start()
+    answer = await post(log, packed, headers={"content-encoding": "gzip"})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (answer.status_code, peak < 10_000_000, values(log)) == (413, True, []), peak
+
+
 async def test_identity_of_the_path_enters_the_resources(log: MemoryLog) -> None:
     """Under the rollout path, every resource names rollout and attempt."""
     rollout = "ab12cd34" + "0" * 20
@@ -208,7 +244,7 @@ async def test_a_log_that_is_away_is_503_and_frees_its_bytes(log: MemoryLog) -> 
     """A failed append does not hold its bytes, so the same gateway takes the retry."""
     body = request_of([(TRACE, 1)]).SerializeToString()
     log.fail_next(UnavailableError("away"))
-    async with client_of(log, max_inflight_bytes=len(body)) as client:
+    async with client_of(log, max_inflight_bytes=4 * len(body)) as client:
         assert (await client.post("/v1/traces", content=body, headers=PROTOBUF)).status_code == 503
         assert (await client.post("/v1/traces", content=body, headers=PROTOBUF)).status_code == 200
 
@@ -248,8 +284,9 @@ def test_split_keeps_every_span_within_the_target() -> None:
             part = request_of([(trace, number)], payload="p" * random_.randrange(300))
             request.resource_spans.extend(part.resource_spans)
         pieces, _ = split(request, target_bytes=600, item_limit_bytes=10_000)
-        assert span_ids(piece.value for piece in pieces) == sorted(expected)
-        assert all(len(piece.value) <= 600 or piece.num_spans == 1 for piece in pieces)
+        assert span_ids(piece.value() for piece in pieces) == sorted(expected)
+        assert all(len(piece.value()) <= 600 or piece.num_spans == 1 for piece in pieces)
+        assert all(len(piece.value()) <= piece.num_bytes for piece in pieces)
         assert {piece.trace_id for piece in pieces} == {trace for trace, _ in expected}
 
 
