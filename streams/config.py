@@ -63,13 +63,16 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     idle_s: Seconds = 10.0
     """Silence after which an episode of an agent without runner closes."""
     orphan_s: Seconds = 600.0
-    """Silence after which a rollout's episode closes of which no runner ever spoke. Long: its events may be late,
-    since they travel on another topic than its spans."""
+    """Silence after which a rollout's episode closes of which no runner ever spoke; one of spans alone is let go. Long:
+    its events may be late, since they travel on another topic than its spans."""
     tool_error_prefixes: tuple[str, ...] = ("error", "traceback", "exception")
     """A tool result that begins with one of these words (any case) failed, when nothing stronger says so."""
     max_open_episodes: Count = 20_000
     """Per worker. Above 90 % the longest-silent episode without runner is proposed for closing (`bound`);
     at the bound, facts that would open another episode are dead letters (`too_many_open`)."""
+    max_stray_traces: Count = 10_000
+    """Per worker, besides: traces of which nothing but spans has come. Beyond it, or `max_bytes_per_episode` in all,
+    the longest-silent one is let go, without a close."""
     max_facts_per_episode: Count = 20_000
     """Spans and calls; further ones are dead letters (`too_many_facts`) and the episode closes by deadline."""
     max_bytes_per_episode: Count = 64 * 1024 * 1024

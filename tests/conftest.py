@@ -21,9 +21,10 @@ from tracegrad.schemas.topics import Topics
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Few examples in the everyday run, more in the full one; HYPOTHESIS_PROFILE=long for many, =attack (with --timeout 0) for 10^5.
+    """Few examples in the everyday run, more in the full one; HYPOTHESIS_PROFILE=long for many.
 
-    No deadline: a busy machine is no failure.
+    `attack` (with --timeout 0) runs as many as the hostile bodies are promised for. No deadline: a busy machine is no
+    failure.
     """
     for name, max_examples in (("fast", 8), ("full", 30), ("long", 2000), ("attack", 100_000)):
         hypothesis.settings.register_profile(name, max_examples=max_examples, deadline=None)

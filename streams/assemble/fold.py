@@ -4,7 +4,9 @@ In: `episode_events` (facts, and close proposals that some worker's clock made).
 `closed_episodes` in the input's partition. Invariant: closing is decided by records only, so a replay closes alike;
 facts of a closed episode are late: counted, acknowledged, never folded. Which episodes a run takes (its own rollouts,
 and what `[select]` names) is judged after the join. An input position is done when its episode's
-marker is acknowledged. Failure: an unreadable record, or one above a bound, is a dead letter.
+marker is acknowledged. Traces of which nothing but spans has come are strays: bounded apart, so that a flood of them
+takes no room from rollouts; those that `[select]` cannot want end without a close, a record or a marker. Failure: an
+unreadable record, or one above a bound, is a dead letter.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
-from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS
+from tracegrad.schemas.log.protocol import Position, Record
+from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS, Metrics
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -29,13 +31,15 @@ from tracegrad.schemas.records.facts import (
     Facts,
     RewardFact,
     RolloutFact,
+    SpanFact,
 )
-from tracegrad.schemas.topics import Stage, Topic, episode_key, group_key
+from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_key
 
-from ..config import SelectConfig
+from ..config import SelectConfig, StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
 from .open_episode import OpenEpisode, Waiting, is_authorised
+from .strays import Strays
 from .write_episode import has_structure, write_episode
 
 __all__ = ["Assemble"]
@@ -47,10 +51,37 @@ class Assemble(StageFold[OpenEpisode]):
     marker_topic = Topic.CLOSED_EPISODES
     stage = Stage.ASSEMBLE
 
+    def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
+        super().__init__(rules, topics, metrics)
+        limits = rules.streams
+        self._strays = Strays(limits.max_stray_traces, limits.max_bytes_per_episode)
+        self._let_go: list[Position] = []
+        """Inputs of strays that are gone; the next record's emission tells that they are done."""
+
+    def reset(self) -> None:
+        """As Fold.reset."""
+        super().reset()
+        self._strays.clear()
+        self._let_go.clear()
+
+    def fold(self, record: Record) -> Emission:
+        """As Fold.fold."""
+        emission = super().fold(record)
+        if self._let_go:
+            emission = msgspec.structs.replace(emission, done=tuple(sorted({*emission.done, *self._let_go})))
+            self._let_go.clear()
+        return emission
+
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
         proposals = []
-        for episode, reason in due(self._open.values(), now_s, self._rules.streams):
+        strays = [episode for id_, episode in self._open.items() if id_ in self._strays]
+        others = [episode for id_, episode in self._open.items() if id_ not in self._strays]
+        for episode, reason in (pair for group in (others, strays) for pair in due(group, now_s, self._rules.streams)):
+            if episode.episode_id in self._strays and not self._may_want(episode):
+                self._strays.discard(episode.episode_id)
+                self._let_stray_go(episode.episode_id)
+                continue
             self.metrics.add(PROPOSALS, reason)
             rollout = episode.attempt[0] if episode.attempt else None
             proposals.append(
@@ -62,6 +93,15 @@ class Assemble(StageFold[OpenEpisode]):
                 )
             )
         return proposals
+
+    def _may_want(self, stray: OpenEpisode) -> bool:
+        """Whether `[select]` could name it; a stray that bears a run's hash is not known to that run's runner."""
+        select = self._rules.select
+        return stray.attempt is None and bool(select.capture_all or select.services or select.agents)
+
+    def _let_stray_go(self, episode_id: str) -> None:
+        self._let_go.extend(self._open.pop(episode_id).positions)
+        self.metrics.add(EPISODES_CLOSED, "stray")
 
     def _take(self, record: Record) -> Emission:
         event = EPISODE_EVENTS.decode(record.value)
@@ -86,9 +126,13 @@ class Assemble(StageFold[OpenEpisode]):
 
     def _add(self, record: Record, facts: Facts) -> Emission:
         episode = self._open.get(facts.episode_id)
+        was_stray = episode is None or facts.episode_id in self._strays
+        is_stray = was_stray and all(isinstance(fact, SpanFact) for fact in facts.facts)
+        if was_stray and not is_stray:
+            num_open = len(self._open) - len(self._strays)
+            if num_open >= self._rules.streams.max_open_episodes:
+                raise RecordError(f"expected at most {num_open} open episodes", reason="too_many_open")
         if episode is None:
-            if len(self._open) >= self._rules.streams.max_open_episodes:
-                raise RecordError(f"expected at most {len(self._open)} open episodes", reason="too_many_open")
             attempt = attempt_of(facts.episode_id, self._rules.runs)
             episode = OpenEpisode(facts.episode_id, attempt, partition=record.partition)
         self._check_bounds(episode, record, facts)
@@ -98,6 +142,12 @@ class Assemble(StageFold[OpenEpisode]):
         episode.silent_since_s = None
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
+        self._strays.discard(facts.episode_id)
+        if is_stray:
+            self._strays.add(facts.episode_id, episode.num_bytes)
+            for surplus in self._strays.surplus():
+                self._let_stray_go(surplus)
+            return Emission()
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
@@ -123,6 +173,7 @@ class Assemble(StageFold[OpenEpisode]):
         return isinstance(fact, CallsClosedFact | RolloutFact)
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
+        self._strays.discard(episode.episode_id)
         disposition = self._disposition(episode)
         self.metrics.add(EPISODES_CLOSED, disposition)
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
