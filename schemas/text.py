@@ -1,6 +1,8 @@
-"""Text of user code made safe for records: Python strings may hold half a surrogate pair, which UTF-8 cannot.
+"""Text that others wrote, made safe: for records, whose UTF-8 cannot hold half a surrogate pair as Python strings may,
+and for a terminal, which obeys control characters.
 
-In: decoded JSON. Out: the same with `?` for each lone surrogate, in strings and keys. Pure.
+In: decoded JSON. Out: the same with `?` for each lone surrogate, in strings and keys. In: text to be shown. Out: the
+same with an escape for each control character. Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["clean", "decode_json"]
+__all__ = ["clean", "decode_json", "printable"]
+
+_CONTROLS = (
+    (0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F),  # C0 but tab and line feed, DEL, C1
+    (0x061C, 0x061C), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069),  # of bidirectional text, and line ends
+)  # fmt: skip
+_ESCAPES = {code: f"\\u{code:04x}" for first, last in _CONTROLS for code in range(first, last + 1)}
 
 
 def clean(value: Any) -> Any:
@@ -28,3 +36,9 @@ def decode_json(data: bytes | str) -> Any:
     # JSON that is UTF-8 can bring a lone surrogate only by its escape, so most values need no walk.
     escape = b"\\ud" if isinstance(data, bytes) else "\\ud"
     return clean(value) if escape in data.lower() else value  # type: ignore[operator]
+
+
+def printable(text: str) -> str:
+    """The text with `\\u001b` and the like for C0, C1 and bidirectional controls, except tab and line feed; JSON stays
+    the JSON that it is."""
+    return text.translate(_ESCAPES)

@@ -16,6 +16,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradErr
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
 from . import look, run, topics
+from .common import echo
 
 __all__ = ["app", "main"]
 
@@ -42,10 +43,10 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TracegradError as error:
-        sys.stderr.write(f"tracegrad: {error}\n")
+        echo(f"tracegrad: {error}", is_error=True)
         sys.exit(FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1)
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"tracegrad: {lacking(error, 'this command', 'cli')}\n")
+        echo(f"tracegrad: {lacking(error, 'this command', 'cli')}", is_error=True)
         sys.exit(FATAL_EXIT_STATUS)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)

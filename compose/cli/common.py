@@ -16,6 +16,7 @@ import typer
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.section import section_of
+from tracegrad.schemas.text import printable
 
 from ..run.load import load
 from ..run.run_dir import RunDir
@@ -28,6 +29,7 @@ __all__ = [
     "RunDirOption",
     "RunOption",
     "RunsDirOption",
+    "echo",
     "find_run",
     "help_of",
     "load_settings",
@@ -54,6 +56,11 @@ RunDirOption = Annotated[
 ]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders lie.", envvar="TRACEGRAD_RUNS_DIR")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")]
+
+
+def echo(text: str, *, is_error: bool = False) -> None:
+    """Prints what may hold text of others; every command prints by it."""
+    typer.echo(printable(text), err=is_error)
 
 
 def find_run(run: str | None, run_dir: Path | None, runs_dir: Path) -> Wiring:

@@ -21,7 +21,7 @@ from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import Topic
 
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, reachable_log
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, reachable_log
 
 __all__ = ["audit", "status", "tail"]
 
@@ -48,7 +48,7 @@ def status(
             fold_processes(log, wiring.topics, state, since_ms=started_ms)
             lag = stream_lag(log, wiring.topics)
         except TracegradError as error:
-            typer.echo(f"tracegrad: {error}", err=True)
+            echo(f"tracegrad: {error}", is_error=True)
     if as_json:
         fields = {
             "run": wiring.record.name,
@@ -59,13 +59,13 @@ def status(
             "processes": [msgspec.to_builtins(told) for told in state.supervised.values()],
             "reports": [msgspec.to_builtins(report) for report in state.reports.values()],
         }
-        typer.echo(json.dumps(fields, indent=2))
+        echo(json.dumps(fields, indent=2))
     else:
-        typer.echo(f"run {wiring.record.name} ({'running' if is_running else 'not running'}) in {folder.path}")
+        echo(f"run {wiring.record.name} ({'running' if is_running else 'not running'}) in {folder.path}")
         for line in process_lines(state, int(time.time() * 1000)):
-            typer.echo("  " + line)
+            echo("  " + line)
         if lag is not None:
-            typer.echo(f"  {lag} records wait or belong to what is still open")
+            echo(f"  {lag} records wait or belong to what is still open")
     raise typer.Exit(0 if is_running else 1)
 
 
@@ -93,7 +93,7 @@ def tail(
     log = reachable_log(wiring)
     with closing(_records(log, wiring.topics.name(chosen), from_, must_wait=is_following or from_ == "end")) as records:
         for record in islice(records, count):
-            typer.echo(json.dumps(json_of(chosen, record)) if as_json else as_text(chosen, record))
+            echo(json.dumps(json_of(chosen, record)) if as_json else as_text(chosen, record))
 
 
 def _starts(log: Log, name: str, from_: str) -> dict[TopicPartition, int]:
@@ -137,7 +137,7 @@ def audit(
     wiring = find_run(run, run_dir, runs_dir)
     report = account(wiring, reachable_log(wiring), is_live=wiring.run_dir.is_locked())
     if as_json:
-        typer.echo(msgspec.json.encode(report).decode())
+        echo(msgspec.json.encode(report).decode())
     else:
-        typer.echo("\n".join(report_lines(report)))
+        echo("\n".join(report_lines(report)))
     raise typer.Exit(0 if report.is_complete else 1)

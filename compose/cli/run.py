@@ -19,7 +19,7 @@ from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, help_of, load_settings
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, help_of, load_settings
 
 __all__ = ["demo", "env", "serve", "train", "up", "variables"]
 
@@ -136,10 +136,10 @@ def env(
     """
     found = variables(find_run(run, run_dir, runs_dir))
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
     else:
         for name, value in found.items():
-            typer.echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
+            echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
 
 
 def serve(

@@ -14,7 +14,7 @@ from tracegrad.schemas.topics import REGISTRY
 
 from ..kafka.log import KafkaLog
 from ..kafka.topic_admin import GroupPlan, TopicPlan, create_topics, plan_groups, plan_topics
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, find_run, load_settings, reachable_log
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, load_settings, reachable_log
 
 __all__ = ["app"]
 
@@ -48,13 +48,13 @@ def create(
 def _print_plans(plans: Sequence[TopicPlan | GroupPlan], *, as_json: bool) -> None:
     for plan in plans:
         if as_json:
-            typer.echo(msgspec.json.encode(plan).decode())
+            echo(msgspec.json.encode(plan).decode())
             continue
         is_new = plan.is_new if isinstance(plan, TopicPlan) else None
         first, *rest = plan.lines()
-        typer.echo(first + {None: "", True: "  (made)", False: "  (was there)"}[is_new])
+        echo(first + {None: "", True: "  (made)", False: "  (was there)"}[is_new])
         for line in rest if is_new is None else []:
-            typer.echo(line)
+            echo(line)
 
 
 @app.command("list")
@@ -73,6 +73,6 @@ def list_topics(
         count = sum(kept.end - kept.begin for kept in offsets.values())
         if as_json:
             fields = {"topic": spec.topic.value, "name": name, "partitions": len(offsets), "records": count}
-            typer.echo(msgspec.json.encode(fields).decode())
+            echo(msgspec.json.encode(fields).decode())
         else:
-            typer.echo(f"{name:40} {len(offsets):2d} partitions {count:9d} records  {spec.value}")
+            echo(f"{name:40} {len(offsets):2d} partitions {count:9d} records  {spec.value}")

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tracegrad.consumers.views.terminal import Event, StepLine
+from tracegrad.schemas.text import printable
 
 __all__ = ["JsonShow", "RichShow", "Show", "choose_show"]
 
@@ -57,7 +58,7 @@ class Show:
     def say(self, text: str) -> None:
         """A sentence for people."""
         with self._lock:
-            self._out.write(text + "\n")
+            self._out.write(printable(text) + "\n")
             self._out.flush()
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
@@ -88,7 +89,7 @@ class RichShow(Show):
 
     def say(self, text: str) -> None:
         style = "bold" if text == _HEADER else None
-        self._console.print(escape(text), style=style, soft_wrap=True)
+        self._console.print(escape(printable(text)), style=style, soft_wrap=True)
 
     def close(self) -> None:
         self._status.stop()
@@ -102,7 +103,7 @@ class JsonShow(Show):
         self.result(event.kind, fields, [])
 
     def say(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(text) + "\n")
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
         super().say(json.dumps({"kind": name, **fields}))

@@ -41,7 +41,7 @@ def as_text(topic: Topic, record: Record) -> str:
     """One line: where it lies, its key, what it says."""
     where = f"{record.partition}@{record.offset}"
     key = (record.key or b"").decode("utf-8", "replace")
-    return f"{where:>10} {key[:32]:32} {_sentence(topic, record)}"
+    return f"{where:>10} {key[:32]:32} {_sentence(topic, record)}".replace("\n", " ")
 
 
 def as_json(topic: Topic, record: Record) -> dict[str, Any]:
