@@ -7,12 +7,14 @@ never a traceback.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
 
+from ..loopback import without_proxy
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
 from . import look, run, topics
@@ -40,6 +42,7 @@ app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 
 def main() -> None:
     """The console script."""
+    os.environ.update(without_proxy(os.environ))
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TracegradError as error:

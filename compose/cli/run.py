@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from tracegrad.consumers.views.watch import Watcher
 from tracegrad.producers.runner.agent_environment import agent_environment
 from tracegrad.schemas.errors import ConfigurationError
 
+from ..loopback import without_proxy
 from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
@@ -160,7 +162,7 @@ def serve(
 def variables(wiring: Wiring) -> dict[str, str]:
     """What an agent that we do not start is given."""
     agent = wiring.settings.agent
-    return agent_environment(wiring.runner(), agent.service if agent else "agent")
+    return agent_environment(wiring.runner(), agent.service if agent else "agent") | without_proxy(os.environ)
 
 
 def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from tracegrad.schemas.text import printable
 from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..kafka.errors import Seldom
+from ..loopback import without_proxy
 from .process import process_name
 from .run_dir import RunDir
 from .status_reports import reporting
@@ -39,6 +41,7 @@ _logger = logging.getLogger(__name__)
 def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 0) -> int:
     """Runs the process; returns its exit status. Blocking; call it from the main thread."""
     _set_up_logging()
+    os.environ.update(without_proxy(os.environ))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
