@@ -7,6 +7,7 @@ what to do, or OverloadedError.
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import msgspec
@@ -17,12 +18,17 @@ from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_
 
 from .budget import Share
 
-__all__ = ["UNREAD", "path_ids", "read_body", "read_object"]
+__all__ = ["UNREAD", "path_ids", "read_body", "read_object", "retry_after_s"]
 
 UNREAD = (408, 413)
 """Answers given before the whole body was read; the connection ends with them, or the rest would go on coming."""
 _BODY_TIMEOUT_S = 10.0
 """A client that has not sent its body by then holds memory for nothing."""
+
+
+def retry_after_s() -> int:
+    """When one that was refused may ask again: whole seconds, by chance, or all would come back in one burst."""
+    return random.randint(1, 4)
 
 
 def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:

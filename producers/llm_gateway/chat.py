@@ -32,7 +32,7 @@ from tracegrad.schemas.ids import TraceId
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
-from ..http_request import UNREAD, read_object
+from ..http_request import UNREAD, read_object, retry_after_s
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
 from .calls import CallServer, Parts, Served
@@ -204,7 +204,7 @@ def _status_of(error: BaseException) -> int:
 def problem_of(error: BaseException) -> Problem:
     """What an agent is told of an error; a fault of the gateway's own is logged here."""
     status, message = _status_of(error), str(error)
-    wait_s = 1 if status == 503 else None
+    wait_s = retry_after_s() if status == 503 else None
     match error:
         case IdentityError():
             return Problem(status=400, message=message, code=error.reason)

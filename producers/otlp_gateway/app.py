@@ -35,7 +35,7 @@ from tracegrad.schemas.topics import Topic, Topics, original_key, trace_key
 
 from ..asgi import serve
 from ..budget import Budget, Share
-from ..http_request import UNREAD, path_ids, read_body
+from ..http_request import UNREAD, path_ids, read_body, retry_after_s
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
 from .split import Piece, Rejected, add_identity, split
@@ -46,7 +46,6 @@ _OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, so that one of them does not hold up every other request."""
 _RECORD_TARGET_BYTES = 1_000_000
 """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
-_RETRY_AFTER_S = 1
 _CODES = {400: 3, 401: 16, 408: 4, 413: 3, 415: 3, 500: 13, 503: 14}
 """google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL,
 UNAVAILABLE."""
@@ -156,7 +155,7 @@ class OtlpGateway:
         logger.log(level, "otlp: answered %d (%d so far): %s", status, num_refused, message)
         response = _message_response(Status(code=_CODES[status], message=message), content_type, status)
         if status == 503:
-            response.headers["retry-after"] = str(_RETRY_AFTER_S)
+            response.headers["retry-after"] = str(retry_after_s())
         if status in UNREAD:
             response.headers["connection"] = "close"
         return response

@@ -44,6 +44,20 @@ async def test_a_body_that_does_not_come_is_given_up(name: str, monkeypatch: pyt
         assert answer.result().startswith(b"HTTP/1.1 408 ")
 
 
+@BOTH
+async def test_those_refused_come_back_at_different_times(name: str) -> None:
+    """Or the next burst would be as large as the one that was refused."""
+    async with TARGETS[name](max_inflight_bytes=100) as target:
+        waits = []
+        for _ in range(40):
+            headers = {"content-type": "application/x-protobuf"}
+            async with target.http.post(target.url + target.path, data=bytes(200), headers=headers) as response:
+                assert response.status == 503
+                waits.append(int(response.headers["retry-after"]))
+    assert set(waits) <= {1, 2, 3, 4}
+    assert len(set(waits)) > 1
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([2**70, "\ud800", "auto"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
