@@ -2,7 +2,7 @@
 
 In: a decoded request. Out: pieces (key = trace id in hex) and the items that fit nowhere. Invariant: every span
 is in exactly one piece or among the rejected; a piece keeps the resources and scopes of its spans, and says its size
-before it is built. Failure: none.
+before it is built. Failure: RecordError, too many fit nowhere.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from tracegrad.schemas.attributes import AGENTLIGHTNING_ATTEMPT_ID, AGENTLIGHTNING_ROLLOUT_ID, ATTEMPT_ID, ROLLOUT_ID
+from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.otlp import spans_of
 
 __all__ = ["Piece", "Rejected", "add_identity", "split"]
 
 _ENVELOPE_BYTES = 32
 """More than the tags and lengths that wrap one span into a request (5 levels of at most 6 bytes)."""
+
+
+_MAX_REJECTED = 1_000
+"""Of one request; exporters send some hundred spans, and two bytes of nothing would make a dead letter each."""
 
 
 class Piece:
@@ -59,7 +64,8 @@ class Piece:
                 scope.scope.CopyFrom(scope_spans.scope)
                 scope_of = scope_spans
             request.resource_spans[-1].scope_spans[-1].spans.append(span)
-        return request.SerializeToString()
+        value: bytes = request.SerializeToString()
+        return value
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +84,8 @@ def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str)
 
     Returns:
         The spans whose resource, or which themselves, claim another identity; they are taken out of the request.
+    Raises:
+        RecordError: these are more than a thousand.
     """
     told = {ROLLOUT_ID: rollout, ATTEMPT_ID: attempt}
     names = {**told, AGENTLIGHTNING_ROLLOUT_ID: rollout, AGENTLIGHTNING_ATTEMPT_ID: attempt}
@@ -90,6 +98,7 @@ def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str)
             for span in scope_spans.spans:
                 spans[is_other or _differs(span.attributes, names)].append(span)
             if spans[True]:
+                _check_rejected(len(rejected) + len(spans[True]))
                 rejected.extend(_reject(span, "identity_conflict") for span in spans[True])
                 del scope_spans.spans[:]
                 scope_spans.spans.extend(spans[False])
@@ -114,11 +123,14 @@ def split(
         request: the decoded request; not changed.
         target_bytes: a piece is closed before it would grow beyond this; one larger span is a piece of its own.
         item_limit_bytes: a span that, with its resource and scope, exceeds this is rejected.
+    Raises:
+        RecordError: more than a thousand would be rejected.
     """
     growing: dict[bytes, Piece] = {}
     pieces: list[Piece] = []
     rejected: list[Rejected] = []
     for resource_spans, scope_spans, span in spans_of(request):
+        _check_rejected(len(rejected))
         if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id):
             rejected.append(_reject(span, "invalid_id"))
             continue
@@ -134,6 +146,11 @@ def split(
             pieces.append(piece)
         piece.add(resource_spans, scope_spans, span, head=head, size=size)
     return pieces, rejected
+
+
+def _check_rejected(num: int) -> None:
+    if num > _MAX_REJECTED:
+        raise RecordError(f"expected spans that records can hold, got more than {_MAX_REJECTED} others")
 
 
 def _reject(span: Span, reason: str) -> Rejected:

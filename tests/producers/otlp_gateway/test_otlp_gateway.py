@@ -272,6 +272,17 @@ async def test_spans_without_valid_ids_are_rejected(log: MemoryLog) -> None:
     assert span_ids(values(log)) == [(TRACE.hex(), 2)]
 
 
+async def test_a_request_of_bad_spans_alone_is_no_flood_of_dead_letters(log: MemoryLog) -> None:
+    """Empty spans take two bytes each, so 100 bytes of gzip would be thousands of records."""
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    for _ in range(3_000):
+        spans.add()
+    packed = gzip.compress(request.SerializeToString())
+    answer = await post(log, packed, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, len(log.records(DEAD))) == (400, 0)
+
+
 def test_split_keeps_every_span_within_the_target() -> None:
     """Random requests over several resources: each span once, pieces within the target unless one span exceeds it."""
     random_ = random.Random(0)
