@@ -14,6 +14,7 @@ from tracegrad.schemas.ids import RunHash, parse_run_hash
 from tracegrad.schemas.section import Count, Seconds, Section
 
 from .assemble.air.rules import AirConfig
+from .normalize.dialects.judge_tool import ToolRule
 
 __all__ = ["SelectConfig", "StreamRules", "StreamsConfig"]
 
@@ -65,8 +66,8 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     orphan_s: Seconds = 600.0
     """Silence after which a rollout's episode closes of which no runner ever spoke; one of spans alone is let go. Long:
     its events may be late, since they travel on another topic than its spans."""
-    tool_error_prefixes: tuple[str, ...] = ("error", "traceback", "exception")
-    """A tool result that begins with one of these words (any case) failed, when nothing stronger says so."""
+    tools: tuple[ToolRule, ...] = ()
+    """How the results of some tools are read; the first rule that matches a tool is its own."""
     max_open_episodes: Count = 20_000
     """Per worker. Above 90 % the longest-silent episode without runner is proposed for closing (`bound`);
     at the bound, facts that would open another episode are dead letters (`too_many_open`)."""

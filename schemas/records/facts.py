@@ -67,7 +67,7 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     """The id that the gateway minted, when the framework repeats it."""
     tool_status: ToolStatus = ToolStatus.UNKNOWN
     tool_status_from: str = ""
-    """What the status was read from: `span_status`, `exception`, `text`, `attribute`."""
+    """What the status was read from: `span_status`, `exception`, `attribute`, `result`, `text`; or nothing."""
     error_type: str | None = None
     is_counted: bool = False
     """Its agent host counted it in the end event's `spans_exported`; spans of other processes in the trace are not."""

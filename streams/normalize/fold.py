@@ -35,6 +35,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
+from .dialects.judge_tool import ToolJudge
 from .identity import episode_of
 from .read_spans import SpanReader
 
@@ -54,9 +55,7 @@ class Normalize(StageFold[None]):
     def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
         super().__init__(rules, topics, metrics)
         self._runs = rules.runs
-        self._spans = SpanReader(
-            self._runs, tool_error_prefixes=rules.streams.tool_error_prefixes, metrics=self.metrics
-        )
+        self._spans = SpanReader(self._runs, judge=ToolJudge(rules.streams.tools), metrics=self.metrics)
         self._spans_topic = topics.name(Topic.OTLP_SPANS)
         self._codecs: dict[str, Codec[Any]] = {
             topics.name(Topic.LLM_CALLS): LLM_CALLS,

@@ -8,11 +8,11 @@ A request that does not parse at all is refused whole (RecordError `undecodable`
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from tracegrad.schemas.attributes import (
@@ -28,9 +28,11 @@ from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 from tracegrad.schemas.records.otlp import decode_spans
 
-from .dialects.dialect import AttributeValue, Dialect, Reading, SpanView, ToolErrorText
+from .dialects.dialect import Dialect, Reading
+from .dialects.judge_tool import JUDGED_KEYS, ToolJudge
 from .dialects.openinference import OPENINFERENCE
 from .dialects.otel_genai import OTEL_GENAI
+from .dialects.span_view import AttributeValue, SpanView
 from .identity import episode_of
 
 __all__ = ["DIALECTS", "Refused", "SpanReader", "SpanScan"]
@@ -40,9 +42,10 @@ DIALECTS: tuple[Dialect, ...] = (OTEL_GENAI, OPENINFERENCE)
 ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
-_SPAN_KEYS = _IDENTITY_KEYS.union(*(dialect.keys for dialect in DIALECTS))
+_SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, *(dialect.keys for dialect in DIALECTS))
 _RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN}
 _MAX_NAME = 200
+_MAX_NESTING = 8
 
 
 class Refused(NamedTuple):
@@ -65,9 +68,9 @@ class SpanScan(NamedTuple):
 class SpanReader:
     """Reads requests for one run. Not thread-safe."""
 
-    def __init__(self, runs: Container[str], *, tool_error_prefixes: tuple[str, ...], metrics: Metrics) -> None:
+    def __init__(self, runs: Container[str], *, judge: ToolJudge, metrics: Metrics) -> None:
         self._runs = runs
-        self._is_error = ToolErrorText(tool_error_prefixes)
+        self._judge = judge
         self._metrics = metrics
 
     def read(self, value: bytes) -> SpanScan:
@@ -125,21 +128,28 @@ class SpanReader:
     def _meaning(self, view: SpanView) -> tuple[str, Reading]:
         """(dialect, reading); a span that no dialect understands keeps only its place in the tree."""
         for dialect in DIALECTS:
-            reading = dialect.read(view, self._is_error)
+            reading = dialect.read(view, self._judge)
             if reading is not None:
                 return dialect.name, reading
         return "none", Reading(kind=SpanKind.OTHER)
 
 
 def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:
-    """The wanted attributes that hold a plain value; the last one of a name wins."""
-    attributes: dict[str, AttributeValue] = {}
-    for pair in pairs:
-        if pair.key in wanted:
-            kind = pair.value.WhichOneof("value")
-            if kind in ("string_value", "bool_value", "int_value", "double_value"):
-                attributes[pair.key] = getattr(pair.value, kind)
-    return attributes
+    """The wanted attributes that hold a value; the last one of a name wins."""
+    found = ((pair.key, _plain(pair.value)) for pair in pairs if pair.key in wanted)
+    return {key: value for key, value in found if value is not None}
+
+
+def _plain(value: AnyValue, depth: int = 0) -> Any:
+    """As Python's own types, for tools' results may be structured; None for bytes, and below the deepest level."""
+    kind = value.WhichOneof("value")
+    if depth > _MAX_NESTING or kind in (None, "bytes_value"):
+        return None
+    if kind == "array_value":
+        return [_plain(item, depth + 1) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return {pair.key: _plain(pair.value, depth + 1) for pair in value.kvlist_value.values}
+    return getattr(value, kind)
 
 
 def _claim(keys: tuple[str, ...], *sources: dict[str, AttributeValue]) -> str | None:

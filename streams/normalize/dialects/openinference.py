@@ -14,9 +14,11 @@ import msgspec
 
 from tracegrad.schemas.attributes import ERROR_TYPE
 from tracegrad.schemas.ids import CALL_ID
-from tracegrad.schemas.records.facts import SpanKind, ToolStatus
+from tracegrad.schemas.records.facts import SpanKind
 
-from .dialect import MAX_TEXT, Dialect, Reading, SpanView, ToolErrorText, read_tool
+from .dialect import Dialect, Reading
+from .judge_tool import ToolJudge
+from .span_view import MAX_TEXT, SpanView
 
 __all__ = ["OPENINFERENCE"]
 
@@ -29,19 +31,18 @@ OUTPUT = "output.value"
 
 # Our gateway mints this form, so nothing else in an LLM span's output can be taken for it.
 _RESPONSE_ID = re.compile(rf'"id"\s*:\s*"({CALL_ID})"')
-_DECLARED = {"success": ToolStatus.SUCCEEDED, "error": ToolStatus.FAILED}
 _MAX_JSON = 1_000_000
-"""Characters of a tool's output that are parsed; a longer one is judged by its beginning as text."""
+"""Characters of a tool's output that are parsed; of a longer one neither the tool-call id nor the status is read."""
 
 
-def _read(span: SpanView, is_error: ToolErrorText) -> Reading | None:
+def _read(span: SpanView, judge: ToolJudge) -> Reading | None:
     kind = span.text(KIND)
     if kind is None:
         return None
     output = span.attributes.get(OUTPUT)
     text = output if isinstance(output, str) else None
     if kind == "TOOL":
-        return _read_tool(span, text, is_error)
+        return _read_tool(span, text, judge)
     if kind == "AGENT":
         return Reading(kind=SpanKind.AGENT, agent_name=span.text(AGENT_NAME) or span.name)
     if kind == "LLM":
@@ -50,20 +51,21 @@ def _read(span: SpanView, is_error: ToolErrorText) -> Reading | None:
     return Reading(kind=SpanKind.OTHER)
 
 
-def _read_tool(span: SpanView, output: str | None, is_error: ToolErrorText) -> Reading:
+def _read_tool(span: SpanView, output: str | None, judge: ToolJudge) -> Reading:
     message = _tool_message(output)
     content = message.get("content")
     call_id = message.get("tool_call_id")
-    return read_tool(
-        span,
-        is_error,
-        name=span.text(TOOL_NAME) or span.name,
-        call_id=(call_id[:MAX_TEXT] if isinstance(call_id, str) and call_id else None)
+    name = span.text(TOOL_NAME) or span.name
+    status, status_from = judge(span, name, output if content is None else content, message.get("status"))
+    return Reading(
+        kind=SpanKind.TOOL,
+        tool_name=name,
+        tool_call_id=(call_id[:MAX_TEXT] if isinstance(call_id, str) and call_id else None)
         or span.text(TOOL_CALL_ID)
         or span.text(TOOL_ID),
+        tool_status=status,
+        tool_status_from=status_from,
         error_type=span.text(ERROR_TYPE),
-        declared=_DECLARED.get(str(message.get("status")), ToolStatus.UNKNOWN),
-        result=content if isinstance(content, str) else output,
     )
 
 
@@ -83,6 +85,4 @@ def _tool_message(output: str | None) -> dict[str, Any]:
     return {}
 
 
-OPENINFERENCE = Dialect(
-    "openinference", frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT, ERROR_TYPE}), _read
-)
+OPENINFERENCE = Dialect("openinference", frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT}), _read)

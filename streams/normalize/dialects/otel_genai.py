@@ -16,7 +16,9 @@ from tracegrad.schemas.attributes import (
 )
 from tracegrad.schemas.records.facts import SpanKind
 
-from .dialect import Dialect, Reading, SpanView, ToolErrorText, read_tool
+from .dialect import Dialect, Reading
+from .judge_tool import ToolJudge
+from .span_view import SpanView
 
 __all__ = ["OTEL_GENAI"]
 
@@ -32,19 +34,21 @@ _KEYS = (
 )
 
 
-def _read(span: SpanView, is_error: ToolErrorText) -> Reading | None:
+def _read(span: SpanView, judge: ToolJudge) -> Reading | None:
     operation = span.text(GEN_AI_OPERATION_NAME)
     if operation is None:
         return None
     error_type = span.text(ERROR_TYPE)
     if operation == "execute_tool":
-        return read_tool(
-            span,
-            is_error,
-            name=span.text(GEN_AI_TOOL_NAME) or span.name.removeprefix("execute_tool "),
-            call_id=span.text(GEN_AI_TOOL_CALL_ID),
+        name = span.text(GEN_AI_TOOL_NAME) or span.name.removeprefix("execute_tool ")
+        status, status_from = judge(span, name, span.attributes.get(GEN_AI_TOOL_RESULT))
+        return Reading(
+            kind=SpanKind.TOOL,
+            tool_name=name,
+            tool_call_id=span.text(GEN_AI_TOOL_CALL_ID),
+            tool_status=status,
+            tool_status_from=status_from,
             error_type=error_type,
-            result=span.attributes.get(GEN_AI_TOOL_RESULT),
         )
     if operation == "invoke_agent":
         name = span.text(GEN_AI_AGENT_NAME) or span.name.removeprefix("invoke_agent ")

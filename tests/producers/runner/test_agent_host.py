@@ -25,6 +25,7 @@ from tracegrad.producers.runner.outcome import gateway_fault
 from tracegrad.schemas import attributes
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic
+from tracegrad.streams.normalize.dialects.judge_tool import ToolJudge
 from tracegrad.streams.normalize.read_spans import SpanReader
 
 ROLLOUT = "ab12cd34" + "0" * 19
@@ -169,7 +170,7 @@ def received(rig: Rig, episode: str) -> set[str]:
 
 def counted(rig: Rig, episode: str) -> dict[str, bool]:
     """Names of the spans that name an episode -> whether they say that they were counted, as streams read them."""
-    reader = SpanReader(frozenset({ROLLOUT[:8]}), tool_error_prefixes=(), metrics=Metrics())
+    reader = SpanReader(frozenset({ROLLOUT[:8]}), judge=ToolJudge(), metrics=Metrics())
     scans = [reader.read(value).facts for value in rig.values(Topic.OTLP_SPANS)]
     return {
         fact.name: fact.is_counted for scan in scans for key, facts in scan.items() for fact in facts if key == episode
