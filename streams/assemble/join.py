@@ -3,8 +3,9 @@
 In: calls in their order on the log, spans in any order. Out: for each call its agent, how it was matched, and its
 tools. A call matches by a cascade, first match wins: the response id on an LLM span; the span that `traceparent`
 named; nothing (the call still trains, without an agent's name). The agent is the nearest agent span above.
-A tool execution matches the request whose minted id it repeats, else an open request of its name whose answer was
-there before the tool began (both times are the agent's own clock), else none.
+A tool execution matches the request whose minted id it repeats; one without any id an open request; else none. Either
+way request and execution name the same tool, the tool began when the answer was there (both times are the agent's own
+clock; where the answer's is not known, any) and a request has one execution: AIR pays nothing else.
 Invariant: the outcome does not depend on the order of the spans. Broken or circular parents end a walk.
 """
 
@@ -93,7 +94,11 @@ def tool_spans(spans: Sequence[SpanFact]) -> list[SpanFact]:
             old = chosen.get(key)
             if old is None or _leaf_rank(tree, span) > _leaf_rank(tree, old):
                 chosen[key] = span
-    return sorted(chosen.values(), key=lambda span: (span.start_ns, span.trace_id, span.span_id))
+    return sorted(chosen.values(), key=_by_start)
+
+
+def _by_start(span: SpanFact) -> tuple[int, str, str]:
+    return span.start_ns, span.trace_id, span.span_id
 
 
 def _leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:
@@ -110,32 +115,39 @@ class _Request(NamedTuple):
 
 
 def join_tools(
-    calls: Sequence[CallRecord], joined: Sequence[Joined], tools: Sequence[SpanFact]
+    calls: Sequence[CallRecord], joined: Sequence[Joined], spans: Sequence[SpanFact]
 ) -> list[list[tuple[SpanFact, str]]]:
     """For each call, the executions that it asked for, by start, each with the tool-call id that it answers."""
+    tree = SpanTree(spans)
     requests = [_Request(index, asked.id, asked.name) for index, call in enumerate(calls) for asked in call.tool_calls]
     by_id = {request.id: request for request in reversed(requests)}
-    claimed: dict[tuple[str, str], _Request] = {
-        (tool.trace_id, tool.span_id): by_id[tool.tool_call_id] for tool in tools if tool.tool_call_id in by_id
-    }
-    taken = set(claimed.values())
+    answers: dict[str, SpanFact] = {}
+    tools = tool_spans(spans)
+    for tool in (span for span in spans if span.kind is SpanKind.TOOL and span.tool_call_id in by_id):
+        request = by_id[tool.tool_call_id or ""]
+        old = answers.get(request.id)
+        # Judged before one of several is chosen, so that a span which answers nothing displaces none that does.
+        if _answers(tool, request, joined) and (old is None or _leaf_rank(tree, tool) > _leaf_rank(tree, old)):
+            answers[request.id] = tool
     open_by_name: dict[str, list[_Request]] = {}
     for request in requests:
-        if request not in taken:
+        if request.id not in answers:
             open_by_name.setdefault(request.name, []).append(request)
-    for tool in tools:
-        candidates = open_by_name.get(tool.tool_name or tool.name, [])
-        if tool.tool_call_id not in by_id and candidates:
-            found = _open_request(tool, candidates, joined)
-            if found is not None:
-                claimed[(tool.trace_id, tool.span_id)] = found
-                candidates.remove(found)
     executions: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
-    for tool in tools:
-        answered = claimed.get((tool.trace_id, tool.span_id))
-        if answered is not None:
-            executions[answered.call].append((tool, answered.id))
+    for tool in sorted((*answers.values(), *(tool for tool in tools if tool.tool_call_id is None)), key=_by_start):
+        candidates = open_by_name.get(tool.tool_name or tool.name, [])
+        found = by_id[tool.tool_call_id] if tool.tool_call_id else _open_request(tool, candidates, joined)
+        if found is not None:
+            executions[found.call].append((tool, found.id))
+            if not tool.tool_call_id:
+                candidates.remove(found)
     return executions
+
+
+def _answers(tool: SpanFact, request: _Request, joined: Sequence[Joined]) -> bool:
+    """Whether an execution that names the request's id can be its: the same tool, begun once the answer was there."""
+    answered_ns = joined[request.call].answered_ns
+    return (tool.tool_name or tool.name) == request.name and (answered_ns is None or answered_ns <= tool.start_ns)
 
 
 def _open_request(tool: SpanFact, requests: Sequence[_Request], joined: Sequence[Joined]) -> _Request | None:

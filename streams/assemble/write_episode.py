@@ -38,7 +38,7 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
     tools = tool_spans(spans)
     awaited = episode.end.rewards_awaited if episode.end else ()
     rewards = _authorised(episode, awaited) if is_graded else ()
-    calls = _with_rewards(_calls(episode, spans, tools), rewards, air)
+    calls = _with_rewards(_calls(episode, spans), rewards, air)
     total, unscored = _sum(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
@@ -101,12 +101,12 @@ def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | Non
     return (math.fsum(values), "") if values else (None, "no_reward")
 
 
-def _calls(episode: OpenEpisode, spans: list[SpanFact], tools: list[SpanFact]) -> list[EpisodeCall]:
+def _calls(episode: OpenEpisode, spans: list[SpanFact]) -> list[EpisodeCall]:
     """The calls in the order of their records on the log, before they are rewarded."""
     facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
     records = [fact.call for fact in facts]
     joined = join_calls(records, spans)
-    executions = join_tools(records, joined, tools)
+    executions = join_tools(records, joined, spans)
     outcomes = episode.closed.outcomes if episode.closed else {}
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
     turns = _turns([match.agent for match in joined], fates)

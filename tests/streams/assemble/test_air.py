@@ -7,11 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.streams.make import config
+from tests.streams.make import (
+    Streams,
+    call,
+    closed,
+    config,
+    event,
+    llm_span,
+    otlp,
+    reward,
+    rollout,
+    tool_call,
+    tool_span,
+)
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.calls import SpliceOutcome
-from tracegrad.schemas.records.episodes import EpisodeCall, ToolExecution
+from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import ToolStatus
+from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal, apply_air
 
 OK = AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2)
@@ -106,3 +119,42 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], match: s
     """The message names the key."""
     with pytest.raises(ConfigurationError, match=match):
         config(**changes)
+
+
+R1 = rollout(1)
+OWN = R1 + "a001"
+ID = "gen_ai__tool__call__id"
+
+
+def earned(*tools: Any) -> list[list[float]]:
+    """What the calls of an attempt earn whose two answers ask for `calc` and for `other`, there at 11 and 21."""
+    calls = [
+        call("a", R1, [1], [2], tool_calls=(tool_call("1"),)),
+        call("b", R1, [3], [4], tool_calls=(tool_call("2", "other"),)),
+    ]
+    spans = [llm_span(OWN, 90, "a", at=10), llm_span(OWN, 91, "b", at=20), *tools]
+    streams = Streams(config((AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5),)))
+    streams.feed(
+        otlp(*spans), *calls, closed(R1, calls), reward(R1), event(R1, spans_exported=len({s.span_id for s in spans}))
+    )
+    (value,) = streams.values(Topic.EPISODES)
+    return [[reward.value for reward in turn_.rewards] for turn_ in EPISODES.decode(value).calls]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"at": 30, ID: "call_9"},
+        {"at": 30, "tool": "other", ID: "call_1"},
+        {"at": 30, "tool": "never_asked"},
+        {"at": 5, ID: "call_1"},
+        {"at": 5},
+    ],
+    ids=["id-not-asked", "other-name", "name-not-asked", "before-the-answer", "before-the-answer-without-id"],
+)
+def test_what_no_answer_asked_for_earns_nothing(forged: dict[str, Any]) -> None:
+    """However often it is exported; and a true execution beside it is paid, once."""
+    spans = [tool_span(OWN, number, **forged) for number in range(3)]
+    assert earned(*spans) == [[], []]
+    true = tool_span(OWN, 10, at=12, **{ID: "call_1"})
+    assert earned(*spans, true, true, tool_span(OWN, 11, at=13, **{ID: "call_1"})) == [[0.5], []]

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from tests.streams.make import call, call_id, tool_call
-from tracegrad.schemas.records.facts import SpanFact, SpanKind
+from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 from tracegrad.streams.assemble.join import Joined, SpanTree, join_calls, join_tools, tool_spans
 
 TRACE = "11" * 16
@@ -68,7 +68,7 @@ def test_nearest_agent_wins_and_circles_end() -> None:
 
 
 def test_tool_call_id_joins_a_tool_to_its_call() -> None:
-    """Whatever the times say."""
+    """Whatever the order; where no span tells when the answer was there, at any time."""
     calls = [call("a", None, tool_calls=(tool_call("1"),)), call("b", None, tool_calls=(tool_call("2"),))]
     tool = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_2")
     assert join_tools(calls, join_calls(calls, []), [tool]) == [[], [(tool, "call_2")]]
@@ -105,3 +105,24 @@ def test_nested_tool_spans_with_one_id_count_once() -> None:
     outer = fact("outer", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=0)
     inner = fact("inner", SpanKind.TOOL, parent="outer", tool_name="calc", tool_call_id="call_1", at=1)
     assert tool_spans([outer, inner]) == tool_spans([inner, outer]) == [inner]
+
+
+def test_an_asked_id_is_answered_by_its_tool_after_the_answer_only() -> None:
+    """Another tool's name, a tool that began before the answer, an id that nobody asked for: none is an execution."""
+    calls = [call("a", None, tool_calls=(tool_call("1"),))]
+    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
+    for name, id_, at in (("other", "call_1", 20), ("calc", "call_1", 10), ("calc", "call_9", 20)):
+        assert join_tools(calls, joined, [fact("t", SpanKind.TOOL, tool_name=name, tool_call_id=id_, at=at)]) == [[]]
+    true = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=11)
+    assert join_tools(calls, joined, [true]) == [[(true, "call_1")]]
+
+
+def test_a_span_that_answers_nothing_displaces_no_execution() -> None:
+    """A forged child of the failed tool repeats its id under another name, or too early; the true one stays."""
+    calls = [call("a", None, tool_calls=(tool_call("1"),))]
+    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
+    true = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=11, tool_status=ToolStatus.FAILED)
+    for name, at in (("other", 12), ("calc", 0)):
+        forged = fact("f", SpanKind.TOOL, parent="t", tool_name=name, tool_call_id="call_1", at=at)
+        for order in ([true, forged], [forged, true]):
+            assert join_tools(calls, joined, order) == [[(true, "call_1")]]
