@@ -6,12 +6,16 @@ named; nothing (the call still trains, without an agent's name). The agent is th
 A tool execution matches the request whose minted id it repeats; one without any id an open request; else none. Either
 way request and execution name the same tool, the tool began when the answer was there (both times are the agent's own
 clock; where the answer's is not known, any) and a request has one execution: AIR pays nothing else.
-Invariant: the outcome does not depend on the order of the spans. Broken or circular parents end a walk.
+Invariant: the outcome does not depend on the order of the spans, and n turns cost O(n log n). Broken or circular
+parents end a walk.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import CallRecord
@@ -129,18 +133,19 @@ def join_tools(
         # Judged before one of several is chosen, so that a span which answers nothing displaces none that does.
         if _answers(tool, request, joined) and (old is None or _leaf_rank(tree, tool) > _leaf_rank(tree, old)):
             answers[request.id] = tool
-    open_by_name: dict[str, list[_Request]] = {}
+    open_by_name: dict[str, _OpenRequests] = {}
     for request in requests:
         if request.id not in answers:
-            open_by_name.setdefault(request.name, []).append(request)
+            open_by_name.setdefault(request.name, _OpenRequests()).add(request, joined[request.call].answered_ns)
     executions: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
     for tool in sorted((*answers.values(), *(tool for tool in tools if tool.tool_call_id is None)), key=_by_start):
-        candidates = open_by_name.get(tool.tool_name or tool.name, [])
-        found = by_id[tool.tool_call_id] if tool.tool_call_id else _open_request(tool, candidates, joined)
+        if tool.tool_call_id is not None:
+            found: _Request | None = by_id[tool.tool_call_id]
+        else:
+            candidates = open_by_name.get(tool.tool_name or tool.name)
+            found = candidates.take(tool.start_ns) if candidates else None
         if found is not None:
             executions[found.call].append((tool, found.id))
-            if not tool.tool_call_id:
-                candidates.remove(found)
     return executions
 
 
@@ -150,11 +155,28 @@ def _answers(tool: SpanFact, request: _Request, joined: Sequence[Joined]) -> boo
     return (tool.tool_name or tool.name) == request.name and (answered_ns is None or answered_ns <= tool.start_ns)
 
 
-def _open_request(tool: SpanFact, requests: Sequence[_Request], joined: Sequence[Joined]) -> _Request | None:
-    """The latest request that was answered before the tool began, else the first one without times."""
-    timed = [(joined[request.call].answered_ns, request) for request in requests]
-    before = [request for answered_ns, request in timed if answered_ns is not None and answered_ns <= tool.start_ns]
-    if before:
-        last = max(request.call for request in before)
-        return next(request for request in before if request.call == last)
-    return next((request for answered_ns, request in timed if answered_ns is None), None)
+class _OpenRequests:
+    """The open requests of one tool's name, for executions that come by start; n of each in O(n log n)."""
+
+    def __init__(self) -> None:
+        self._untimed: deque[_Request] = deque()
+        self._later: list[tuple[int, int, _Request]] = []
+        """(when its answer was there, its number, request), a heap; those of `_before` by (last call, first number)."""
+        self._before: list[tuple[int, int, _Request]] = []
+        self._numbers = count()
+
+    def add(self, request: _Request, answered_ns: int | None) -> None:
+        """One more, in the order of the calls."""
+        if answered_ns is None:
+            self._untimed.append(request)
+        else:
+            heapq.heappush(self._later, (answered_ns, next(self._numbers), request))
+
+    def take(self, start_ns: int) -> _Request | None:
+        """The latest request that was answered before a tool began at `start_ns`, else the first one without times."""
+        while self._later and self._later[0][0] <= start_ns:
+            _, number, request = heapq.heappop(self._later)
+            heapq.heappush(self._before, (-request.call, number, request))
+        if self._before:
+            return heapq.heappop(self._before)[2]
+        return self._untimed.popleft() if self._untimed else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from typing import Any
 
 from tests.streams.make import call, call_id, tool_call
@@ -126,3 +128,19 @@ def test_a_span_that_answers_nothing_displaces_no_execution() -> None:
         forged = fact("f", SpanKind.TOOL, parent="t", tool_name=name, tool_call_id="call_1", at=at)
         for order in ([true, forged], [forged, true]):
             assert join_tools(calls, joined, order) == [[(true, "call_1")]]
+
+
+def test_tools_without_ids_are_joined_in_time_that_grows_with_their_number() -> None:
+    """Four thousand turns, their spans in any order, in a second at most; each tool meets its own turn."""
+    num_turns = 4_000
+    calls = [call(f"{n:x}".zfill(6), None, tool_calls=(tool_call(str(n)),)) for n in range(num_turns)]
+    answers = [fact(f"l{n}", SpanKind.LLM, response_id=call_.call_id, at=10 * n) for n, call_ in enumerate(calls)]
+    tools = [fact(f"t{n}", SpanKind.TOOL, tool_name="calc", at=10 * n + 5) for n in range(num_turns)]
+    spans = random.Random(0).sample([*answers, *tools], 2 * num_turns)
+    started_s = time.process_time()
+    executions = join_tools(calls, join_calls(calls, spans), spans)
+    elapsed_s = time.process_time() - started_s
+    assert executions == [[(tool, f"call_{n}")] for n, tool in enumerate(tools)]
+    assert elapsed_s < 1.0
+    without_times = join_tools(calls, join_calls(calls, []), tools)
+    assert [answered for ((_, answered),) in without_times] == [f"call_{n}" for n in range(num_turns)]
