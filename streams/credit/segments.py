@@ -15,38 +15,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.episodes import Episode, EpisodeCall, rebuild_prompt
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import MAX_LOGPROB, SegmentRow, Turn
 from tracegrad.schemas.records.versions import are_complete
 
-__all__ = ["build_segments", "rebuild_prompts", "why_masked"]
+from .texts import Ids, Prompt, Texts
+
+__all__ = ["build_segments", "why_masked"]
 
 _TOKEN_BYTES = 4
-MAX_REBUILT_BYTES = 256 * 1024 * 1024
-"""Of all prompts of an episode; differences could otherwise unfold without bound."""
-
-
 MAX_TEMPERATURE = 100.0
 """Greedy calls have no distribution to divide by; absurd ones overflow float32."""
-
-
-def rebuild_prompts(calls: Sequence[EpisodeCall]) -> list[bytes | None]:
-    """Each call's prompt ids (int32 LE), in the order of the calls; None where its chain of parents is broken."""
-    prompts: list[bytes | None] = []
-    full: dict[str, bytes] = {}
-    num_bytes = 0
-    for call in calls:
-        prompt = rebuild_prompt(call, full)
-        prompts.append(prompt)
-        if prompt is None:
-            continue
-        full[call.call_id] = prompt + call.sampled_ids
-        num_bytes += len(full[call.call_id])
-        if num_bytes > MAX_REBUILT_BYTES:
-            raise RecordError(f"expected prompts of at most {MAX_REBUILT_BYTES} bytes in all", reason="too_large")
-    return prompts
 
 
 def why_masked(call: EpisodeCall) -> str:
@@ -67,18 +48,18 @@ class _Chain:
     """A segment in the making; mask and logprobs are as long as the ids, as bytes."""
 
     def __init__(self) -> None:
-        self.ids = b""
-        self.mask = b""
-        self.logprobs = b""
+        self.ids = Ids(bytearray(), 0)
+        self.mask = bytearray()
+        self.logprobs = bytearray()
         self.turns: list[Turn] = []
 
-    def append(self, call: EpisodeCall, prompt: bytes, return_: float) -> None:
-        """Adds a call whose prompt begins with all of the chain's ids."""
+    def append(self, call: EpisodeCall, prompt: Prompt, ids: Ids, return_: float) -> None:
+        """Adds a call whose prompt begins with all of the chain's ids; `ids`: its prompt + sampled ids."""
         masked = why_masked(call)
-        start = len(prompt) // _TOKEN_BYTES
+        start = prompt.num_bytes // _TOKEN_BYTES
         num_sampled = len(call.sampled_ids) // _TOKEN_BYTES
         num_context = start - len(self.mask)
-        self.ids = prompt + call.sampled_ids
+        self.ids = ids
         self.mask += bytes(num_context) + (b"\0" if masked else b"\1") * num_sampled
         self.logprobs += bytes(num_context * _TOKEN_BYTES)
         self.logprobs += bytes(len(call.sampled_ids)) if masked else call.logprobs
@@ -110,7 +91,10 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float]) -> l
         RecordError: `broken_prefix` (a prompt cannot be rebuilt), `bad_tokens`, `too_large`.
     """
     chains: list[_Chain] = []
-    for call, prompt, return_ in zip(episode.calls, rebuild_prompts(episode.calls), returns, strict=True):
+    texts = Texts()
+    for call, return_ in zip(episode.calls, returns, strict=True):
+        prompt = texts.prompt(call)
+        ids = texts.add(call, prompt) if prompt is not None else Ids(bytearray(), 0)
         if call.policy != policy:
             continue
         if prompt is None:
@@ -120,18 +104,20 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float]) -> l
             )
         # Of equal ends the longest is the last call of the path; where that one has been continued already, its
         # chain has moved on and no longer ends there, so this call begins a row of its own.
-        ends = [chain for chain in chains if prompt.startswith(chain.ids)]
-        chain = max(ends, key=lambda chain: len(chain.ids), default=None)
+        chain = None
+        for other in chains:
+            if (chain is None or other.ids.end > chain.ids.end) and prompt.starts_with(other.ids):
+                chain = other
         if chain is None:
             chain = _Chain()
             chains.append(chain)
-        chain.append(call, prompt, return_)
+        chain.append(call, prompt, ids, return_)
     num_trained = sum(chain.mask.count(1) for chain in chains)
     return [_row(episode, number, chain, num_trained) for number, chain in enumerate(chains)]
 
 
 def _row(episode: Episode, number: int, chain: _Chain, num_trained: int) -> SegmentRow:
-    ids = ids_from_bytes(chain.ids)
+    ids = ids_from_bytes(bytes(chain.ids.text[: chain.ids.end]))
     if (ids < 0).any():
         raise RecordError("expected token ids >= 0, got a negative one", reason="bad_tokens")
     return SegmentRow(
@@ -139,8 +125,8 @@ def _row(episode: Episode, number: int, chain: _Chain, num_trained: int) -> Segm
         attempt_id=episode.attempt_id or "",
         segment=number,
         token_ids=ids,
-        loss_mask=np.frombuffer(chain.mask, dtype=np.uint8),
-        logprobs=logprobs_from_bytes(chain.logprobs),
+        loss_mask=np.frombuffer(bytes(chain.mask), dtype=np.uint8),
+        logprobs=logprobs_from_bytes(bytes(chain.logprobs)),
         turns=tuple(chain.turns),
         rollout_tokens=num_trained,
     )

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tests.versions import sampled_by
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
-from tracegrad.schemas.records.episodes import Episode, EpisodeCall
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall, rebuild_prompt
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.transitions import SegmentRow
-from tracegrad.streams.credit.segments import build_segments, rebuild_prompts, why_masked
+from tracegrad.streams.credit.segments import build_segments, why_masked
+from tracegrad.streams.credit.texts import MAX_TEXT_BYTES
 
 
 def call(name: str, suffix: Sequence[int], sampled: Sequence[int], **changes: Any) -> EpisodeCall:
@@ -129,7 +130,6 @@ def test_a_break_elsewhere_costs_nothing() -> None:
     """Another policy's broken call does not matter to calls that do not rest on it."""
     calls = [child("x", "gone", 4, [1], [1], policy="other"), call("a", [1], [2])]
     assert len(segments(calls)) == 1
-    assert rebuild_prompts(calls)[0] is None
 
 
 def test_negative_token_ids_are_refused() -> None:
@@ -179,17 +179,39 @@ def trees(draw: st.DrawFn) -> list[EpisodeCall]:
 @given(trees())
 def test_segments_partition_the_sampled_tokens(calls: list[EpisodeCall]) -> None:
     """Each call is one slice of one row, after exactly its own prompt; the mask is the union of the slices."""
-    prompts = rebuild_prompts(calls)
+    prompts: list[bytes] = []
+    full: dict[str, bytes] = {}
+    for one in calls:
+        prompts.append(rebuild_prompt(one, full) or b"")
+        full[one.call_id] = prompts[-1] + one.sampled_ids
     rows = segments(calls)
     assert sorted(piece.call_id for row in rows for piece in row.turns) == sorted(c.call_id for c in calls)
     for row in rows:
         trained = [0] * len(row.token_ids)
         for piece in row.turns:
             number = int(piece.call_id)
-            prompt = prompts[number]
-            assert prompt is not None
-            assert row.token_ids[: piece.start].tolist() == ids_from_bytes(prompt).tolist()
+            assert row.token_ids[: piece.start].tolist() == ids_from_bytes(prompts[number]).tolist()
             assert row.token_ids[piece.start : piece.end].tolist() == ids_from_bytes(calls[number].sampled_ids).tolist()
             trained[piece.start : piece.end] = [1] * (piece.end - piece.start)
         assert row.loss_mask.tolist() == trained
     assert sum(row.loss_mask.sum() for row in rows) == sum(len(c.sampled_ids) // 4 for c in calls)
+
+
+def test_ten_thousand_turns_are_one_row_however_long_their_prompts_sum_to() -> None:
+    """Each turn adds three tokens, so the prompts sum to 600 MB and the row to 120 kB; the time grows with the row."""
+    num_turns = 10_000
+    calls = [call("0", [1, 2], [3])]
+    calls += [child(str(n), str(n - 1), 3 * n, [1, 2], [3]) for n in range(1, num_turns)]
+    (row,) = segments(calls)
+    assert row.token_ids.tolist() == [1, 2, 3] * num_turns
+    assert row.loss_mask.tolist() == [0, 0, 1] * num_turns
+    assert [piece.start for piece in row.turns] == [3 * n + 2 for n in range(num_turns)]
+
+
+def test_branches_that_unfold_without_bound_are_refused() -> None:
+    """Each repeats a long prompt, in a few bytes of the record."""
+    long = call("0", [1] * (MAX_TEXT_BYTES // 40), [2])
+    branches = [child(f"b{n}", "0", MAX_TEXT_BYTES // 40, [n], [3]) for n in range(10)]
+    with pytest.raises(RecordError) as error:
+        segments([long, *branches])
+    assert error.value.reason == "too_large"
