@@ -241,6 +241,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         value="episode (JSON)",
         written_by="assemble",
         read_by="credit, tasks, audit, report, live view",
+        max_message_bytes=4 * MAX_MESSAGE_BYTES,
     ),
     TopicSpec(
         topic=Topic.TRANSITIONS,
@@ -316,11 +317,10 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
                     f"[{2 * _FRAME_BYTES}, {MAX_CLIENT_BYTES}]"
                 )
         raw = {spec.topic.value for spec in REGISTRY if spec.raw}
-        for name in self.renames:
-            if name not in raw:
-                raise ConfigurationError(
-                    f"[kafka.topics] {name}: only {', '.join(sorted(raw))} can be renamed; remove the key"
-                )
+        for name in sorted(self.renames.keys() - raw):
+            raise ConfigurationError(
+                f"[kafka.topics] {name}: only {', '.join(sorted(raw))} can be renamed; remove the key"
+            )
 
     def name(self, topic: Topic) -> str:
         """The full name of a topic."""

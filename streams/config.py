@@ -74,10 +74,18 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     max_stray_traces: Count = 10_000
     """Per worker, besides: traces of which nothing but spans has come. Beyond it, or `max_bytes_per_episode` in all,
     the longest-silent one is let go, without a close."""
-    max_facts_per_episode: Count = 20_000
-    """Spans and calls; further ones are dead letters (`too_many_facts`) and the episode closes by deadline."""
+    max_calls_per_episode: Count = 20_000
+    """Further ones are dead letters (`too_many_calls`) and the episode closes by deadline. Spans take none of it."""
+    max_spans_per_episode: Count = 20_000
+    """And rewards; further ones are dead letters (`too_many_spans`) and the episode closes by deadline, all of its
+    calls in it."""
     max_bytes_per_episode: Count = 64 * 1024 * 1024
-    """Of input records; further ones are dead letters (`too_many_bytes`)."""
+    """Of the records of its calls, and as much of its spans and rewards; further ones are dead letters
+    (`too_many_bytes`)."""
+    max_open_bytes: Count = 1024 * 1024 * 1024
+    """Per worker, of the records of all open episodes, of which spans and rewards get three quarters; further ones are
+    dead letters (`too_many_open_bytes`). In credit of all open groups; a further episode joins its group without its
+    calls."""
     max_open_groups: Count = 4_096
     """Per worker; episodes that would open another group are dead letters (`too_many_open`)."""
     max_closed_ids: Count = 1_000_000

@@ -57,10 +57,13 @@ class Assemble(StageFold[OpenEpisode]):
         self._strays = Strays(limits.max_stray_traces, limits.max_bytes_per_episode)
         self._let_go: list[Position] = []
         """Inputs of strays that are gone; the next record's emission tells that they are done."""
+        self._num_bytes = 0
+        """Of the input records of all open episodes."""
 
     def reset(self) -> None:
         """As Fold.reset."""
         super().reset()
+        self._num_bytes = 0
         self._strays.clear()
         self._let_go.clear()
 
@@ -100,7 +103,9 @@ class Assemble(StageFold[OpenEpisode]):
         return stray.attempt is None and bool(select.capture_all or select.services or select.agents)
 
     def _let_stray_go(self, episode_id: str) -> None:
-        self._let_go.extend(self._open.pop(episode_id).positions)
+        stray = self._open.pop(episode_id)
+        self._num_bytes -= stray.num_bytes
+        self._let_go.extend(stray.positions)
         self.metrics.add(EPISODES_CLOSED, "stray")
 
     def _take(self, record: Record) -> Emission:
@@ -138,7 +143,10 @@ class Assemble(StageFold[OpenEpisode]):
         self._check_bounds(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
-        episode.num_bytes += len(record.value or b"")
+        self._num_bytes += len(record.value or b"")
+        held = episode.held[_is_of_calls(facts)]
+        held.num_records += 1
+        held.num_bytes += len(record.value or b"")
         episode.silent_since_s = None
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
@@ -151,21 +159,24 @@ class Assemble(StageFold[OpenEpisode]):
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
-        """Refuses what is too many; what an episode waits for at its end is always taken."""
+        """Refuses what is too many, of calls apart from all others; what an end waits for is always taken."""
         num_new = sum(not self._is_awaited(fact) for fact in facts.facts)
         if not num_new:
             return
-        limits = self._rules.streams
-        if episode.num_facts + num_new > limits.max_facts_per_episode:
+        limits, of_calls = self._rules.streams, _is_of_calls(facts)
+        what = "calls" if of_calls else "spans"
+        most = limits.max_calls_per_episode if of_calls else limits.max_spans_per_episode
+        if episode.num_facts(of_calls=of_calls) + num_new > most:
+            raise RecordError(f"expected at most {most} {what} of {episode.episode_id}", reason=f"too_many_{what}")
+        num_bytes = len(record.value or b"")
+        most = limits.max_bytes_per_episode
+        if episode.held[of_calls].num_bytes + num_bytes > most:
             raise RecordError(
-                f"expected at most {limits.max_facts_per_episode} facts of episode {episode.episode_id}",
-                reason="too_many_facts",
+                f"expected {what} of at most {most} bytes of {episode.episode_id}", reason="too_many_bytes"
             )
-        if episode.num_bytes + len(record.value or b"") > limits.max_bytes_per_episode:
-            raise RecordError(
-                f"expected at most {limits.max_bytes_per_episode} bytes of episode {episode.episode_id}",
-                reason="too_many_bytes",
-            )
+        most = limits.max_open_bytes if of_calls else limits.max_open_bytes * 3 // 4
+        if self._num_bytes + num_bytes > most:
+            raise RecordError(f"expected {what} while at most {most} bytes are open", reason="too_many_open_bytes")
 
     def _is_awaited(self, fact: Fact) -> bool:
         if isinstance(fact, RewardFact):
@@ -179,6 +190,7 @@ class Assemble(StageFold[OpenEpisode]):
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
         marker = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
+        self._num_bytes -= episode.num_bytes
         return self._close(marker, record, episode.positions, outputs)
 
     def _disposition(self, episode: OpenEpisode) -> str:
@@ -200,6 +212,11 @@ class Assemble(StageFold[OpenEpisode]):
             letters = (dead_letter(record, error, stage=self.stage, value=b""),)
         key = group_key(written.group.id if written.group else None, written.episode_id)
         return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)
+
+
+def _is_of_calls(facts: Facts) -> bool:
+    """Whether the record's facts are calls: normalize mixes no kinds."""
+    return any(isinstance(fact, CallFact | CallsClosedFact) for fact in facts.facts)
 
 
 def _is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:

@@ -20,7 +20,7 @@ from tracegrad.schemas.records.calls import CallsClosed
 from tracegrad.schemas.records.facts import CallFact, CallsClosedFact, Fact, RewardFact, SpanFact
 from tracegrad.schemas.records.rollouts import Reward, RolloutEvent, RolloutState
 
-__all__ = ["OpenEpisode", "Waiting", "is_authorised"]
+__all__ = ["Held", "OpenEpisode", "Waiting", "is_authorised"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -41,6 +41,14 @@ class Waiting(Enum):
     """No runner has spoken of it."""
 
 
+class Held:
+    """The input records of one kind that an open episode holds back."""
+
+    def __init__(self) -> None:
+        self.num_records = 0
+        self.num_bytes = 0
+
+
 class OpenEpisode:
     """One episode's state in memory."""
 
@@ -50,7 +58,8 @@ class OpenEpisode:
         """What it is an attempt at; None for a captured trace, of which no runner will ever speak."""
         self.partition = partition
         self.positions: list[Position] = []
-        self.num_bytes = 0
+        self.held = {True: Held(), False: Held()}
+        """What calls hold, and what all others do: each has a bound of its own."""
         self.spans: dict[tuple[str, str], SpanFact] = {}
         """By (trace id, span id)."""
         self.counted: set[tuple[str, str]] = set()
@@ -68,9 +77,14 @@ class OpenEpisode:
         self.next_proposal_s = 0.0
 
     @property
-    def num_facts(self) -> int:
-        """What it holds, or the records that it came in, whichever is more."""
-        return max(len(self.spans) + len(self.calls) + len(self.rewards), len(self.positions))
+    def num_bytes(self) -> int:
+        """Of the records that its facts came in."""
+        return sum(held.num_bytes for held in self.held.values())
+
+    def num_facts(self, *, of_calls: bool) -> int:
+        """What it holds of calls, or of spans and rewards; or the records that these came in, whichever is more."""
+        num = len(self.calls) if of_calls else len(self.spans) + len(self.rewards)
+        return max(num, self.held[of_calls].num_records)
 
     @property
     def event(self) -> RolloutEvent | None:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
+
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.log.protocol import Position, Record
-from tracegrad.schemas.metrics import CREDIT_EPISODES, GROUPS
+from tracegrad.schemas.metrics import CREDIT_EPISODES, GROUPS, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.topics import Stage, Topic, policy_key
+from tracegrad.schemas.topics import Stage, Topic, Topics, policy_key
 
+from ..config import StreamRules
 from ..stage_fold import StageFold
 from .return_to_go import credit_group
 
@@ -35,6 +38,7 @@ class _OpenGroup:
         self.members: dict[int, tuple[Episode, tuple[bool, bytes]]] = {}
         """By member; the second is its rank among records that claim the same place."""
         self.positions: list[Position] = []
+        self.num_bytes = 0
 
     def take(self, member: int, episode: Episode, value: bytes) -> None:
         """Of two final episodes of a member the one that was really run counts, then the greatest sha256."""
@@ -48,6 +52,16 @@ class Credit(StageFold[_OpenGroup]):
 
     marker_topic = Topic.CLOSED_GROUPS
     stage = Stage.CREDIT
+
+    def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
+        super().__init__(rules, topics, metrics)
+        self._num_bytes = 0
+        """Of the episodes' records in all open groups."""
+
+    def reset(self) -> None:
+        """As Fold.reset."""
+        super().reset()
+        self._num_bytes = 0
 
     def _take(self, record: Record) -> Emission:
         episode = EPISODES.decode(record.value)
@@ -79,13 +93,23 @@ class Credit(StageFold[_OpenGroup]):
         elif next(iter(state.members.values()))[0].group.size != group.size:  # type: ignore[union-attr]
             raise RecordError(f"expected one size of group {group.id}, got {group.size} too", reason="bad_group")
         self._open[group.id] = state
-        state.take(group.member, episode, record.value or b"")
+        value = record.value or b""
+        most = self._rules.streams.max_open_bytes
+        if self._num_bytes + len(value) > most:
+            # Its group must close all the same, so it joins without what takes the room.
+            error = f"expected episodes of at most {most} bytes in open groups; raise [streams] max_open_bytes"
+            episode = msgspec.structs.replace(episode, calls=(), error=error)
+        else:
+            state.num_bytes += len(value)
+            self._num_bytes += len(value)
+        state.take(group.member, episode, value)
         state.positions.append(record.position)
         self.metrics.add(CREDIT_EPISODES, "in_groups")
         return self._credit(record, group.id, state) if len(state.members) == group.size else Emission()
 
     def _credit(self, record: Record, group_id: str, state: _OpenGroup) -> Emission:
         self.metrics.add(GROUPS)
+        self._num_bytes -= state.num_bytes
         members = [state.members[member][0] for member in sorted(state.members)]
         outputs = tuple(
             Output(

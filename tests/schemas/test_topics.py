@@ -77,7 +77,8 @@ def test_each_topic_has_a_message_limit_of_its_own() -> None:
     topics = msgspec.structs.replace(TOPICS, max_message_bytes={"episodes": 16 << 20, "transitions": 4 << 20})
     for given in (TOPICS, topics):
         plans = {plan.name: plan for plan in plan_topics(given, policies=["a"], kafka=KafkaConfig(partitions=1))}
-        defaults = dict.fromkeys(map(str, Topic), 8 << 20) | {"transitions": 32 << 20, "dead_letters": 32 << 20}
+        defaults = dict.fromkeys(map(str, Topic), 8 << 20)
+        defaults |= dict.fromkeys(("episodes", "transitions", "dead_letters"), 32 << 20)
         limits = {topic.value: int(plans[given.name(topic)].settings["max.message.bytes"]) for topic in Topic}
         assert limits == {**defaults, **given.max_message_bytes}
 

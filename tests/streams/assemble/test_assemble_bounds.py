@@ -8,7 +8,20 @@ import msgspec
 import pytest
 
 from tests.streams.assemble.test_assemble import R1, A, B, episodes, markers
-from tests.streams.make import TOPICS, Streams, agent_span, call, closed, config, event, otlp, reward, rollout, span
+from tests.streams.make import (
+    TOPICS,
+    Streams,
+    agent_span,
+    call,
+    call_id,
+    closed,
+    config,
+    event,
+    otlp,
+    reward,
+    rollout,
+    span,
+)
 from tracegrad.schemas.metrics import EPISODES_CLOSED
 from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
@@ -83,16 +96,49 @@ def reasons(streams: Streams) -> list[str]:
     return [dead_letter_fields(record.headers)["reason"] for record in streams.log.get(Topic.DEAD_LETTERS, [])]
 
 
-def test_facts_of_one_episode_are_bounded() -> None:
+def test_calls_of_one_episode_are_bounded() -> None:
     """Those above the bound are dead letters; its end is still taken, and it closes by deadline."""
-    streams = Streams(config(max_facts_per_episode=2, incomplete_s=1.0))
+    streams = Streams(config(max_calls_per_episode=2, incomplete_s=1.0))
     calls = [A, B, call("c", R1)]
-    streams.feed(*calls, reward(R1, 5.0, source="anonymous"), closed(R1, calls), reward(R1), event(R1))
-    assert reasons(streams) == ["too_many_facts", "too_many_facts"]
+    streams.feed(*calls, closed(R1, calls), reward(R1), event(R1))
+    assert reasons(streams) == ["too_many_calls"]
     streams.tick(0.0)
     streams.tick(1.0)
     (episode,) = episodes(streams)
     assert (len(episode.calls), episode.closed_by, episode.reward) == (2, "deadline", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reason"),
+    [({"max_spans_per_episode": 3}, "too_many_spans"), ({"max_bytes_per_episode": 1500}, "too_many_bytes")],
+)
+def test_spans_displace_no_call(bounds: dict[str, Any], reason: str) -> None:
+    """At the bound of spans and rewards, in number or in bytes, every call is still taken, and the grader's reward."""
+    streams = Streams(config(incomplete_s=1.0, **bounds))
+    flood = [otlp(span(R1 + "a001", n, "x" * 150)) for n in range(1, 20)]
+    calls = [A, B]
+    streams.feed(*flood, reward(R1, 5.0, source="anonymous"), *calls, closed(R1, calls), reward(R1))
+    streams.feed(event(R1, spans_exported=len(flood)))
+    streams.tick(0.0)
+    streams.tick(1.0)
+    (episode,) = episodes(streams)
+    assert (len(episode.calls), episode.closed_by, episode.reward) == (2, "deadline", 1.0)
+    assert set(reasons(streams)) == {reason}
+    summary, rows = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    assert (summary.members[0].excluded, sum(len(row.turns) for row in rows)) == ("", 2)
+
+
+def test_bytes_of_all_open_episodes_are_bounded() -> None:
+    """Spans first; what is closed makes room."""
+    streams = Streams(config(max_open_bytes=4000))
+    for number in range(1, 20):
+        streams.feed(otlp(span(rollout(number) + "a001", 1, "x" * 150)))
+    assert set(reasons(streams)) == {"too_many_open_bytes"}
+    num_refused = len(reasons(streams))
+    streams.feed(A, closed(R1, [A]), reward(R1), event(R1))
+    assert [episode.episode_id for episode in episodes(streams)] == [R1 + "a001"]
+    streams.feed(otlp(span(rollout(19) + "a001", 1, "x" * 150)))
+    assert len(reasons(streams)) == num_refused
 
 
 def test_bytes_of_one_episode_are_bounded() -> None:
@@ -151,3 +197,25 @@ def test_an_unreadable_fact_is_a_dead_letter() -> None:
     streams.append(Topic.EPISODE_EVENTS, None)
     assert reasons(streams) == ["malformed", "null_value"]
     assert len(streams.done) == 2
+
+
+@pytest.mark.slow
+def test_an_episode_of_ten_thousand_turns_trains_in_full() -> None:
+    """Beside three spans a turn, which is more than are taken; its prompts sum to 600 MB."""
+    num_turns = 10_000
+    streams = Streams(config(incomplete_s=1.0))
+    numbers = range(num_turns)
+    for start in range(0, 3 * num_turns, 500):
+        streams.feed(otlp(*(span(R1 + "a001", 1 + n) for n in range(start, start + 500))))
+    calls = [
+        call(f"{n:06}", R1, [1, 2], [3], parent_call_id=call_id(f"{n - 1:06}") if n else None, shared_tokens=3 * n)
+        for n in numbers
+    ]
+    streams.feed(*calls, closed(R1, calls), reward(R1), event(R1, spans_exported=3 * num_turns))
+    streams.tick(0.0)
+    streams.tick(1.0)
+    summary, rows = decode_group(streams.values(Topic.TRANSITIONS)[0])
+    assert (summary.excluded, summary.members[0].excluded) == ("", "")
+    (row,) = rows
+    assert (len(row.turns), int(row.loss_mask.sum()), len(row.token_ids)) == (num_turns, num_turns, 3 * num_turns)
+    assert set(reasons(streams)) == {"too_many_spans"}

@@ -7,6 +7,8 @@ import random
 import time
 from typing import Any
 
+import pytest
+
 from tests.streams.make import call, call_id, tool_call
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 from tracegrad.streams.assemble.join import Joined, SpanTree, join_calls, join_tools, tool_spans
@@ -130,6 +132,7 @@ def test_a_span_that_answers_nothing_displaces_no_execution() -> None:
             assert join_tools(calls, joined, order) == [[(true, "call_1")]]
 
 
+@pytest.mark.slow
 def test_tools_without_ids_are_joined_in_time_that_grows_with_their_number() -> None:
     """Four thousand turns, their spans in any order, in a second at most; each tool meets its own turn."""
     num_turns = 4_000

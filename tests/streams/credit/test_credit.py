@@ -229,6 +229,18 @@ def limited(message_bytes: int) -> Topics:
     return msgspec.structs.replace(TOPICS, max_message_bytes={"transitions": message_bytes})
 
 
+def test_bytes_of_all_open_groups_are_bounded() -> None:
+    """An episode beyond joins without its calls, so that its group closes all the same; a closed one makes room."""
+    size = len(EPISODES.encode(member(0)))
+    credit = Credit(config(max_open_bytes=size), TOPICS)
+    for _ in range(2):
+        emission = feed(credit, member(0), member(1))[-1]
+        summary, rows = decode_group(emission.outputs[0].value or b"")
+        assert [one.excluded for one in summary.members] == ["", "no_calls"]
+        assert [row.rollout_id for row in rows] == [rollout(0)]
+        credit._closed.clear()
+
+
 def test_a_group_above_the_message_limit_names_the_key_and_the_size_it_needs() -> None:
     """The group is excluded as a whole, never lost; with the limit that it asks for, and no byte less, it leaves."""
     members = [member(number, calls=(call("c", [1], [7] * 5000),)) for number in range(2)]

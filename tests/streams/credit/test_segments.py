@@ -197,6 +197,7 @@ def test_segments_partition_the_sampled_tokens(calls: list[EpisodeCall]) -> None
     assert sum(row.loss_mask.sum() for row in rows) == sum(len(c.sampled_ids) // 4 for c in calls)
 
 
+@pytest.mark.slow
 def test_ten_thousand_turns_are_one_row_however_long_their_prompts_sum_to() -> None:
     """Each turn adds three tokens, so the prompts sum to 600 MB and the row to 120 kB; the time grows with the row."""
     num_turns = 10_000
@@ -208,6 +209,7 @@ def test_ten_thousand_turns_are_one_row_however_long_their_prompts_sum_to() -> N
     assert [piece.start for piece in row.turns] == [3 * n + 2 for n in range(num_turns)]
 
 
+@pytest.mark.slow
 def test_branches_that_unfold_without_bound_are_refused() -> None:
     """Each repeats a long prompt, in a few bytes of the record."""
     long = call("0", [1] * (MAX_TEXT_BYTES // 40), [2])
