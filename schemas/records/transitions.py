@@ -84,7 +84,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     return_: float = msgspec.field(name="return")
     """The undiscounted return-to-go."""
     peers: str
-    """Turns of the group with equal `peers` are compared with each other."""
+    """Turns of the group with equal `peers` are compared with each other: `planner:0` is agent and turn within it. An
+    empty name, `:0`, stands for all calls whose agent nobody knows: they are one agent."""
     weight: float
     versions: tuple[VersionSpan, ...]
     """Which version sampled what, counted within the turn; complete where a token trains."""

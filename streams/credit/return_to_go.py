@@ -1,11 +1,9 @@
-"""Credit by return-to-go: what each turn of a group is worth, and with which turns it is compared.
+"""Credit by return-to-go: what each turn of a group is worth.
 
     return_t = R + sum of r_u over the episode's calls u >= t, undiscounted (gamma = 1)
 
 R is the episode's final reward, r_u what call u earned itself (AIR and rewards that target it), u runs over all
-calls in the order of the log, whoever made them. `peers` is the turn's index within its agent, as text: the trainer
-compares turn t with turn t of the other rollouts (a baseline per turn index, as in MT-GRPO, arXiv:2505.11821, which
-has two levels only). An agent's name is no part of it, so that a lost span costs no comparison. `weight` is 1.
+calls in the order of the log, whoever made them. With which turns a turn is compared is `peers.py`. `weight` is 1.
 Invariant: computes only what one group determines; sums by math.fsum, members in member order.
 """
 
@@ -24,6 +22,7 @@ from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, encode_group
 from tracegrad.schemas.topics import Topic, Topics
 
+from .peers import peers_of_group
 from .segments import build_segments
 
 __all__ = ["credit_group", "returns_to_go"]
@@ -37,13 +36,13 @@ def credit_group(members: Sequence[Episode], policy: str, topics: Topics, metric
     """The `transitions` record of a closed group for one policy; never raises for what members hold."""
     summaries: list[MemberSummary] = []
     rows: list[SegmentRow] = []
-    for episode in members:
+    for episode, peers in zip(members, peers_of_group(members), strict=True):
         reason = why_excluded(episode, policy)
         if not reason:
             try:
                 assert episode.reward is not None  # else it were unscored
                 returns = returns_to_go(episode.reward, episode.calls)
-                rows.extend(build_segments(episode, policy, returns))
+                rows.extend(build_segments(episode, policy, returns, peers))
             except RecordError as error:
                 reason = error.reason
         if reason:

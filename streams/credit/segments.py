@@ -1,6 +1,7 @@
 """Segments: an episode's calls of one policy as chains of tokens, each sampled token exactly once.
 
-In: an episode, its calls in order (prompts are differences: parent, shared length, suffix), and each call's return.
+In: an episode, its calls in order (prompts are differences: parent, shared length, suffix), and each call's return
+and peers.
 Out: the policy's rows. A call continues a segment when its prompt begins with the last call's prompt + sampled ids,
 token by token; nothing else (time, agent, turn) chains. Where two calls continue the same one, the first stays in the
 row and the others begin rows of their own that repeat the prefix with mask 0. Masked calls keep their tokens, with
@@ -53,7 +54,7 @@ class _Chain:
         self.logprobs = bytearray()
         self.turns: list[Turn] = []
 
-    def append(self, call: EpisodeCall, prompt: Prompt, ids: Ids, return_: float) -> None:
+    def append(self, call: EpisodeCall, prompt: Prompt, ids: Ids, return_: float, peers: str) -> None:
         """Adds a call whose prompt begins with all of the chain's ids; `ids`: its prompt + sampled ids."""
         masked = why_masked(call)
         start = prompt.num_bytes // _TOKEN_BYTES
@@ -73,7 +74,7 @@ class _Chain:
                 temperature=max(call.temperature, 0.0),
                 reward_parts=tuple(reward for reward in call.rewards if is_usable(reward.value)),
                 return_=return_,
-                peers=str(call.turn),
+                peers=peers,
                 weight=1.0,
                 versions=call.versions,
                 masked=masked,
@@ -81,18 +82,19 @@ class _Chain:
         )
 
 
-def build_segments(episode: Episode, policy: str, returns: Sequence[float]) -> list[SegmentRow]:
+def build_segments(episode: Episode, policy: str, returns: Sequence[float], peers: Sequence[str]) -> list[SegmentRow]:
     """The segments of one policy's calls, by their first call; other policies' calls are context only.
 
     Args:
         returns: of each call of the episode.
+        peers: of each call, as `Turn.peers`.
 
     Raises:
         RecordError: `broken_prefix` (a prompt cannot be rebuilt), `bad_tokens`, `too_large`.
     """
     chains: list[_Chain] = []
     texts = Texts()
-    for call, return_ in zip(episode.calls, returns, strict=True):
+    for call, return_, named in zip(episode.calls, returns, peers, strict=True):
         prompt = texts.prompt(call)
         ids = texts.add(call, prompt) if prompt is not None else Ids(bytearray(), 0)
         if call.policy != policy:
@@ -111,7 +113,7 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float]) -> l
         if chain is None:
             chain = _Chain()
             chains.append(chain)
-        chain.append(call, prompt, ids, return_)
+        chain.append(call, prompt, ids, return_, named)
     num_trained = sum(chain.mask.count(1) for chain in chains)
     return [_row(episode, number, chain, num_trained) for number, chain in enumerate(chains)]
 

@@ -93,8 +93,8 @@ def test_raw_records_become_arrow_rows() -> None:
     assert (good.token_ids.tolist(), good.loss_mask.tolist()) == ([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1])
     assert good.logprobs.tolist() == [0, 0, -0.5, -0.5, 0, -0.5]
     assert [(t.agent, t.peers, t.return_, t.reward_parts) for t in good.turns] == [
-        ("calculator", "0", 1.5, (AppliedReward(rule="air:tool_success", value=0.5),)),
-        ("calculator", "1", 1.0, ()),
+        ("calculator", "calculator:0", 1.5, (AppliedReward(rule="air:tool_success", value=0.5),)),
+        ("calculator", "calculator:1", 1.0, ()),
     ]
     assert (bad.token_ids.tolist(), bad.loss_mask.tolist(), bad.rollout_tokens) == (
         [1, 2, 9, 5, 7, 8],
@@ -102,9 +102,9 @@ def test_raw_records_become_arrow_rows() -> None:
         1,
     )
     # The second call has no span: it trains without a name, and is still compared with second turns.
-    assert [(t.agent, t.turn, t.return_, t.masked) for t in bad.turns] == [
-        ("calculator", 0, 0.0, ""),
-        (None, 1, 0.0, "truncated"),
+    assert [(t.agent, t.peers, t.return_, t.masked) for t in bad.turns] == [
+        ("calculator", "calculator:0", 0.0, ""),
+        (None, "calculator:1", 0.0, "truncated"),
     ]
     tools = [EPISODES.decode(value).calls[0].tools for value in streams.values(Topic.EPISODES)]
     assert {(t[0].status.value, t[0].status_from, t[0].tool_call_id) for t in tools} == {
@@ -129,7 +129,7 @@ def test_without_the_otlp_gateway_calls_still_train() -> None:
     _, rows = decode_group(streams.values(Topic.TRANSITIONS)[0])
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 4, 5, 6], [1, 2, 9, 5, 7, 8]]
     assert [[t.return_ for t in row.turns] for row in rows] == [[1.0, 1.0], [0.0, 0.0]]
-    assert [[(t.agent, t.peers) for t in row.turns] for row in rows] == [[(None, "0"), (None, "1")]] * 2
+    assert [[(t.agent, t.peers) for t in row.turns] for row in rows] == [[(None, ":0"), (None, ":1")]] * 2
 
 
 def test_only_the_stages_of_the_streams_have_folds() -> None:

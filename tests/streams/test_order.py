@@ -101,8 +101,8 @@ def test_the_two_agent_episode_by_hand() -> None:
     assert summary.members[0].reward == 1.0
     assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3, 9, 10], [4, 5, 6, 7, 8]]
     assert [[(t.agent, t.peers, t.return_) for t in row.turns] for row in rows] == [
-        [("planner", "0", 1.5), ("planner", "1", 1.0)],
-        [("coder", "0", 1.0), ("coder", "1", 1.0)],
+        [("planner", "planner:0", 1.5), ("planner", "planner:1", 1.0)],
+        [("coder", "coder:0", 1.0), ("coder", "coder:1", 1.0)],
     ]
 
 

@@ -103,8 +103,8 @@ def test_a_group_becomes_one_record_with_a_row_a_segment() -> None:
     )
     got = [(t.start, t.end, t.turn, t.peers, t.return_, t.weight, t.reward_parts, t.versions) for t in first.turns]
     assert got == [
-        (1, 2, 0, "0", 1.5, 1.0, (AppliedReward(rule="air:ok", value=0.5),), (sampled_by(1),)),
-        (3, 4, 1, "1", 1.0, 1.0, (), (sampled_by(1),)),
+        (1, 2, 0, "calculator:0", 1.5, 1.0, (AppliedReward(rule="air:ok", value=0.5),), (sampled_by(1),)),
+        (3, 4, 1, "calculator:1", 1.0, 1.0, (), (sampled_by(1),)),
     ]
     assert [turn.return_ for turn in rows[1].turns] == [0.5, 0.0]
     assert emission.marker is not None

@@ -48,7 +48,7 @@ def segments(calls: Sequence[EpisodeCall], policy: str = "policy") -> list[Segme
         purpose=Purpose.TRAIN, state=RolloutState.SUCCEEDED, is_final=True, closed_by="complete", calls=tuple(calls),
         reward=0.0,
     )  # fmt: skip
-    return build_segments(episode, policy, [0.0] * len(calls))
+    return build_segments(episode, policy, [0.0] * len(calls), [""] * len(calls))
 
 
 def test_a_chain_of_two_turns_is_one_row() -> None:
