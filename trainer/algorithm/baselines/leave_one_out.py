@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 __all__ = ["leave_one_out"]
 
 
 def leave_one_out(rollouts_P: Sequence[str], returns_P: Sequence[float]) -> list[float]:
-    """b_i = mean of R_j over the peers j in other rollouts; R_i itself where there are none, so that A_i is 0.
+    """b_i = mean over the other rollouts of each one's mean return among the peers; R_i itself where there are none, so
+    that A_i is 0.
 
-    A rollout's own other turns are left out with turn i: they share its outcome. Sums are exact (math.fsum), so order
-    changes no bit.
+    A rollout counts once, however many of its turns are peers (a call that was made again, or all turns of an agent):
+    long rollouts would else be the baseline. Its own other turns are left out with turn i: they share its outcome. Sums
+    are exact (math.fsum), so order changes no bit.
 
     Args:
         rollouts_P: whose turn each of the P peers is.
@@ -20,8 +23,14 @@ def leave_one_out(rollouts_P: Sequence[str], returns_P: Sequence[float]) -> list
     Returns:
         [P] baselines.
     """
-    baselines = []
+    returns: defaultdict[str, list[float]] = defaultdict(list)
     for rollout, value in zip(rollouts_P, returns_P, strict=True):
-        others = [r for o, r in zip(rollouts_P, returns_P, strict=True) if o != rollout]
-        baselines.append(math.fsum(others) / len(others) if others else value)
-    return baselines
+        returns[rollout].append(value)
+    means = {rollout: math.fsum(values) / len(values) for rollout, values in returns.items()}
+    if len(means) < 2:
+        return list(returns_P)
+    baselines = {
+        rollout: math.fsum(mean for other, mean in means.items() if other != rollout) / (len(means) - 1)
+        for rollout in means
+    }
+    return [baselines[rollout] for rollout in rollouts_P]

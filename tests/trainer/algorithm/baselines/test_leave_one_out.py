@@ -25,6 +25,11 @@ def test_turns_of_the_same_rollout_are_left_out_together() -> None:
     assert leave_one_out(["r0", "r0", "r1"], [1.0, 1.0, 0.25]) == [0.25, 0.25, 1.0]
 
 
+def test_a_rollout_counts_once_however_many_turns_it_has() -> None:
+    """r0 is compared with mean(0, 0.9), not with the three turns that r1 took to fail."""
+    assert leave_one_out(["r0", "r1", "r1", "r1", "r2"], [1.0, 0.0, 0.0, 0.0, 0.9])[0] == 0.45
+
+
 def test_shift_of_all_returns_shifts_the_baseline() -> None:
     """A constant added to every return cancels in the advantage."""
     rng = random.Random(1)
