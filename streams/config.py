@@ -11,6 +11,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, parse_run_hash
+from tracegrad.schemas.records.rollouts import PeersRule
 from tracegrad.schemas.section import Count, Seconds, Section
 
 from .assemble.air.rules import AirConfig
@@ -68,6 +69,9 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     its events may be late, since they travel on another topic than its spans."""
     tools: tuple[ToolRule, ...] = ()
     """How the results of some tools are read; the first rule that matches a tool is its own."""
+    peers: PeersRule = "turn_or_end"
+    """Whom a turn is compared with in the group's other rollouts: `turn_or_end` the same turn of the same agent, and
+    the final reward of a rollout that ended before it; `turn` the same turn alone; `rollout` all turns of the agent."""
     max_open_episodes: Count = 20_000
     """Per worker. Above 90 % the longest-silent episode without runner is proposed for closing (`bound`);
     at the bound, facts that would open another episode are dead letters (`too_many_open`)."""

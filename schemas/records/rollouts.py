@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ __all__ = [
     "ROLLOUT_EVENTS",
     "GroupRef",
     "Limits",
+    "PeersRule",
     "Reward",
     "RolloutEvent",
     "RolloutRequest",
@@ -26,6 +27,10 @@ __all__ = [
 
 MAX_REWARD = 1e12
 """A greater one is a grader's fault; sums of usable rewards stay finite."""
+
+PeersRule = Literal["turn_or_end", "turn", "rollout"]
+"""Whom a turn is compared with in the group's other rollouts, never with another agent's turns: the same turn of its
+agent, or, where a member has none, that member's final reward; the same turn alone; all turns of its agent."""
 
 
 class GroupRef(msgspec.Struct, frozen=True, kw_only=True):

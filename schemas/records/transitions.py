@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ..errors import RecordError
 from .episodes import AppliedReward
+from .rollouts import PeersRule
 from .tokens import Ids, Logprobs, Mask
 from .versions import VersionSpan, are_complete
 
@@ -68,6 +69,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     empty."""
     detail: str = ""
     """Of the last two: expected, got, and the key to raise."""
+    peers: PeersRule = "turn"
+    """By which rule the turns' `peers` were named, and whether members that ended earlier count."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +87,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     return_: float = msgspec.field(name="return")
     """The undiscounted return-to-go."""
     peers: str
-    """Turns of the group with equal `peers` are compared with each other: `planner:0` is agent and turn within it. An
-    empty name, `:0`, stands for all calls whose agent nobody knows: they are one agent."""
+    """Turns of the group with equal `peers` are compared with each other: `planner:0` is agent and turn within it,
+    `planner` the agent alone where the group's rule is `rollout`. An empty name, `:0`, stands for all calls whose agent
+    nobody knows: they are one agent."""
     weight: float
     versions: tuple[VersionSpan, ...]
     """Which version sampled what, counted within the turn; complete where a token trains."""

@@ -115,7 +115,7 @@ class Credit(StageFold[_OpenGroup]):
             Output(
                 topic=Topic.TRANSITIONS,
                 key=policy_key(policy),
-                value=credit_group(members, policy, self._topics, self.metrics),
+                value=credit_group(members, policy, self._topics, self.metrics, rule=self._rules.streams.peers),
                 partition=index,
             )
             for index, policy in enumerate(self._rules.policies)

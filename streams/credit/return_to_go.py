@@ -18,7 +18,7 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
-from tracegrad.schemas.records.rollouts import is_usable
+from tracegrad.schemas.records.rollouts import PeersRule, is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, encode_group
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -32,11 +32,13 @@ _KEPT = ("episode_id", "state", "reward", "num_tools", "num_tools_succeeded")
 _LOGGER = logging.getLogger(__name__)
 
 
-def credit_group(members: Sequence[Episode], policy: str, topics: Topics, metrics: Metrics) -> bytes:
+def credit_group(
+    members: Sequence[Episode], policy: str, topics: Topics, metrics: Metrics, *, rule: PeersRule = "turn_or_end"
+) -> bytes:
     """The `transitions` record of a closed group for one policy; never raises for what members hold."""
     summaries: list[MemberSummary] = []
     rows: list[SegmentRow] = []
-    for episode, peers in zip(members, peers_of_group(members), strict=True):
+    for episode, peers in zip(members, peers_of_group(members, rule), strict=True):
         reason = why_excluded(episode, policy)
         if not reason:
             try:
@@ -56,6 +58,7 @@ def credit_group(members: Sequence[Episode], policy: str, topics: Topics, metric
         policy=policy,
         members=tuple(summaries),
         excluded="" if any(not summary.excluded for summary in summaries) else "all_members_excluded",
+        peers=rule,
     )
     return _encode(summary, rows, topics)
 

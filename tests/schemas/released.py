@@ -115,6 +115,7 @@ SUMMARY = transitions.GroupSummary(
             excluded="given_up",
         ),
     ),
+    peers="turn_or_end",
 )
 ROW = transitions.SegmentRow(
     rollout_id=ROLLOUT,
@@ -133,7 +134,7 @@ ROW = transitions.SegmentRow(
             temperature=1.0,
             reward_parts=(episodes.AppliedReward(rule="air:tool_ok", value=0.1),),
             return_=1.1,
-            peers="0",
+            peers="solver:0",
             weight=1.0,
             versions=(SPAN_3, sampled_by(4, start=1, run=RUN)),
         ),

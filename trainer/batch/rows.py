@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegrad.schemas.records.tokens import Ids, Logprobs
-from tracegrad.schemas.records.transitions import SegmentRow
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow
 
 from ..algorithm.recipe import Recipe
 from .groups import CallKey, Group, token_versions
@@ -78,7 +78,9 @@ def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
 def group_advantages(group: Group, recipe: Recipe) -> dict[CallKey, float]:
     """The advantage of each call of a group, times its turn's weight.
 
-    Turns with equal `peers` are compared with each other.
+    Turns with equal `peers` are compared with each other and, by the rule `turn_or_end`, with the final reward of each
+    member that ended before it had such a turn. Those train nothing; without them a turn that only the successful
+    reach would have an advantage of 0.
     """
     turns = group.turns
     calls_by_peers: defaultdict[str, list[CallKey]] = defaultdict(list)
@@ -86,10 +88,23 @@ def group_advantages(group: Group, recipe: Recipe) -> dict[CallKey, float]:
         calls_by_peers[turn.peers].append(call)
     advantages: dict[CallKey, float] = {}
     for calls in calls_by_peers.values():
-        values = recipe.advantages([rollout for rollout, _ in calls], [turns[call].return_ for call in calls])
-        for call, value in zip(calls, values, strict=True):
+        returns = [turns[call].return_ for call in calls]
+        ended = _ended(group.summary, {rollout for rollout, _ in calls})
+        values = recipe.advantages([*(rollout for rollout, _ in calls), *ended], [*returns, *ended.values()])
+        for call, value in zip(calls, values, strict=False):  # those of `ended` come last
             advantages[call] = value * turns[call].weight
     return advantages
+
+
+def _ended(summary: GroupSummary, present: set[str]) -> dict[str, float]:
+    """The final rewards of the members that count as peers where they have no turn."""
+    if summary.peers != "turn_or_end":
+        return {}
+    return {
+        member.rollout_id: member.reward
+        for member in summary.members
+        if not member.excluded and member.reward is not None and member.rollout_id not in present
+    }
 
 
 def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_weight: float) -> TrainingRow:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from tests.streams.credit.test_credit import close, member
 from tests.streams.credit.test_segments import call
+from tests.streams.make import config
 from tracegrad.schemas.records.episodes import EpisodeCall
 from tracegrad.schemas.records.transitions import decode_group
 
@@ -16,10 +19,10 @@ def calls(*spoken: tuple[str | None, int]) -> tuple[EpisodeCall, ...]:
     return tuple(call(f"c{n}", [1], [10 + n], agent=agent, turn=turn) for n, (agent, turn) in enumerate(spoken))
 
 
-def peers(*members: tuple[EpisodeCall, ...]) -> list[list[str]]:
-    """The peers of each member's calls, in the order of the calls."""
+def peers(*members: tuple[EpisodeCall, ...], **changes: Any) -> list[list[str]]:
+    """The peers of each member's calls, in the order of the calls; `changes` are keys of `[streams]`."""
     episodes = [member(number, size=len(members), calls=made) for number, made in enumerate(members)]
-    _, rows = decode_group(close(*episodes).outputs[0].value)
+    _, rows = decode_group(close(*episodes, settings_=config(**changes)).outputs[0].value)
     by_rollout: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         by_rollout.setdefault(row.rollout_id, []).extend((turn.call_id, turn.peers) for turn in row.turns)
@@ -55,3 +58,15 @@ def test_an_agent_may_bear_any_name() -> None:
     """The turn is what follows the last colon."""
     odd = msgspec.structs.replace(calls(("a:1", 0))[0], call_id="odd")
     assert peers((*calls(("a", 1)), odd), calls(("b", 0)))[0] == ["a:1", "a:1:0"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("turn_or_end", ["a:0", "b:0", "a:1"]), ("turn", ["a:0", "b:0", "a:1"]), ("rollout", ["a", "b", "a"])],
+)
+def test_the_rule_is_chosen_and_the_record_says_which(rule: str, expected: list[str]) -> None:
+    """Whatever the rule, agents stay apart."""
+    made = calls(("a", 0), ("b", 0), ("a", 1))
+    assert peers(made, made, peers=rule)[0] == expected
+    emission = close(member(0, size=1, calls=made), settings_=config(peers=rule))
+    assert decode_group(emission.outputs[0].value)[0].peers == rule

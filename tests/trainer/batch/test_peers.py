@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
 
-from tests.streams.credit.test_credit import close, member
+from tests.streams.credit.test_credit import close, member, turns
 from tests.streams.credit.test_segments import call
+from tests.streams.make import config, rollout
 from tests.trainer.material import VOCABULARY, record
 from tracegrad.schemas.records.episodes import AppliedReward, Episode
 from tracegrad.trainer.algorithm.recipe import Recipe
@@ -17,9 +20,11 @@ from tracegrad.trainer.batch.rows import group_advantages
 pytestmark = pytest.mark.torch
 
 
-def advantages(*episodes: Episode) -> dict[CallKey, float]:
-    """Of each call of a group, as the default recipe has them."""
-    group = judge(record(close(*episodes).outputs[0].value), GroupLimits("policy", VOCABULARY)).group
+def advantages(*episodes: Episode, **changes: Any) -> dict[CallKey, float]:
+    """Of each call of a group, as the default recipe has them; `changes` are keys of `[streams]`."""
+    group = judge(
+        record(close(*episodes, settings_=config(**changes)).outputs[0].value), GroupLimits("policy", VOCABULARY)
+    ).group
     assert group is not None
     return group_advantages(group, Recipe())
 
@@ -29,3 +34,38 @@ def test_equal_rollouts_of_two_agents_train_nothing() -> None:
     earned = (AppliedReward(rule="air:ok", value=0.5),)
     team = (call("plan", [1], [2], agent="planner", rewards=earned), call("code", [3], [4], agent="coder"))
     assert set(advantages(member(0, calls=team), member(1, calls=team)).values()) == {0.0}
+
+
+def deciding_third_turn() -> list[Episode]:
+    """Four of eight go on to a third turn and succeed; four stop after two turns, for nothing."""
+    long = [member(n, size=8, calls=turns(0.0, 0.0, 0.0)) for n in range(4)]
+    return long + [member(n, size=8, calls=turns(0.0, 0.0), reward=0.0) for n in range(4, 8)]
+
+
+def test_a_turn_that_only_the_successful_reach_is_trained() -> None:
+    """b = (3 * 1 + 4 * 0) / 7: the deciding turn gets 4/7, as the turns that led to it."""
+    got = advantages(*deciding_third_turn())
+    assert [got[rollout(0), name] for name in ("c0", "c1", "c2")] == pytest.approx([4 / 7] * 3)
+    assert [got[rollout(7), name] for name in ("c0", "c1")] == pytest.approx([-4 / 7] * 2)
+    assert (rollout(7), "c2") not in got
+
+
+@pytest.mark.parametrize(("rule", "third"), [("turn_or_end", 4 / 7), ("turn", 0.0), ("rollout", 4 / 7)])
+def test_the_other_rules_by_hand(rule: str, third: float) -> None:
+    """docs/training.md has the same numbers."""
+    assert advantages(*deciding_third_turn(), peers=rule)[rollout(0), "c2"] == pytest.approx(third)
+
+
+def test_by_rollout_a_bonus_is_held_against_what_follows_it() -> None:
+    """Returns 1.5 and 1, twice: the mean is 1.25, where turn by turn nothing tells the rollouts apart."""
+    equal = [member(n, calls=turns(0.5, 0.0)) for n in range(2)]
+    assert [*advantages(*equal, peers="rollout").values()] == [0.25, -0.25] * 2
+    assert {*advantages(*equal).values()} == {0.0}
+
+
+def test_an_excluded_member_is_no_peer() -> None:
+    """What has no score, or was our own fault, is never 0."""
+    unscored = member(1, size=3, reward=None, calls=turns(0.0))
+    worse = member(2, size=3, reward=0.5, calls=turns(0.0))
+    got = advantages(member(0, size=3, calls=turns(0.0, 0.0)), unscored, worse)
+    assert got == {(rollout(0), "c0"): 0.5, (rollout(0), "c1"): 0.5, (rollout(2), "c0"): -0.5}
