@@ -22,8 +22,8 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     """What the agent asks for as `model`, and the key of its transitions and weights."""
     model: Model
     """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable."""
-    temperature: Annotated[float, Meta(gt=0)] = 1.0
-    """Sampling temperature of training rollouts; more than 0, for a greedy policy learns nothing."""
+    temperature: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
+    """Sampling temperature of training rollouts; a greedy policy learns nothing, and vLLM takes less for 0.01."""
     max_tokens: Count | None = None
     """Bound on one answer in training; None: what the agent asks, up to the context window."""
     validation_temperature: Annotated[float, Meta(ge=0)] = 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +21,13 @@ import pyarrow as pa
 
 from ..errors import RecordError
 from .episodes import AppliedReward
-from .rollouts import PeersRule
+from .rollouts import MAX_REWARD, PeersRule, is_usable
 from .tokens import Ids, Logprobs, Mask
 from .versions import VersionSpan, are_complete
 
 __all__ = [
+    "MAX_TEMPERATURE",
+    "MIN_TEMPERATURE",
     "TRANSITIONS_SCHEMA",
     "GroupSummary",
     "MemberSummary",
@@ -38,6 +41,18 @@ __all__ = [
 _METADATA_KEY = b"tracegrad.group"
 MAX_LOGPROB = 1e-4
 """float32 rounding lets a certain token's logprob come out just above 0."""
+MIN_TEMPERATURE = 1e-3
+MAX_TEMPERATURE = 100.0
+"""Of a trained turn. Logits are divided by it: less, or more, overflows float32 or leaves nothing to learn from."""
+_UNREADABLE = (
+    pa.ArrowException,
+    OSError,  # what Arrow raises for flatbuffers that do not verify
+    MemoryError,  # what a length that somebody made up asks for
+    RecursionError,
+    struct.error,
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+)
 
 
 class MemberSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,26 +216,51 @@ def decode_group(data: bytes | None) -> tuple[GroupSummary, list[SegmentRow]]:
     if data is None:
         raise RecordError("expected an Arrow stream, got a tombstone (null value)", reason="null_value")
     try:
-        with pa.ipc.open_stream(data) as reader:
-            schema = reader.schema
-            if not schema.equals(TRANSITIONS_SCHEMA, check_metadata=False):
-                raise RecordError("expected the transitions/1 Arrow schema, got another", reason="unknown_schema")
-            batches = list(reader)
-        if len(batches) != 1:
-            raise RecordError(f"expected 1 record batch, got {len(batches)}")
-        batches[0].validate(full=True)
-        for field in schema:
-            _refuse_nulls(batches[0].column(field.name), field.name)
-        summary = _summary_of(schema)
-        rows = _rows(batches[0])
-    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        # OSError: what Arrow raises for flatbuffers that do not verify.
+        batch = _read_batch(data)
+        batch.validate(full=True)
+        for field in batch.schema:
+            _refuse_nulls(batch.column(field.name), field.name)
+        summary = _summary_of(batch.schema)
+        rows = _rows(batch)
+    except _UNREADABLE as error:
         raise RecordError(f"expected a transitions/1 Arrow stream, got {error}") from error
-    if summary.schema != "transitions/1":
-        raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason="unknown_schema")
+    _check_summary(summary)
     for row in rows:
         _check_row(row)
     return summary, rows
+
+
+def _read_batch(data: bytes) -> pa.RecordBatch:
+    """The stream's only batch, not validated; nothing is allocated for its columns, which lie in `data`."""
+    messages = list(itertools.islice(pa.ipc.MessageReader.open_stream(data), 3))
+    schema = pa.ipc.read_schema(messages[0]) if messages else pa.schema([])
+    if not schema.equals(TRANSITIONS_SCHEMA, check_metadata=False):
+        raise RecordError("expected the transitions/1 Arrow schema, got another", reason="unknown_schema")
+    if len(messages) != 2 or messages[1].type != "record batch":
+        raise RecordError(f"expected 1 record batch, got {[message.type for message in messages[1:]]}")
+    if _is_compressed(memoryview(messages[1].metadata)):
+        raise RecordError("expected an Arrow body without compression (Kafka compresses), got a compressed one")
+    return pa.ipc.read_record_batch(messages[1], schema)
+
+
+def _is_compressed(metadata: memoryview) -> bool:
+    """Whether a record batch's flatbuffer has the field `compression`, which pyarrow does not show.
+
+    Asked before the body is touched: 17 KB of it unfold to a gigabyte. Arrow has verified the offsets.
+    """
+    (root,) = struct.unpack_from("<I", metadata, 0)
+    header = _field(metadata, root, 2)
+    (batch,) = struct.unpack_from("<I", metadata, header)
+    return _field(metadata, header + batch, 3) != 0
+
+
+def _field(metadata: memoryview, table: int, slot: int) -> int:
+    """Where a flatbuffer's table keeps a field; 0 when it has none."""
+    (back,) = struct.unpack_from("<i", metadata, table)
+    (size,) = struct.unpack_from("<H", metadata, table - back)
+    at = 4 + 2 * slot
+    (offset,) = struct.unpack_from("<H", metadata, table - back + at) if at < size else (0,)
+    return table + offset if offset else 0
 
 
 def group_id_of(data: bytes | None) -> str | None:
@@ -232,7 +272,7 @@ def group_id_of(data: bytes | None) -> str | None:
     try:
         with pa.ipc.open_stream(data or b"") as reader:
             return _summary_of(reader.schema).group_id
-    except (pa.ArrowException, OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return None
 
 
@@ -267,6 +307,18 @@ def _values(name: str, column: pa.Array) -> list[Any]:
     return [tokens[begin:end] for begin, end in itertools.pairwise((offsets - offsets[0]).tolist())]
 
 
+def _check_summary(summary: GroupSummary) -> None:
+    """The meaning of what belongs to the group as a whole."""
+    if summary.schema != "transitions/1":
+        raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason="unknown_schema")
+    if len({member.rollout_id for member in summary.members}) != len(summary.members):
+        raise RecordError(f"expected each rollout once among the members of group {summary.group_id}, got one twice")
+    if not all(member.excluded or is_usable(member.reward) for member in summary.members):
+        raise RecordError(
+            f"expected members with a reward of at most {MAX_REWARD:g} in group {summary.group_id}, got another"
+        )
+
+
 def _check_row(row: SegmentRow) -> None:
     """The meaning of a row; ids are checked against the vocabulary by the trainer, which knows it."""
     num_tokens = len(row.token_ids)
@@ -284,7 +336,11 @@ def _check_row(row: SegmentRow) -> None:
     for turn in row.turns:
         if not 0 <= turn.start <= turn.end <= num_tokens:
             raise RecordError(f"expected 0 <= start <= end <= {num_tokens}, got {turn.start}, {turn.end}, {where}")
-        if not math.isfinite(turn.return_) or not math.isfinite(turn.weight) or turn.temperature < 0:
-            raise RecordError(f"expected a finite return and weight, temperature >= 0, got others, {where}")
+        if not is_usable(turn.return_) or not math.isfinite(turn.weight):
+            raise RecordError(f"expected a return of at most {MAX_REWARD:g}, a finite weight, got others, {where}")
+        if turn.temperature != 0.0 and not MIN_TEMPERATURE <= turn.temperature <= MAX_TEMPERATURE:
+            raise RecordError(
+                f"expected temperature 0 or {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}, got another, {where}"
+            )
         if row.loss_mask[turn.start : turn.end].any() and not are_complete(turn.versions, turn.end - turn.start):
             raise RecordError(f"expected complete versions on a trained turn, got others, call={turn.call_id}, {where}")

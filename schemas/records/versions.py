@@ -47,6 +47,9 @@ def parse_label(text: str) -> Version | None:
 
 
 def are_complete(spans: Sequence[VersionSpan], num_tokens: int) -> bool:
-    """Whether the spans tell each token's version: the first starts at 0, starts ascend, none lies past the end."""
+    """Whether the spans tell each token's version: the first starts at 0, starts ascend, none lies past the end, and
+    no number is negative."""
     starts = [span.start for span in spans]
+    if any(span.version < 0 or span.epoch < 0 for span in spans):
+        return False
     return bool(starts) and starts[0] == 0 and starts == sorted(set(starts)) and starts[-1] <= num_tokens

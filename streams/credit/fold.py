@@ -92,6 +92,11 @@ class Credit(StageFold[_OpenGroup]):
             state = _OpenGroup()
         elif next(iter(state.members.values()))[0].group.size != group.size:  # type: ignore[union-attr]
             raise RecordError(f"expected one size of group {group.id}, got {group.size} too", reason="bad_group")
+        for place, (other, _) in state.members.items():
+            if place != group.member and other.rollout_id == episode.rollout_id:
+                raise RecordError(
+                    f"expected one place of rollout {episode.rollout_id}, got {place} too", reason="bad_group"
+                )
         self._open[group.id] = state
         value = record.value or b""
         most = self._rules.streams.max_open_bytes

@@ -18,7 +18,7 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
-from tracegrad.schemas.records.rollouts import PeersRule, is_usable
+from tracegrad.schemas.records.rollouts import MAX_REWARD, PeersRule, is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, encode_group
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -44,6 +44,8 @@ def credit_group(
             try:
                 assert episode.reward is not None  # else it were unscored
                 returns = returns_to_go(episode.reward, episode.calls)
+                if not all(map(is_usable, returns)):
+                    raise RecordError(f"expected returns of at most {MAX_REWARD:g}, got another", reason="bad_return")
                 rows.extend(build_segments(episode, policy, returns, peers))
             except RecordError as error:
                 reason = error.reason

@@ -19,7 +19,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.transitions import MAX_LOGPROB, SegmentRow, Turn
+from tracegrad.schemas.records.transitions import MAX_LOGPROB, MAX_TEMPERATURE, MIN_TEMPERATURE, SegmentRow, Turn
 from tracegrad.schemas.records.versions import are_complete
 
 from .texts import Ids, Prompt, Texts
@@ -27,8 +27,6 @@ from .texts import Ids, Prompt, Texts
 __all__ = ["build_segments", "why_masked"]
 
 _TOKEN_BYTES = 4
-MAX_TEMPERATURE = 100.0
-"""Greedy calls have no distribution to divide by; absurd ones overflow float32."""
 
 
 def why_masked(call: EpisodeCall) -> str:
@@ -40,9 +38,14 @@ def why_masked(call: EpisodeCall) -> str:
     logprobs = logprobs_from_bytes(call.logprobs)
     if not np.isfinite(logprobs).all() or (logprobs > MAX_LOGPROB).any():
         return "bad_logprobs"
-    if not 0 < call.temperature <= MAX_TEMPERATURE:
+    if not _temperature(call):
         return "bad_temperature"
     return "" if are_complete(call.versions, len(call.sampled_ids) // _TOKEN_BYTES) else "bad_versions"
+
+
+def _temperature(call: EpisodeCall) -> float:
+    """What the logits are divided by; 0 for a greedy call, which has no distribution, and for an absurd one."""
+    return call.temperature if MIN_TEMPERATURE <= call.temperature <= MAX_TEMPERATURE else 0.0
 
 
 class _Chain:
@@ -71,7 +74,7 @@ class _Chain:
                 turn=call.turn,
                 call_id=call.call_id,
                 agent=call.agent,
-                temperature=max(call.temperature, 0.0),
+                temperature=_temperature(call),
                 reward_parts=tuple(reward for reward in call.rewards if is_usable(reward.value)),
                 return_=return_,
                 peers=peers,

@@ -127,7 +127,7 @@ class OpenBatch:
         untrained: list[Group] = []
         excluded: dict[str, str] = {}
         for verdict, is_duplicate in self._verdicts:
-            reason = "duplicate" if is_duplicate else _reason(verdict, run, version - max_staleness)
+            reason = "duplicate" if is_duplicate else _reason(verdict, run, version, max_staleness)
             _update(digest, verdict.record, reason)
             if is_duplicate:
                 continue
@@ -147,7 +147,7 @@ class OpenBatch:
         )
 
 
-def _reason(verdict: Verdict, run: RunHash, oldest: int) -> str:
+def _reason(verdict: Verdict, run: RunHash, version: int, max_staleness: int) -> str:
     """Why the record's group trains nothing; "" when it does. Versions compare with those of their own run only."""
     if verdict.group is None:
         return verdict.reason
@@ -156,7 +156,9 @@ def _reason(verdict: Verdict, run: RunHash, oldest: int) -> str:
     versions = trained_versions(verdict.group)
     if any(span.run != run for span in versions):
         return "other_run"
-    return "stale" if any(span.version < oldest for span in versions) else ""
+    if any(span.version > version for span in versions):
+        return "newer"
+    return "stale" if any(span.version < version - max_staleness for span in versions) else ""
 
 
 def _update(digest: hashlib._Hash, record: Record, reason: str) -> None:

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.schemas.released import GOLDEN, ROW, SUMMARY
+from tests.versions import sampled_by
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records import transitions
 from tracegrad.schemas.records.episodes import AppliedReward
 from tracegrad.schemas.records.transitions import (
     TRANSITIONS_SCHEMA,
+    MemberSummary,
     SegmentRow,
     Turn,
     decode_group,
@@ -43,7 +46,7 @@ def turns(draw: st.DrawFn, num_tokens: int) -> Turn:
         turn=draw(st.integers(0, 100)),
         call_id=draw(TEXT),
         agent=draw(st.none() | TEXT),
-        temperature=draw(st.floats(0, 2, width=32)),
+        temperature=draw(st.just(0.0) | st.floats(0.125, 2, width=32)),
         reward_parts=tuple(draw(st.lists(st.builds(AppliedReward, rule=TEXT, value=FLOATS), max_size=3))),
         return_=draw(FLOATS),
         peers=draw(TEXT),
@@ -181,6 +184,12 @@ WRONG: dict[str, dict[str, Any]] = {
     "infinite return": {"turns": (msgspec.structs.replace(TURN, return_=float("inf")),)},
     "nan weight": {"turns": (msgspec.structs.replace(TURN, weight=float("nan")),)},
     "negative temperature": {"turns": (msgspec.structs.replace(TURN, temperature=-1.0),)},
+    "nan temperature": {"turns": (msgspec.structs.replace(TURN, temperature=float("nan")),)},
+    "infinite temperature": {"turns": (msgspec.structs.replace(TURN, temperature=float("inf")),)},
+    "temperature of 1e-38": {"turns": (msgspec.structs.replace(TURN, temperature=1e-38),)},
+    "return beyond the bound": {"turns": (msgspec.structs.replace(TURN, return_=1.1e12),)},
+    "negative version": {"turns": (msgspec.structs.replace(TURN, versions=(sampled_by(-1),)),)},
+    "negative epoch": {"turns": (msgspec.structs.replace(TURN, versions=(sampled_by(1, epoch=-1),)),)},
     "no versions": {"turns": (msgspec.structs.replace(TURN, versions=()),)},
 }
 
@@ -190,3 +199,74 @@ def test_row_without_meaning_is_refused(change: dict[str, Any]) -> None:
     """Well-formed Arrow is not enough: the trainer may rely on what it is given."""
     with pytest.raises(RecordError, match="expected"):
         decode_group(encode_group(SUMMARY, [msgspec.structs.replace(ROW, **change)]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.001, 0.7, 100.0])
+def test_a_temperature_that_can_be_is_taken(temperature: float) -> None:
+    """Also when float32 rounds it."""
+    row = msgspec.structs.replace(ROW, turns=(msgspec.structs.replace(TURN, temperature=temperature),))
+    assert decode_group(encode_group(SUMMARY, [row]))[1][0].turns[0].temperature == pytest.approx(temperature)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (SUMMARY.members[0], SUMMARY.members[0]),
+        (msgspec.structs.replace(SUMMARY.members[0], reward=1e13),),
+    ],
+    ids=["one rollout twice", "a reward beyond the bound"],
+)
+def test_members_that_cannot_be_are_refused(members: tuple[MemberSummary, ...]) -> None:
+    """Each is one rollout, and its reward may be somebody's baseline."""
+    with pytest.raises(RecordError, match="expected"):
+        decode_group(encode_group(msgspec.structs.replace(SUMMARY, members=members), [ROW]))
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_body_is_refused_before_it_unfolds(codec: str) -> None:
+    """A few hundred KB on the wire, 64 MB of tokens: no column is allocated."""
+    count = 1 << 22
+    row = msgspec.structs.replace(
+        ROW,
+        token_ids=np.zeros(count, np.int32),
+        loss_mask=np.zeros(count, np.uint8),
+        logprobs=np.zeros(count, np.float32),
+        turns=(),
+    )
+    with pa.ipc.open_stream(encode_group(SUMMARY, [row])) as reader:
+        batch, schema = reader.read_next_batch(), reader.schema
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_batch(batch)
+    bomb = sink.getvalue().to_pybytes()
+    del batch
+    assert len(bomb) < 400_000
+    before = pa.total_allocated_bytes()
+    with pytest.raises(RecordError, match="without compression"):
+        decode_group(bomb)
+    assert pa.total_allocated_bytes() - before < 1_000_000
+    assert group_id_of(bomb) == SUMMARY.group_id
+
+
+def test_a_lack_of_memory_is_the_records_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length that somebody made up: the record is refused, the process goes on."""
+
+    def lack(_: pa.RecordBatch) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(transitions, "_rows", lack)
+    escaped: Exception | None = None
+    try:
+        decode_group(encode_group(SUMMARY, [ROW]))
+    except (RecordError, MemoryError) as error:
+        escaped = error
+    assert isinstance(escaped, RecordError)
+
+
+def test_a_summary_nested_without_end_is_refused() -> None:
+    """In a field that nobody reads."""
+    deep = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    data = stream(TRANSITIONS_SCHEMA.with_metadata({b"tracegrad.group": deep}), 1)
+    assert group_id_of(data) is None
+    with pytest.raises(RecordError):
+        decode_group(data)

@@ -140,6 +140,7 @@ def test_each_policy_has_a_record_in_its_own_partition() -> None:
         ({"calls": ()}, "no_calls"),
         ({"calls": turns(0.0, 0.0)[1:]}, "broken_prefix"),
         ({"calls": (call("a", [1], [-1]),)}, "bad_tokens"),
+        ({"reward": 1e12, "calls": turns(1e12)}, "bad_return"),
     ],
 )
 def test_a_rollout_that_cannot_train_is_listed_with_its_reason(changes: dict[str, Any], reason: str) -> None:
@@ -213,6 +214,15 @@ def test_bad_episodes_are_dead_letters(episode: Episode | bytes, reason: str) ->
     assert dead_letter_fields(emission.outputs[0].headers)["reason"] == reason
     assert len(emission.done) == 1
     assert credit.num_open == 0
+
+
+def test_a_rollout_has_one_place_in_its_group() -> None:
+    """A second claim is a dead letter; the group waits for the rollout whose place it took, and then closes."""
+    emissions = feed(Credit(config(), TOPICS), member(0), member(1, rollout_id=rollout(0)), member(1))
+    assert [output.topic for output in emissions[1].outputs] == [Topic.DEAD_LETTERS]
+    assert dead_letter_fields(emissions[1].outputs[0].headers)["reason"] == "bad_group"
+    summary, _ = decode_group(emissions[2].outputs[0].value)
+    assert [one.rollout_id for one in summary.members] == [rollout(0), rollout(1)]
 
 
 def test_open_groups_are_bounded() -> None:

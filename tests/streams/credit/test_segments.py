@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from tests.schemas.released import SUMMARY
 from tests.versions import sampled_by
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, rebuild_prompt
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.records.transitions import SegmentRow
+from tracegrad.schemas.records.transitions import SegmentRow, decode_group, encode_group
 from tracegrad.streams.credit.segments import build_segments, why_masked
 from tracegrad.streams.credit.texts import MAX_TEXT_BYTES
 
@@ -97,6 +99,16 @@ def test_a_masked_call_keeps_its_tokens() -> None:
     assert [piece.masked for piece in row.turns] == ["truncated", ""]
 
 
+@pytest.mark.parametrize("temperature", [0.0, math.nan, math.inf, 1e-38, 1e30, -1.0])
+@pytest.mark.parametrize("masked", ["", "truncated"])
+def test_what_credit_writes_the_trainer_can_read(masked: str, temperature: float) -> None:
+    """A call that cannot train says no temperature: it must not make its whole group malformed."""
+    rows = segments([call("a", [1], [2, 3], masked=masked, temperature=temperature), child("b", "a", 3, [4], [5])])
+    member = replace(SUMMARY.members[0], rollout_id="episode")
+    assert decode_group(encode_group(replace(SUMMARY, members=(member,)), rows))[1] == rows
+    assert [piece.temperature for piece in rows[0].turns] == [0.0, 1.0]
+
+
 def test_other_policies_are_context() -> None:
     """A prompt may rest on another policy's call; its tokens are not sampled here."""
     calls = [call("a", [1], [2], policy="other"), child("b", "a", 2, [3], [4])]
@@ -149,6 +161,9 @@ def test_negative_token_ids_are_refused() -> None:
         ({"logprobs": logprobs_to_bytes([-1.0, 0.5])}, "bad_logprobs"),
         ({"temperature": 0.0}, "bad_temperature"),
         ({"temperature": math.nan}, "bad_temperature"),
+        ({"temperature": math.inf}, "bad_temperature"),
+        ({"temperature": 1e-38}, "bad_temperature"),
+        ({"versions": (sampled_by(-1),)}, "bad_versions"),
         ({"versions": ()}, "bad_versions"),
         ({"versions": (sampled_by(1, start=1),)}, "bad_versions"),
     ],

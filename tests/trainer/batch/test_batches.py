@@ -67,6 +67,12 @@ def test_stale_group_is_dropped_with_reason() -> None:
     assert [group.summary.group_id for group in batch.untrained] == [gid(0)]
 
 
+def test_group_of_a_version_that_is_not_there_yet_is_dropped() -> None:
+    """A step that starts from version 5 can have no token of version 6: somebody made it up."""
+    batch = batch_of([group_bytes(0, version=6), group_bytes(1, version=5)], num_groups=2, version=5)
+    assert (batch.group_ids, batch.excluded) == ((gid(1),), {gid(0): "newer"})
+
+
 def test_group_of_another_runs_versions_is_dropped_with_its_own_reason() -> None:
     """Their numbers cannot be compared with ours: neither stale, nor of a negative staleness."""
     foreign = [sampled_by(version, run=OTHER_RUN) for version in (0, 5, 9)]
@@ -114,9 +120,10 @@ def test_hash_tells_bytes_order_and_exclusions() -> None:
 def test_accounting_is_in_distinct_groups() -> None:
     """consumed = trained + the sum of excluded."""
     bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
-    values = [group_bytes(0), group_bytes(0), bad, group_bytes(1, version=-9), group_bytes(2)]
+    fresh = [group_bytes(index, version=9) for index in (0, 0, 2)]
+    values = [*fresh[:2], bad, group_bytes(1), fresh[2]]
     before = Accounting(consumed=5, trained=4, excluded={"stale": 1}, duplicates=1)
-    after = account(before, batch_of(values, num_groups=4))
+    after = account(before, batch_of(values, num_groups=4, version=9))
     assert after == Accounting(consumed=9, trained=6, excluded={"stale": 2, "malformed": 1}, duplicates=2)
     assert after.consumed == after.trained + sum(after.excluded.values())
 
