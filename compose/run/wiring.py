@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["ENGINE_ID", "Wiring"]
 
 ENGINE_ID = "engine-0"
+_EPISODE_MARGIN_S = 60.0
+"""Beyond assemble's longest deadline, until its proposal to close (made again after 30 s, if a worker lost it) is an
+episode."""
 _EXPORT_TIMEOUT_S = 10.0
 """The SDK's default, which agents keep that we do not start."""
 _ACK_SHARE = 0.8
@@ -97,6 +100,7 @@ class Wiring:
             concurrency=settings.agent.concurrency,
             time_limit_s=settings.agent.time_limit_s,
             rewards_awaited=settings.reward.names,
+            episode_wait_s=max(settings.streams.deadline_s, settings.streams.incomplete_s) + _EPISODE_MARGIN_S,
         )
 
     def runner(self) -> RunnerHandles:

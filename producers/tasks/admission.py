@@ -2,9 +2,10 @@
 
     version 0 served -> validation before -> training groups, paced -> last version served -> validation after -> done
 
-In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, from where the run began.
-Out: `rollouts`, and a final `rollout_events` record for a rollout that nobody will end. Invariant: ids follow from
-run, purpose and number, so that a restart (or a second process) asks for the same rollouts again and no others.
+In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, `process_status`, from where
+the run began. Out: `rollouts`, and a final `rollout_events` record for a rollout that nobody will end, or of which no
+episode came, so that its group closes; for a group that does not even then another is admitted. Invariant: ids follow
+from run, purpose and number, so that a restart (or a second process) asks for the same rollouts again and no others.
 Failure: a dataset that cannot be read -> ConfigurationError; the log is away -> waits.
 """
 
@@ -28,6 +29,7 @@ from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.process_status import PROCESS_STATUS
 from tracegrad.schemas.records.rollouts import (
     ROLLOUT_EVENTS,
     ROLLOUTS,
@@ -43,7 +45,7 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics, rollout_key
 
 from ..rollout_histories import event_of
-from .admission_state import AdmissionState, OpenRollout
+from .admission_state import MAX_GIVEN_UP, AdmissionState, OpenRollout
 from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
 from .pace import capacity
@@ -89,6 +91,7 @@ class TaskAdmission:
             topics.name(Topic.EPISODES): EPISODES,
             topics.name(Topic.TRAINING_STEPS): TRAINING_STEPS,
             topics.name(Topic.WEIGHT_ACKS): WEIGHT_ACKS,
+            topics.name(Topic.PROCESS_STATUS): PROCESS_STATUS,
         }
         """Of the topics to be followed."""
         self._topics = topics
@@ -214,6 +217,22 @@ class TaskAdmission:
             given_up = event_of(request, GIVEN_UP_ATTEMPT, number, RolloutState.GIVEN_UP, is_final=True, error=reason)
             logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
             self._write(Topic.ROLLOUT_EVENTS, [*aborted, given_up])
+
+        for rollout in list(self.state.awaited.values()):
+            waited_s = now - max(rollout.active_s, self.state.lagged_s)
+            if waited_s > self._handles.episode_wait_s and rollout.num_given_up < MAX_GIVEN_UP:
+                self._give_up_unheard(rollout, f"no episode of it came within {waited_s:.0f} s")
+
+    def _give_up_unheard(self, rollout: OpenRollout, reason: str) -> None:
+        """Asks for an episode that says so; where the real one is only late, it wins until the group closes."""
+        request = rollout.request
+        logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
+        self._write(
+            Topic.ROLLOUT_EVENTS,
+            [event_of(request, GIVEN_UP_ATTEMPT, 0, RolloutState.GIVEN_UP, is_final=True, error=reason)],
+        )
+        if rollout.num_given_up == MAX_GIVEN_UP:
+            logger.error("group %d does not close: excluded as lost, another is admitted", request.group.index)
 
     def _lost(self, rollout: OpenRollout, now: float) -> str:
         silent_s = now - rollout.active_s

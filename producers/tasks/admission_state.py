@@ -1,6 +1,7 @@
 """Where a run stands, folded from its topics: what was asked for, what has ended, what was trained, what is served.
 
-In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, each topic in its own order.
+In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, `process_status`, each
+topic in its own order.
 Out: RunProgress, open rollouts, validation scores, exclusions. Invariant: the same records give the same state, so a
 restart goes on where the log ends. Failure: none; records of other runs and policies are ignored. Memory follows the
 groups in the works and the validation tasks, not the rollouts of the run.
@@ -16,18 +17,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tracegrad.schemas.ids import run_hash_of
+from tracegrad.schemas.metrics import LAG
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
-from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest
+from tracegrad.schemas.records.process_status import ProcessReport
+from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
 
 from ..rollout_histories import Histories, Members
 from .pace import RunProgress
 
-__all__ = ["AdmissionState", "OpenRollout", "Score"]
+__all__ = ["MAX_GIVEN_UP", "AdmissionState", "OpenRollout", "Score"]
 
 _MAX_REASONS = 100
+MAX_GIVEN_UP = 3
+"""Times that a rollout is given up before its group counts as lost: the first event can be lost like the episode."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +47,13 @@ class Score(NamedTuple):
 
 @dataclass
 class OpenRollout:
-    """A rollout without a final event."""
+    """A rollout without a final event, or without the episode that should follow it."""
 
     request: RolloutRequest
     active_s: float
     """When something was last heard of it."""
+    num_given_up: int = 0
+    """Times that it was given up in vain: no episode followed."""
 
 
 class AdmissionState:
@@ -64,6 +71,10 @@ class AdmissionState:
         self._seen_final = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Have a final episode; a restarted stage may emit it again, and two attempts may both claim to be final."""
         self.open: dict[str, OpenRollout] = {}
+        self.awaited: dict[str, OpenRollout] = {}
+        """Rollouts that are final, and of which no final episode came yet."""
+        self.lagged_s = 0.0
+        """When a streams worker last said that it has not read all of its input."""
         self.scores: dict[int, Score] = {}
         """Index of the validation group -> what its final episode was worth."""
         self.newest_step: TrainingStep | None = None
@@ -80,23 +91,35 @@ class AdmissionState:
             self._fold_episode(record)
         elif isinstance(record, TrainingStep):
             self._fold_step(record)
+        elif isinstance(record, ProcessReport):
+            if record.process.startswith("streams-") and record.counters.get(LAG.name):
+                self.lagged_s = time.monotonic()
         elif isinstance(record, WeightAck) and record.policy == self._policy:
             self._acked[record.engine_id] = record.version
 
     def _fold_request(self, request: RolloutRequest) -> None:
         if request.purpose not in self.admitted or run_hash_of(request.rollout_id) != self._run_hash:
             return
-        if self.admitted[request.purpose].add(request.group) and not self.histories.of(request).is_final:
-            self.open[request.rollout_id] = OpenRollout(request, time.monotonic())
+        if not self.admitted[request.purpose].add(request.group):
+            return
+        rollout = OpenRollout(request, time.monotonic())
+        if not self.histories.of(request).is_final:
+            self.open[request.rollout_id] = rollout
+        elif request.group not in self._seen_final[request.purpose]:
+            self.awaited[request.rollout_id] = rollout
 
     def _fold_event(self, event: RolloutEvent) -> None:
         self.histories.fold(event)
-        rollout = self.open.get(event.rollout_id)
+        rollout = self.open.get(event.rollout_id) or self.awaited.get(event.rollout_id)
         if rollout is None:
             return
         rollout.active_s = time.monotonic()
-        if self.histories.of(rollout.request).is_final:
+        if event.rollout_id in self.awaited:
+            rollout.num_given_up += event.state is RolloutState.GIVEN_UP
+        elif self.histories.of(rollout.request).is_final:
             del self.open[event.rollout_id]
+            if event.group not in self._seen_final[event.purpose]:
+                self.awaited[event.rollout_id] = rollout
 
     def _fold_episode(self, episode: Episode) -> None:
         group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)
@@ -104,6 +127,7 @@ class AdmissionState:
             return
         if not episode.is_final or not seen.add(group):
             return
+        self.awaited.pop(rollout, None)
         if episode.purpose is Purpose.VALIDATION:
             self.scores[group.index] = Score(episode.reward, self._why_excluded(episode))
             return
@@ -139,6 +163,16 @@ class AdmissionState:
         """Rollouts without a final event."""
         return sum(rollout.request.purpose is purpose for rollout in self.open.values())
 
+    @property
+    def lost_groups(self) -> set[int]:
+        """Training groups that cannot close: a member was given up and given up, and no episode of it came. One that
+        closes after all is none."""
+        return {
+            rollout.request.group.index
+            for rollout in self.awaited.values()
+            if rollout.num_given_up >= MAX_GIVEN_UP and rollout.request.purpose is Purpose.TRAIN
+        }
+
     def progress(self) -> RunProgress:
         """What the pace is computed from."""
         step = self.newest_step
@@ -148,6 +182,7 @@ class AdmissionState:
         return RunProgress(
             admitted=self.admitted[Purpose.TRAIN].num_groups,
             running=len(running),
+            lost=len(self.lost_groups),
             consumed=step.accounting.consumed if step else 0,
             step=step.step if step else 0,
             version=step.version if step else 0,

@@ -54,3 +54,5 @@ class TasksHandles(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float
     """Of one attempt."""
     rewards_awaited: tuple[str, ...]
+    episode_wait_s: float
+    """After a rollout's final event, without lag of the streams: then no episode of it will come any more."""

@@ -1,6 +1,6 @@
 """How many training groups may be admitted now. Pure.
 
-    capacity = min(max_running - running, (eta + 1) * G - (admitted - consumed), steps * G - admitted)
+    capacity = min(max_running - running, (eta + 1) * G - (admitted - lost - consumed), steps * G - (admitted - lost))
 
 in training groups, G of them a batch; nothing while the engines serve a version more than eta behind the newest
 one. `consumed` is cumulative on `training_steps` and holds the excluded groups too, so that a group that trained
@@ -23,6 +23,8 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Training groups asked for so far."""
     running: int = 0
     """Of those, the ones with a rollout that has no final event."""
+    lost: int = 0
+    """Of those admitted, the ones that will never close; others are admitted in their stead."""
     consumed: int = 0
     """Groups in batches so far, trained or excluded."""
     step: int = 0
@@ -37,6 +39,7 @@ def capacity(progress: RunProgress, pace: PaceConfig, handles: TasksHandles, max
     """Training groups to admit now, 0 or more; `max_running`: as many are in the works at once."""
     if progress.acked is None or progress.acked < progress.version - pace.staleness:
         return 0
-    ahead = (pace.staleness + 1) * handles.groups_per_step - (progress.admitted - progress.consumed)
-    left = handles.steps * handles.groups_per_step - progress.admitted
+    admitted = progress.admitted - progress.lost
+    ahead = (pace.staleness + 1) * handles.groups_per_step - (admitted - progress.consumed)
+    left = handles.steps * handles.groups_per_step - admitted
     return max(0, min(max_running - progress.running, ahead, left))

@@ -26,6 +26,7 @@ from tests.streams.make import (
     tool_span,
 )
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT
 from tracegrad.schemas.records.episodes import EPISODES, AppliedReward
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
@@ -111,6 +112,21 @@ def test_raw_records_become_arrow_rows() -> None:
         ("succeeded", "span_status", "call_s"),
         ("failed", "exception", "call_b"),
     }
+
+
+def test_a_rollout_given_up_ends_the_group_that_waits_for_it() -> None:
+    """Nothing came of member 1; the event that tasks writes closes the group; what comes then is late."""
+    streams = Streams(CONFIG)
+    streams.feed(*solved())
+    assert (streams.values(Topic.TRANSITIONS), streams.credit.num_open) == ([], 1)
+    fields: dict[str, Any] = {"attempt_id": GIVEN_UP_ATTEMPT, "spans_exported": None, "group": group(1)}
+    streams.feed(event(rollout(1), RolloutState.GIVEN_UP, **fields))
+    (record,) = streams.values(Topic.TRANSITIONS)
+    summary, rows = decode_group(record)
+    assert [member.excluded for member in summary.members] == ["", "given_up"]
+    assert ({row.rollout_id for row in rows}, streams.credit.num_open) == ({rollout(0)}, 0)
+    streams.feed(*broken())
+    assert (len(streams.values(Topic.TRANSITIONS)), streams.credit.num_open) == (1, 0)
 
 
 def test_without_the_otlp_gateway_calls_still_train() -> None:

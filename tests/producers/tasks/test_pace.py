@@ -19,6 +19,7 @@ HANDLES = TasksHandles(
     concurrency=1,
     time_limit_s=1.0,
     rewards_awaited=(),
+    episode_wait_s=1.0,
 )
 
 
@@ -37,6 +38,10 @@ HANDLES = TasksHandles(
             RunProgress(acked=9, admitted=78, consumed=72, step=9, version=9), 2, id="never more than steps*G"
         ),
         pytest.param(RunProgress(acked=0, admitted=8, running=20), 0, id="never negative"),
+        pytest.param(RunProgress(acked=0, admitted=24, lost=3), 3, id="what is lost gives its place back"),
+        pytest.param(
+            RunProgress(acked=9, admitted=80, lost=2, consumed=72, step=9, version=9), 2, id="... at the end too"
+        ),
     ],
 )
 def test_capacity(progress: RunProgress, expected: int) -> None:

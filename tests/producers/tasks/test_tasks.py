@@ -61,6 +61,7 @@ class World:
             concurrency=14,
             time_limit_s=Limits().time_s,
             rewards_awaited=("reward",),
+            episode_wait_s=90.0,
         )
         self.start()
         self.num_consumed = 0
