@@ -19,10 +19,13 @@ __all__ = ["hold_lock", "write_atomically"]
 _POLL_S = 0.1
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces the file as a whole, beside its name first."""
+def write_atomically(path: Path, data: bytes, *, is_private: bool = False) -> None:
+    """Replaces the file as a whole, beside its name first; a private one is nobody else's before a byte is in it."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    scratch.write_bytes(data)
+    # One that a killed process with our id left keeps the permissions that it was made with.
+    scratch.unlink(missing_ok=True)
+    with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, 0o600 if is_private else 0o666)) as file:
+        file.write(data)
     scratch.replace(path)
 
 

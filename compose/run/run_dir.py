@@ -1,20 +1,23 @@
 """The folder of a run: what it is called, where its processes listen, their logs, data, weights and results.
 
     run.json        name, created_at, hash, seed           written once
-    config.json     the resolved settings                   at each start
+    key.json        the run's secret, its owner's alone     written once
+    config.json     the resolved settings, likewise         at each start
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
     starts.json     where the run began on the raw topics   written once
     trainer/        checkpoints and, under weights/, the versions
     logs/ kafka/ streams/ engine-plugin/ results/ locks/
 
-In: the name of a run. Out: paths and small records. Invariant: one supervisor at a time (a lock that the kernel
-drops with its holder); the same name resumes, and refuses settings that would contradict what is on the log.
+In: the name of a run. Out: paths and small records. Invariants: one supervisor at a time (a lock that the kernel
+drops with its holder); the same name resumes, and refuses settings that would contradict what is on the log; nobody
+but the owner enters the folder.
 Failure: ConfigurationError with the remedy.
 """
 
 from __future__ import annotations
 
 import datetime
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,11 +32,13 @@ from tracegrad.schemas.log.protocol import TopicPartition
 from ..files import hold_lock, write_atomically
 from .settings import RunSettings
 
-__all__ = ["Endpoints", "RunDir", "RunRecord", "write_record"]
+__all__ = ["Endpoints", "RunDir", "RunKey", "RunRecord", "write_record"]
 
 T = TypeVar("T")
 _MARK = "run.json"
 _STARTS = "starts.json"
+_KEY = "key.json"
+_KEY_BYTES = 32
 _FIXED = {
     "kafka": ("partitions", "max_message_bytes", "topic_prefix"),
     "policy": ("name", "model"),
@@ -52,6 +57,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """ISO 8601, UTC."""
     hash: RunHash
     seed: int
+
+
+class RunKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The secret of a run: who has it may write in the run's name. Programs of the run are told it, agents never."""
+
+    schema: str = "run-key/1"
+    run: RunHash
+    """Whose key it is; a copy of the file, given to another run, says so by itself."""
+    key: bytes
+    """32 random bytes, in base64."""
+
+    def __repr__(self) -> str:
+        return f"RunKey({self.run})"
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,19 +116,33 @@ class RunDir:
         run = cls(path.resolve())
         for folder in (run.logs, run.locks, run.kafka, run.trainer, run.weights, run.results):
             folder.mkdir(parents=True, exist_ok=True)
+        run._close_to_others()
         if (run.path / _MARK).exists():
             run._check_same(settings)
+            run._make_key()
             return run
         created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         name = RunName(settings.run)
         record = RunRecord(name=name, created_at=created_at, hash=run_hash(name, created_at), seed=settings.seed)
         write_record(run.path / _MARK, record)
+        run._make_key()
         return run
 
     @property
     def record(self) -> RunRecord:
         """What the run is."""
         return _read(self.path / _MARK, RunRecord)
+
+    def key(self) -> bytes:
+        """The run's secret of 32 bytes. Raises ConfigurationError when its file is lost or damaged."""
+        path = self.path / _KEY
+        found = _read(path, RunKey)
+        if found.run != self.record.hash or len(found.key) != _KEY_BYTES:
+            raise ConfigurationError(
+                f"{path}: expected a key of {_KEY_BYTES} bytes of run {self.record.hash}, got one of "
+                f"{len(found.key)} bytes of run {found.run}; put the run's own file back"
+            )
+        return found.key
 
     @property
     def endpoints(self) -> Endpoints:
@@ -137,8 +169,23 @@ class RunDir:
 
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""
-        write_record(self.config, settings)
+        # It may hold the gateways' tokens and the cluster's passwords.
+        write_record(self.config, settings, is_private=True)
         write_record(self.endpoints_file, endpoints)
+
+    def _close_to_others(self) -> None:
+        try:
+            self.path.chmod(0o700)
+        except PermissionError as error:
+            raise ConfigurationError(
+                f"expected a folder of our own for a run's keys and logs, got {self.path}: {error}; choose another"
+            ) from error
+
+    def _make_key(self) -> None:
+        """Draws the key of a run that has none."""
+        if not (self.path / _KEY).exists():
+            drawn = RunKey(run=self.record.hash, key=secrets.token_bytes(_KEY_BYTES))
+            write_record(self.path / _KEY, drawn, is_private=True)
 
     def _check_same(self, settings: RunSettings) -> None:
         record = self.record
@@ -189,9 +236,9 @@ class RunDir:
             return True
 
 
-def write_record(path: Path, record: msgspec.Struct) -> None:
+def write_record(path: Path, record: msgspec.Struct, *, is_private: bool = False) -> None:
     """As JSON for people, replaced whole."""
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n", is_private=is_private)
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -31,6 +32,18 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     with before:
         assert (before.read(), path.read_bytes()) == (b"old", b"new bytes")
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """Also where one that anybody may read stood before, and whatever the umask is."""
+    path = tmp_path / "key"
+    before = os.umask(0)
+    try:
+        for is_private, mode in ((False, 0o666), (True, 0o600)):
+            write_atomically(path, b"x", is_private=is_private)
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+    finally:
+        os.umask(before)
 
 
 def test_a_lock_has_one_holder_whom_the_refusal_names(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import stat
 import sys
 from pathlib import Path
 
@@ -10,13 +12,14 @@ import pytest
 
 from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import prepare_run, specs
-from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import TasksConfig
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import Stage
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal
@@ -62,6 +65,28 @@ def test_settings_that_contradict_the_log_are_refused(tmp_path: Path, changes: d
     assert key in str(refused.value) and "--run NAME" in str(refused.value)
     with pytest.raises(ConfigurationError, match="holds run 'mine'"):
         RunDir.create(tmp_path, msgspec.structs.replace(SETTINGS, run="other"))
+
+
+def test_a_run_has_a_key_of_its_own_for_ever(tmp_path: Path) -> None:
+    """Drawn once; a run of an earlier release gets one when it is resumed; another run's is refused."""
+    run = RunDir.create(tmp_path / "mine", SETTINGS)
+    key = run.key()
+    assert len(key) == 32 and key != RunDir.create(tmp_path / "other", SETTINGS).key()
+    assert RunDir.create(tmp_path / "mine", SETTINGS).key() == RunDir.open(tmp_path / "mine").key() == key
+    (run.path / "key.json").unlink()
+    assert RunDir.create(tmp_path / "mine", SETTINGS).key() not in (b"", key)
+    write_record(run.path / "key.json", RunKey(run=RunHash("00000000"), key=key))
+    with pytest.raises(ConfigurationError, match="put the run's own file back"):
+        run.key()
+    assert base64.b64encode(key).decode() not in repr(RunKey(run=RunHash("00000000"), key=key))
+
+
+def test_nobody_else_reads_what_a_run_keeps_secret(tmp_path: Path) -> None:
+    """Neither its key nor its settings, which hold tokens; the folder of an earlier release is closed too."""
+    (tmp_path / "mine").mkdir(mode=0o755)
+    run = prepare_run(SETTINGS, tmp_path / "mine")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (run.path, *run.path.glob("*.json"))}
+    assert (modes["mine"], modes["key.json"], modes["config.json"]) == (0o700, 0o600, 0o600)
 
 
 def test_two_supervisors_cannot_share_a_folder(tmp_path: Path) -> None:
