@@ -35,7 +35,7 @@ def test_non_finite_step_ends_the_run_and_not_as_a_success(
 ) -> None:
     """Also as the last one. It is recorded and consumed; who starts the run again goes on after it."""
     train(log, config_of(untied, tmp_path, steps=1))
-    original = policy.sampled_logprobs
+    original = vars(policy)["sampled_logprobs"]
     with monkeypatch.context() as patch:
         patch.setattr(policy, "sampled_logprobs", lambda *args: original(*args) * float("nan"))
         with pytest.raises(FatalError, match=r"step 2 .*offsets \[2, 6\).*lr") as raised:

@@ -29,4 +29,5 @@ def grpo_std(returns_P: Sequence[float]) -> float:
     k / (k - 1) times R - mean.
     """
     size = len(returns_P)
-    return population_std(returns_P) * (size / (size - 1)) ** 1.5
+    correction: float = (size / (size - 1)) ** 1.5
+    return population_std(returns_P) * correction

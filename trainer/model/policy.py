@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Policy:
         self, model: torch.nn.Module, device: torch.device, *, publish_dtype: torch.dtype | None = None
     ) -> None:
         self._model: Any = model
-        self._causal: Any = model.get_base_model() if hasattr(model, "peft_config") else model
+        self._causal: Any = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
         self._publish_dtype = publish_dtype
         self.device = device
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

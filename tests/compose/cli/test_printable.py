@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tracegrad.compose import cli
+from tracegrad.compose.cli.common import echo
 from tracegrad.compose.run.serve import _set_up_logging
 from tracegrad.compose.run.show import JsonShow, RichShow, Show
 from tracegrad.consumers.views.tail import as_text
@@ -60,7 +61,7 @@ def _rich() -> None:
 
 def _tail() -> None:
     record = Record(topic="llm_calls", partition=0, offset=0, key=EVIL.encode(), value=EVIL.encode())
-    cli.look.echo(as_text(Topic.LLM_CALLS, record))
+    echo(as_text(Topic.LLM_CALLS, record))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.streams.assemble.test_assemble import episodes, markers
@@ -26,7 +28,7 @@ def flood(num: int, start: int = 0) -> bytes:
     ],
 )
 @pytest.mark.parametrize("is_early", [False, True], ids=["events first", "spans first"])
-def test_a_flood_of_traces_costs_no_rollout_a_fact(num_traces: int, bounds: dict[str, int], is_early: bool) -> None:
+def test_a_flood_of_traces_costs_no_rollout_a_fact(num_traces: int, bounds: dict[str, Any], is_early: bool) -> None:
     """Whether a rollout's spans come before its runner's word or after it."""
     streams = Streams(config(**bounds))
     rollouts = [rollout(number) for number in range(_NUM_GOOD)]

@@ -169,7 +169,8 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = make_model(tmp_path_factory.mktemp("models") / "mixture", "qwen3")
     torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
+    library: Any = transformers
+    config = library.Qwen3MoeConfig(
         vocab_size=261,
         hidden_size=32,
         moe_intermediate_size=16,
@@ -181,7 +182,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_experts_per_tok=2,
         tie_word_embeddings=False,
     )
-    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    library.Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder
 
 
