@@ -16,7 +16,7 @@ _CONTROLS = (
     (0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F),  # C0 but tab and line feed, DEL, C1
     (0x061C, 0x061C), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069),  # of bidirectional text, and line ends
 )  # fmt: skip
-_ESCAPES = {code: f"\\u{code:04x}" for first, last in _CONTROLS for code in range(first, last + 1)}
+_ESCAPES = {code: f"\\u{code:0>4x}" for first, last in _CONTROLS for code in range(first, last + 1)}
 
 
 def clean(value: Any) -> Any:
