@@ -1,20 +1,41 @@
-"""The variables by which an agent finds both gateways, and, when a runner starts it, its rollout.
+"""The variables of user code: of agents, by which they find both gateways and their rollout, and of graders.
 
-In: addresses and tokens. Out: environments. `agent_environment` is what every agent is given, whoever starts it
-(`tracegrad env` prints just that). A host adds the export time-out; a command adds its rollout.
+In: addresses and tokens, and the environment that the runner has. Out: environments. `agent_environment` is what every
+agent is given, whoever starts it (`tracegrad env` prints just that). A host adds the export time-out; a command adds
+its rollout. Invariant: what is not named here or in the settings is in none of them: `inherited` is the one door.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import quote
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.ids import attempt_api_key, episode_id
 
-from .config import AgentConfig, RunnerHandles
+from .config import AgentConfig, RewardConfig, RunnerHandles
 
-__all__ = ["agent_environment", "command_environment", "host_environment"]
+__all__ = ["agent_environment", "command_environment", "grader_environment", "host_environment", "inherited"]
+
+_PASSED_ON = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"),
+        *("LANG", "LANGUAGE", "TZ"),
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "no_proxy", "NO_PROXY"),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
+        *("DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY", "OTEL_RESOURCE_ATTRIBUTES"),
+    }
+)
+"""How to find programs, words, times, certificates, and how many threads to start. A list of what is let through, as
+nobody knows the names of all secrets; a proxy's address may hold a password."""
+
+
+def inherited(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[str, str]:
+    """What user code gets of an environment: the names above, LC_*, and those that the settings name in `pass_env`."""
+    return {
+        name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_") or name in also
+    }
 
 
 def agent_environment(handles: RunnerHandles, service: str) -> dict[str, str]:
@@ -46,7 +67,12 @@ def agent_environment(handles: RunnerHandles, service: str) -> dict[str, str]:
 def host_environment(agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent host, which is Python; identity travels by `traceparent`, so none is named in it."""
     timeout = {"OTEL_EXPORTER_OTLP_TIMEOUT": f"{agent.flush_timeout_s:g}"}
-    return {**environ, **agent_environment(handles, agent.service), **timeout, **agent.env}
+    return {**inherited(environ, agent.pass_env), **agent_environment(handles, agent.service), **timeout, **agent.env}
+
+
+def grader_environment(reward: RewardConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a grader, which has no rollout and asks no gateway of ours."""
+    return {**inherited(environ, reward.pass_env), **reward.env}
 
 
 def command_environment(
@@ -56,7 +82,7 @@ def command_environment(
     identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
     given = agent.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
     return {
-        **environ,
+        **inherited(environ, agent.pass_env),
         **agent_environment(handles, agent.service),
         **agent.env,
         "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",

@@ -43,6 +43,9 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     """`service.name` of its spans."""
     env: dict[str, str] = field(default_factory=dict)
     """More variables for the agent."""
+    pass_env: tuple[str, ...] = ()
+    """Names of variables that it gets from the environment of tracegrad, besides PATH, HOME, LANG and their like: it
+    gets no others. For secrets of its tools, which then stand in no file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +67,10 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     """Seconds for one grade; beyond it the attempt is unscored."""
     names: tuple[str, ...] = ("reward",)
     """Rewards that the grader gives (the keys, when it returns a dict); an episode waits for each."""
+    env: dict[str, str] = field(default_factory=dict)
+    """More variables for the grader."""
+    pass_env: tuple[str, ...] = ()
+    """Names of variables that it gets from the environment of tracegrad, as `[agent] pass_env`."""
     sources: tuple[str, ...] = ()
     """Sources that count besides the grader; rewards from any other are shown and ignored."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.rollouts import Reward, RolloutRequest
 
+from .agent_environment import grader_environment
 from .children import Child, Launcher
 from .config import RewardConfig
 
@@ -62,7 +63,7 @@ class Grader:
 
     async def start(self) -> Child:
         """Starts the process. Raises ConfigurationError when the grader cannot be imported."""
-        env, grader = {**os.environ, **self._launcher.agent.env}, self._reward.grader
+        env, grader = grader_environment(self._reward, os.environ), self._reward.grader
         try:
             self._child, _ = await self._launcher.start_host("grader_host.py", grader, env=env, name="grader")
         except (ConfigurationError, UnavailableError) as error:

@@ -1,0 +1,78 @@
+"""What user code is given: agents and graders get no secret of the environment that tracegrad runs in, and no agent
+what its grader knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.producers.runner.rig import Rig
+from tracegrad.producers.runner.agent_environment import grader_environment, inherited
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig
+
+CANARIES = {
+    "HF_TOKEN": "canary-hf",
+    "AWS_SECRET_ACCESS_KEY": "canary-aws",
+    "KAFKA_PASSWORD": "canary-kafka",
+    "SOMETHING_ELSE": "canary-else",
+}
+EXPECTED = "what-is-expected"
+LOOK = """
+import json, os, sys
+
+def held():
+    # All that a process is given: argv, environment, open files, the names in its folder.
+    fds = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    argv = open("/proc/self/cmdline").read()
+    return [dict(os.environ), open("/proc/self/environ").read(), argv, fds, os.listdir(".")]
+
+def solve(task):
+    return json.dumps([task, held()])
+
+def grade(task, output, attempt):
+    with open(os.environ["SEEN"], "w") as file:
+        json.dump({"agent": output, "grader": held()}, file)
+    return float(task["expected"] in ("what-is-expected",))
+
+if __name__ == "__main__":
+    print(solve(sys.stdin.read()))
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("how", [{"callable": "look.py:solve"}, {"command": "python look.py"}], ids=["host", "command"])
+def test_no_secret_of_ours_reaches_user_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """0 of 4 canaries, neither in the agent nor in the grader; what is named in the settings is there."""
+    for name, value in CANARIES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JUDGE_KEY", "for the grader")
+    (tmp_path / "look.py").write_text(LOOK)
+    agent = AgentConfig(cwd=str(tmp_path), hosts=1, env={"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "*"}, **how)
+    seen = tmp_path / "seen.json"
+    reward = RewardConfig(grader="look.py:grade", env={"SEEN": str(seen)}, pass_env=("JUDGE_KEY",))
+    with Rig() as rig:
+        rig.start_gateways()
+        rig.start_runner(agent, reward, tmp_path)
+        rollout = rig.request(input="look", expected=EXPECTED)
+        rig.final(rollout)
+        assert rig.rewards(rollout)["reward"].value == 1.0
+    told = json.loads(seen.read_text())
+    text = json.dumps(told)
+    assert [name for name, value in CANARIES.items() if name in text or value in text] == []
+    assert EXPECTED not in json.dumps(told["agent"])
+    assert "JUDGE_KEY" in told["grader"][0] and "JUDGE_KEY" not in told["agent"]
+    assert "OPENAI_API_KEY" in told["agent"] and "OPENAI_API_KEY" not in told["grader"][0]
+
+
+def test_the_environment_is_a_list_of_what_is_let_through() -> None:
+    """Whatever a secret is called, it is not on it; the settings add names and values."""
+    environ = {**CANARIES, "PATH": "/bin", "LC_ALL": "C", "OPENAI_API_KEY": "mine", "https_proxy": "http://me:pw@proxy"}
+    assert inherited(environ) == {"PATH": "/bin", "LC_ALL": "C"}
+    assert inherited(environ, ("HF_TOKEN",)) == {"PATH": "/bin", "LC_ALL": "C", "HF_TOKEN": "canary-hf"}
+    reward = RewardConfig(grader="grade.py:grade", env={"LC_ALL": "de"}, pass_env=("SOMETHING_ELSE", "ABSENT"))
+    assert grader_environment(reward, environ) == {"PATH": "/bin", "LC_ALL": "de", "SOMETHING_ELSE": "canary-else"}
