@@ -1,7 +1,7 @@
 """What a batch did, as a TrainingStep: rewards and tools from the groups' summaries, the rest from rows and step.
 
 Rewards, tools and rollouts are counted over every well-formed group of the batch, also excluded ones (a stale group's
-rewards are still news); tokens, turns and staleness over what trained. Pure.
+rewards are still news); tokens, turns and staleness over what trained. `step_line` is the same for the log. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,7 +24,7 @@ from .batch.rows import TrainingRow
 from .step import StepResult
 from .store.checkpoint import CheckpointState
 
-__all__ = ["describe_step"]
+__all__ = ["describe_step", "step_line"]
 
 
 def _reward_parts(groups: Sequence[Group], num_rollouts: int) -> dict[str, float]:
@@ -89,3 +90,19 @@ def describe_step(
         ended_at_ms=ended_at_ms,
         **asdict(replace(result, seconds=seconds | result.seconds | before.seconds)),
     )
+
+
+def step_line(record: TrainingStep) -> str:
+    """One wide line for the log: ids, counts, durations; no payload."""
+    told = msgspec.structs.asdict(record) | {
+        "reward": "none" if record.reward is None else f"{record.reward:.3f}",
+        "groups": len(record.group_ids),
+        "excluded": sorted(set(record.excluded_ids.values())),
+        "seconds": {phase: round(value, 3) for phase, value in record.seconds.items()},
+        "skipped": f" skipped={record.skipped}" if record.skipped else "",
+    }
+    return (
+        "step={step} version={version} epoch={epoch} reward={reward} groups={groups} excluded={excluded} "
+        "tokens={num_tokens} loss={loss:.5f} grad_norm={grad_norm:.3f} bounded={num_bounded_tokens} "
+        "staleness={staleness_mean:.2f} logprob_error={logprob_error_max:.1e} seconds={seconds}{skipped}"
+    ).format_map(told)

@@ -1,4 +1,4 @@
-"""Tiny random models, made once a session."""
+"""Tiny random models, made once a session; a run's log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.memory_log import MemoryLog
 from tests.tiny_models import make_model
 
 
@@ -19,3 +20,13 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 whose lm_head is the embedding."""
     return make_model(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    """Of a run whose trainer has not begun, and then waits only shortly: a test writes all at once."""
+    from tests.trainer.run_loop import new_log
+    from tracegrad.trainer import loop
+
+    monkeypatch.setattr(loop, "_POLL_S", 0.005)
+    return new_log()

@@ -20,15 +20,15 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
-from tracegrad.trainer.store import checkpoint, publish
+from tracegrad.trainer.store import checkpoint, publish, store
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
     "before the step": (loop.Trainer, "_learn", True),
     "after the step": (loop.Trainer, "_learn", False),
     "half-written checkpoint": (checkpoint, "describe_files", True),
-    "between checkpoint and publish": (loop.Trainer, "_publish", True),
+    "between checkpoint and publish": (store.Store, "_publish", True),
     "half-written version": (publish, "describe_files", True),
-    "between manifest and training_step": (loop.Trainer, "_publish", False),
+    "between manifest and training_step": (store.Store, "_publish", False),
 }
 
 

@@ -10,24 +10,11 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
-from tests.trainer.run_loop import config_of, lineage_of, new_log, steps_of, train
+from tests.trainer.run_loop import config_of, lineage_of, steps_of, train
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
-from tracegrad.trainer import loop
 from tracegrad.trainer.model import policy
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def log() -> MemoryLog:
-    """Of a run whose trainer has not begun."""
-    return new_log()
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not on the log comes from a test at once."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
 
 
 def test_non_finite_step_ends_the_run_and_not_as_a_success(

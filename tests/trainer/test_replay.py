@@ -17,7 +17,6 @@ from tests.trainer.run_loop import (
     content,
     is_same,
     lineage_of,
-    new_log,
     request_rollback,
     steps_of,
     train,
@@ -28,18 +27,6 @@ from tracegrad.trainer import loop
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def log() -> MemoryLog:
-    """Of a run whose trainer has not begun."""
-    return new_log()
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not on the log comes from a test at once."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
 
 
 def lose_checkpoints(work_dir: Path, *, after: int) -> None:

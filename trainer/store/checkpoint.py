@@ -7,7 +7,7 @@
 
 Invariant: resuming from the newest one and reading from its offset gives the batch, loss and weights that an
 undisturbed run gives. On failure: a half-written folder is removed. One that cannot be read is read again; then the one
-before it is used and it is set aside under the prefix `unread-`, never deleted, and tried first at the next start: a
+before it is used and it is set aside under the prefix `unread-`, never deleted, and tried in its turn at each start: a
 network file system's bad moment must not cost a run. No pickle, no torch.load.
 """
 
@@ -192,7 +192,7 @@ def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
 def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineage, learner: Learner) -> Progress:
     """Sets the learner to the newest checkpoint and says where it stands; step 0, with no files, without one.
 
-    One older than what was published is the beginning of a replay (trainer/loop.py).
+    One older than what was published is the beginning of a replay (store.py).
 
     Raises:
         ConfigurationError: the checkpoint is another run's, or there is none and versions were published.

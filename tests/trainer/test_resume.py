@@ -1,0 +1,196 @@
+"""A trainer that starts again on an in-memory log: killed at every seam, fenced, rolled back, refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests.memory_log import MemoryLog
+from tests.trainer.run_loop import (
+    STEPS,
+    TOPICS,
+    WEIGHTS_TOPIC,
+    Killed,
+    config_of,
+    content,
+    fill,
+    is_same,
+    lineage_of,
+    new_log,
+    request_rollback,
+    steps_of,
+    train,
+)
+from tests.versions import OTHER_RUN, claim, label
+from tracegrad.schemas.errors import ConfigurationError, FencedError
+from tracegrad.schemas.records.training import surviving_steps
+from tracegrad.schemas.records.weights import WEIGHTS
+from tracegrad.trainer import loop
+from tracegrad.trainer.store.publish import Publisher
+from tracegrad.trainer.store.store import Store
+
+pytestmark = pytest.mark.torch
+
+SEAMS: dict[str, tuple[type, str, str]] = {
+    "before the step": (loop.Trainer, "_learn", "before"),
+    "after the step, before the checkpoint": (loop.Trainer, "_learn", "after"),
+    "between checkpoint and publish": (Store, "_publish", "before"),
+    "between manifest and training_step": (Store, "_publish", "after"),
+    "after all": (loop.Trainer, "_say", "before"),
+}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("seam", SEAMS)
+def test_killed_trainer_goes_on_bit_for_bit(
+    seam: str, every: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashes, losses and weights equal an undisturbed run's; each surviving step is recorded once."""
+    undisturbed = new_log()
+    train(undisturbed, config_of(untied, tmp_path / "a"))
+
+    owner, name, moment = SEAMS[seam]
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def killing(self: Any, *args: Any) -> Any:
+        store = self if owner is Store else self._store
+        doomed = store.state.step == (2 if name in ("_publish", "_say") else 1)
+        if doomed and moment == "before":
+            raise Killed
+        result = original(self, *args)
+        if doomed:
+            raise Killed
+        return result
+
+    config = config_of(untied, tmp_path / "b", checkpoint_every=every)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, killing)
+        with pytest.raises(Killed):
+            train(log, config)
+    train(log, config)
+
+    expected, got = steps_of(undisturbed), steps_of(log)
+    if every > 1:
+        got = surviving_steps(got)
+    assert [(s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in got] == [
+        (s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in expected
+    ]
+    assert is_same(content(log), content(undisturbed))
+    lost_manifest = every > 1 or seam == "between checkpoint and publish"
+    assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
+
+
+def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Its first append never reached the log."""
+    config = config_of(untied, tmp_path, steps=2)
+    train(log, config)
+    kept = log.records(STEPS)
+    other = MemoryLog()
+    other.create_topics(TOPICS, policies=["policy"])
+    fill(other)
+    for record in log.records(WEIGHTS_TOPIC):
+        other.writer().append(WEIGHTS_TOPIC, key=record.key, value=record.value, partition=0)
+    train(other, config)
+    assert [record.value for record in other.records(STEPS)] == [kept[-1].value]
+    train(other, config)
+    assert len(other.records(STEPS)) == 1
+
+
+def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """A higher claim came between checkpoint and manifest; readers ignore that manifest, so it must come again."""
+    config = config_of(untied, tmp_path)
+    original = Publisher.write
+
+    def overtaken(self: Any, *args: Any, **named: Any) -> Any:
+        manifest = original(self, *args, **named)
+        if manifest.version == 2:
+            log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(claim(7)), partition=0)
+        return manifest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Publisher, "write", overtaken)
+        with pytest.raises(FencedError):
+            train(log, config)
+    assert sorted(lineage_of(log).versions) == [0, 1]
+    train(log, config)
+    labels = [m.label for _, m in sorted(lineage_of(log).versions.items())]
+    assert labels == [label(0), label(1), label(2, 8), label(3, 8), label(4, 8)]
+    assert [step.step for step in steps_of(log)] == [1, 2, 3, 4]
+
+
+def test_second_trainer_fences_the_first(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """The first waits for groups that do not come; the second starts; the first stops with a clear error."""
+    failures: list[BaseException] = []
+    config = config_of(untied, tmp_path, steps=99)
+    stop = threading.Event()
+
+    def first() -> None:
+        try:
+            train(log, config, stop)
+        except FencedError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    with log.changed:
+        assert log.changed.wait_for(lambda: len(log.records(STEPS)) == 6, timeout=60)
+    train(log, config_of(untied, tmp_path, steps=6))
+    thread.join(30)
+    stop.set()
+    assert [type(failure) for failure in failures] == [FencedError]
+    assert "run one trainer per policy" in str(failures[0])
+    assert sorted(lineage_of(log).versions) == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
+def test_rollback_publishes_old_content_under_a_new_number(
+    lora_rank: int | None, log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """And training goes on from it; a request is executed once, also across restarts."""
+    config = config_of(untied, tmp_path, steps=2, lora_rank=lora_rank)
+    train(log, config)
+    request_rollback(log, 1)
+    request_rollback(log, 40)
+    train(log, config_of(untied, tmp_path, steps=3, lora_rank=lora_rank))
+    train(log, config_of(untied, tmp_path, steps=4, lora_rank=lora_rank))
+    versions, found = lineage_of(log).versions, content(log)
+    assert sorted(versions) == [0, 1, 2, 3, 4, 5]
+    assert versions[3].base_version == 1
+    assert all(torch.equal(found[3][name], found[1][name]) for name in found[1])
+    assert [step.version for step in steps_of(log)] == [1, 2, 4, 5]
+
+
+def test_lost_checkpoints_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Starting over would publish other content under numbers that engines know."""
+    train(log, config_of(untied, tmp_path / "a"))
+    with pytest.raises(ConfigurationError, match="start a new run"):
+        train(log, config_of(untied, tmp_path / "b"))
+
+
+def test_settings_that_changed_between_starts_are_said(
+    log: MemoryLog, untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on with the new ones; its curve has a reason on record. Equal ones are no news."""
+    train(log, config_of(untied, tmp_path, steps=1))
+    train(log, config_of(untied, tmp_path, steps=2))
+    assert "changed since" not in caplog.text
+    train(log, config_of(untied, tmp_path, steps=3, lr=1e-4, dtype="bfloat16", aggregation="constant"))
+    for told in ("lr 0.0005 -> 0.0001", "dtype float32 -> bfloat16", "aggregation token_mean -> constant"):
+        assert told in caplog.text
+
+
+def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Two runs in one folder would overwrite each other."""
+    train(log, config_of(untied, tmp_path, steps=1))
+    other = MemoryLog()
+    other.create_topics(TOPICS, policies=["policy"])
+    with pytest.raises(ConfigurationError, match="folder of its own"):
+        train(other, config_of(untied, tmp_path, run=OTHER_RUN))

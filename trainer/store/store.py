@@ -1,0 +1,158 @@
+"""Where one policy's training stands, and all that is kept of it: checkpoint, version, record, in this order.
+
+    conclude   a batch: checkpoint (every `checkpoint_every` steps; one rename), then publish, then `training_steps`
+    begin      what the trainer before had not done when it ended; all of it where there was none
+    look       fenced? rollbacks asked for?
+
+In: batches and their records, requests on `weights`. Out: checkpoints, version folders and their manifests, records of
+`training_steps`. Invariant: what was consumed, the weights and the offset are one checkpoint, so no group is trained
+twice or skipped; no number ever has two contents: where the log is replayed (resumed from an older checkpoint, or from
+one between two of which steps lay) a number that is published already is announced again if the weights are equal, else
+training goes on above the newest number. The record's `checkpoint` and `publish` seconds are those of the step before,
+so that a missing one can be emitted again byte for byte.
+On failure: FencedError, ConfigurationError, UnavailableError, OSError; the next start resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.versions import Version
+from tracegrad.schemas.records.weights import RollbackRequest
+
+from ..batch.batches import Batch
+from ..config import TrainerConfig, TrainerHandles
+from ..step import Learner
+from .checkpoint import Checkpoints, CheckpointState, resume
+from .policy_log import PolicyLog
+from .publish import Publisher
+
+__all__ = ["Store"]
+
+_log = logging.getLogger(__name__)
+
+
+class Store:
+    """One policy's, by the trainer that claimed it; one thread. Its learner holds the weights."""
+
+    def __init__(
+        self, config: TrainerConfig, handles: TrainerHandles, *, learner: Learner, policy_log: PolicyLog
+    ) -> None:
+        """Resumes or begins: on return the run's present version is announced and its last step recorded."""
+        self._config = config
+        self._learner = learner
+        self._policy_log = policy_log
+        self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
+        self._publisher = Publisher(handles, keep=config.keep_versions)
+        self._progress = resume(handles, self._checkpoints, lineage=policy_log.lineage, learner=learner)
+        self._is_saved = bool(self.state.files)
+        self._begin()
+
+    @property
+    def state(self) -> CheckpointState:
+        """Where training stands."""
+        return self._progress.state
+
+    @property
+    def consumed(self) -> dict[str, None]:
+        """All groups consumed, in order."""
+        return self._progress.consumed
+
+    def _begin(self) -> None:
+        if not self._is_saved:
+            self._advance()
+            self.save()
+        if self.state.version not in self._policy_log.lineage.versions:
+            self._publish()
+        if self._progress.training_step is not None:
+            self._policy_log.training_step_if_missing(self._progress.training_step)
+
+    def look(self) -> None:
+        """Stops (FencedError) when another trainer owns the policy; serves what people asked for."""
+        self._policy_log.look()
+        while (found := self._policy_log.next_request(self.state.weights_offset)) is not None:
+            self._roll_back(*found)
+
+    def conclude(self, batch: Batch, record: TrainingStep) -> None:
+        """A batch that was consumed, and led to the learner's present weights."""
+        before = self.state
+        encoded = TRAINING_STEPS.encode(record)
+        began = time.perf_counter()
+        self._progress.consumed.update(dict.fromkeys(batch.consumed))
+        self._progress.training_step = encoded
+        self._advance(
+            step=record.step,
+            version=record.version,
+            base_version=before.version if record.is_updated else before.base_version,
+            next_offset=batch.next_offset,
+            accounting=record.accounting,
+        )
+        if record.step % self._config.checkpoint_every == 0 or record.step >= self._config.steps:
+            self.save()
+        saved = time.perf_counter()
+        if record.is_updated:
+            self._publish()
+        self._policy_log.training_step(encoded)
+        seconds = {"checkpoint": saved - began, "publish": time.perf_counter() - saved}
+        self._progress.state = msgspec.structs.replace(self.state, seconds=seconds)
+
+    def save(self) -> None:
+        """Checkpoints what is there, unless it is."""
+        if self._is_saved:
+            return
+        self._checkpoints.save(self._progress, self._learner.tensors())
+        self._is_saved = True
+
+    def next_version(self) -> int:
+        """The number of the present weights, which just changed: engines must know no other content under it."""
+        version, lineage = self.state.version + 1, self._policy_log.lineage
+        if lineage.newest is None or lineage.newest.version < version:
+            return version
+        published = lineage.versions.get(version)
+        if published is not None and self._publisher.is_content(self._learner.policy, published):
+            return version
+        above = lineage.newest.version + 1
+        _log.warning("replay: version %d was published with other weights; goes on as version %d", version, above)
+        return above
+
+    def _advance(self, **changes: Any) -> None:
+        """To the state with these changes and this epoch, which is not checkpointed yet."""
+        self._progress.state = msgspec.structs.replace(self.state, epoch=self._policy_log.epoch, **changes)
+        self._is_saved = False
+
+    def _publish(self) -> None:
+        """Publishes the present weights, which the newest checkpoint holds or a replay gives, under this epoch."""
+        state = self.state
+        manifest = self._publisher.write(
+            self._learner.policy,
+            Version(run=state.run, version=state.version, epoch=self._policy_log.epoch),
+            base_version=state.base_version,
+            step=state.step,
+            next_offset=state.next_offset,
+            metrics=self._progress.metrics,
+        )
+        self._policy_log.announce(manifest)
+
+    def _roll_back(self, offset: int, request: RollbackRequest) -> None:
+        """Old content under a new number: versions only grow. The optimiser's moments belong to other weights."""
+        self._progress.state = msgspec.structs.replace(self.state, weights_offset=offset + 1)
+        manifest = self._policy_log.lineage.versions.get(request.to_version)
+        try:
+            if manifest is None:
+                raise FileNotFoundError(f"version {request.to_version} was never published")
+            self._publisher.recall(self._learner.policy, manifest)
+        except (OSError, ValueError) as error:
+            _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
+            return
+        self._learner.forget_moments()
+        version = self.next_version()
+        self._advance(version=version, base_version=request.to_version)
+        self.save()
+        self._publish()
+        _log.info("rolled back: version %d has the content of version %d", version, request.to_version)
