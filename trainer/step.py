@@ -1,4 +1,4 @@
-"""One optimiser step: forward and backward by micro-batches, AdamW, and the figures to watch.
+"""One optimiser step: forward and backward by micro-batches, AdamW, and the figures to watch over all trained tokens.
 
 In: the rows of a batch with advantages and token weights. Out: StepResult; the policy's weights have moved, unless
 `skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`): then weights and optimiser are as before.
@@ -55,7 +55,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class _Watch:
-    """Sums over the computed tokens of a step, before the weights move."""
+    """Sums over the trained tokens of a batch, before the weights move."""
 
     num_tokens: int = 0
     ratio_sum: float = 0.0
@@ -115,7 +115,8 @@ class Learner:
         """Trains on one batch.
 
         Args:
-            rows: all rows of the batch; those without advantage are counted in the weights and not computed.
+            rows: all rows of the batch; those without advantage are counted in the weights and only looked at: a
+                forward pass, a third of what training them costs, so that the figures to watch are of all tokens.
             version: the version that the weights are now.
             step: number of the batch, from 1.
         Raises:
@@ -125,11 +126,15 @@ class Learner:
         if not useful:
             return StepResult(is_updated=False, skipped="no_advantage" if rows else "no_tokens")
         started = time.perf_counter()
-        loss, watch = self._accumulate(useful, version)
+        watch = _Watch()
+        loss = self._accumulate(useful, version, watch)
+        with torch.no_grad():
+            for _ in self._look_at([row for row in rows if not row.has_gradient], version, watch):
+                pass
         computed = time.perf_counter()
         config = self._config
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), config.clip_norm))
-        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        is_finite = all(map(math.isfinite, (loss, grad_norm, watch.ratio_sum)))
         learning_rate = config.lr * min(1.0, (self._num_updates + 1) / max(1, config.warmup_steps))
         if is_finite:
             for group in self._optimiser.param_groups:
@@ -175,9 +180,18 @@ class Learner:
         ):
             yield batch.to(self.policy.device)
 
-    def _accumulate(self, rows: Sequence[TrainingRow], version: int) -> tuple[float, _Watch]:
-        watch = _Watch()
+    def _accumulate(self, rows: Sequence[TrainingRow], version: int, watch: _Watch) -> float:
+        """The loss; its gradient is in the masters."""
         losses: list[float] = []
+        for term in self._look_at(rows, version, watch):
+            term.loss.backward()  # type: ignore[no-untyped-call]
+            self.policy.collect_gradients()
+            losses.append(float(term.loss.detach()))
+        # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
+        return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
+
+    def _look_at(self, rows: Sequence[TrainingRow], version: int, watch: _Watch) -> Iterator[TokenLoss]:
+        """A forward pass by micro-batches; each is watched and given."""
         for batch in self._micro_batches(rows):
             logprobs_BK = self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)
             term = self.recipe.loss(
@@ -187,12 +201,8 @@ class Learner:
                 token_weights_BK=batch.token_weights_BK,
                 loss_mask_BK=batch.loss_mask_BK,
             )
-            term.loss.backward()  # type: ignore[no-untyped-call]
-            self.policy.collect_gradients()
             watch.add(batch, logprobs_BK, term, version)
-            losses.append(float(term.loss.detach()))
-        # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
-        return (math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan), watch
+            yield term
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the next step depends on: `weights/*`, `optimiser/*.<moment>` (none before the first update), and

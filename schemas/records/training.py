@@ -66,11 +66,14 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """Over trained tokens: the version this batch started from minus the token's version."""
     staleness_max: int = 0
     logprob_error_max: float = 0.0
-    """Greatest |pi - mu| in nats over tokens sampled by the version that the step started from; NaN never."""
+    """Greatest |log pi - log mu| in nats over those of `num_tokens` that were sampled by the version which the step
+    started from. Never NaN."""
     num_checked_tokens: int = 0
     """How many tokens that was taken over."""
     ratio_mean: float = 1.0
+    """Mean of pi / mu over `num_tokens`, before the weights moved."""
     clip_fraction: float = 0.0
+    """Share of `num_tokens` at which a bound of the surrogate holds the gradient back."""
     seconds: dict[str, float] = {}
     """Phase -> seconds: `wait`, `read`, `forward_backward`, `optimise`, `checkpoint`, `publish`."""
     started_at_ms: int = 0

@@ -114,7 +114,7 @@ def test_non_finite_logprobs_leave_no_gradient_behind(untied: Path) -> None:
 
 
 def test_rows_without_advantage_change_nothing_but_their_weight(untied: Path) -> None:
-    """They are not computed."""
+    """They are looked at, not trained."""
     with_them, without = learner_of(untied), learner_of(untied)
     with_them.step([row(seed=1), row(0.0, seed=2)], version=0, step=1)
     without.step([row(seed=1)], version=0, step=1)
@@ -156,6 +156,25 @@ def test_logprob_error_is_taken_at_the_present_version_only(untied: Path) -> Non
     off = learner_of(untied).step([row(version=4, mu=-9.5)], version=4, step=1)
     assert off.num_checked_tokens == 5
     assert off.logprob_error_max > 2.0
+
+
+def test_figures_to_watch_are_over_all_tokens_of_the_batch(untied: Path) -> None:
+    """Also over rows without advantage: half of the tokens here, and the ones where the engine serves other weights."""
+    trained, idle = row(1.0, mu=-9.5, version=1, seed=1), row(0.0, mu=-1.5, seed=2)
+    alone = learner_of(untied).step([trained], version=0, step=1)
+    both = learner_of(untied).step([trained, idle], version=0, step=1)
+    assert (alone.clip_fraction, both.clip_fraction) == (1.0, 0.5)
+    assert (alone.num_checked_tokens, both.num_checked_tokens) == (0, 5)
+    assert both.logprob_error_max > 2.0
+    # exp(-5.5 + 9.5) and exp(-5.5 + 1.5), about.
+    assert both.ratio_mean == pytest.approx(alone.ratio_mean / 2, rel=0.05)
+    assert both.grad_norm == alone.grad_norm
+
+
+def test_weights_that_give_no_numbers_are_noticed_at_any_row(untied: Path) -> None:
+    """Also at one without advantage, whose loss is 0 whatever they give."""
+    result = learner_of(untied).step([row(1.0), row(0.0, mu=float("nan"), seed=2)], version=0, step=1)
+    assert (result.is_updated, result.skipped) == (False, "non_finite")
 
 
 def test_gradient_norm_is_reported_before_clipping(untied: Path) -> None:

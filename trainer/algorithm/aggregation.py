@@ -2,7 +2,7 @@
 
 In: n_r, the trained tokens of each of the batch's R rollouts (N is their sum), and L. Out: [R] weights, 0 where n_r
 is 0.
-Rollouts without advantage are among the R, though their gradient is 0 and they are never computed: leaving them out
+Rollouts without advantage are among the R, though their gradient is 0 and they are never trained: leaving them out
 would raise the step on batches with few useful groups. Which rollouts count is `batch/rows.py`'s to say.
 """
 
