@@ -191,7 +191,8 @@ class Trainer:
             raise DivergedError(
                 f"expected a finite loss and gradient, got others at step {record.step} (version {before.version}, "
                 f"offsets [{record.begin_offset}, {record.next_offset}) of `transitions`); nothing was trained on it. "
-                "Lower [trainer] lr, roll back, or start the run again, which goes on after this batch"
+                "Lower [trainer] lr and start the run again, which goes on after this batch; if it comes again, start "
+                "a new run from an older version's folder ([policy] model)"
             )
 
     def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult]:

@@ -29,7 +29,7 @@ __all__ = ["audit", "status", "tail"]
 def status(
     run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
 ) -> None:
-    """Show the processes of a run, how far it is, and what waits.
+    """Show the processes of a run, how far it is, and what waits; of one that ended, why.
 
     Exit status 1 when nothing runs.
 
@@ -38,6 +38,7 @@ def status(
     wiring = find_run(run, run_dir, runs_dir)
     folder = wiring.run_dir
     is_running = folder.is_locked()
+    outcome = None if is_running else folder.outcome
     state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
     lag: int | None = None
     if is_running:
@@ -54,6 +55,7 @@ def status(
             "run": wiring.record.name,
             "folder": str(folder.path),
             "is_running": is_running,
+            "outcome": msgspec.to_builtins(outcome),
             "lag": lag,
             "endpoints": msgspec.to_builtins(wiring.endpoints),
             "processes": [msgspec.to_builtins(told) for told in state.supervised.values()],
@@ -62,6 +64,8 @@ def status(
         echo(json.dumps(fields, indent=2))
     else:
         echo(f"run {wiring.record.name} ({'running' if is_running else 'not running'}) in {folder.path}")
+        if outcome is not None:
+            echo("\n".join([f"  ended: {outcome.kind}", *(f"    {line}" for line in outcome.why.splitlines())]))
         for line in process_lines(state, int(time.time() * 1000)):
             echo("  " + line)
         if lag is not None:

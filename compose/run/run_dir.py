@@ -5,6 +5,7 @@
     config.json     the resolved settings, likewise         at each start
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
     starts.json     where the run began on the raw topics   written once
+    outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
     logs/ kafka/ streams/ engine-plugin/ results/ locks/
 
@@ -31,6 +32,7 @@ from tracegrad.schemas.log.protocol import TopicPartition
 
 from ..files import hold_lock, write_atomically
 from .settings import RunSettings
+from .supervisor import Outcome
 
 __all__ = ["Endpoints", "RunDir", "RunKey", "RunRecord", "write_record"]
 
@@ -98,6 +100,7 @@ class RunDir:
         self.results = path / "results"
         self.config = path / "config.json"
         self.endpoints_file = path / "endpoints.json"
+        self._outcome_file = path / "outcome.json"
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -155,6 +158,15 @@ class RunDir:
         return _read(self.config, RunSettings)
 
     @property
+    def outcome(self) -> Outcome | None:
+        """How the last start ended; None while it runs, and where nobody was left to say."""
+        return _read(self._outcome_file, Outcome) if self._outcome_file.exists() else None
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Keeps why the run ended, for whoever looks at it later."""
+        write_record(self._outcome_file, outcome)
+
+    @property
     def starts(self) -> dict[TopicPartition, int]:
         """Where the run began on the raw topics; empty when that is not known: everywhere at the beginning."""
         path = self.path / _STARTS
@@ -169,6 +181,7 @@ class RunDir:
 
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""
+        self._outcome_file.unlink(missing_ok=True)
         # It may hold the gateways' tokens and the cluster's passwords.
         write_record(self.config, settings, is_private=True)
         write_record(self.endpoints_file, endpoints)

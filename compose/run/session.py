@@ -151,6 +151,7 @@ def _supervise(
     show.say(f"starting {len(processes)} processes; the engine takes longest (their logs: {wiring.run_dir.logs})")
     try:
         outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=ends_with_jobs)
+        wiring.run_dir.write_outcome(outcome)
         status = _end(outcome, wiring, show, report)
         if keep and outcome.kind is OutcomeKind.DONE:
             show.say("the pipeline goes on (--keep); Ctrl-C stops it")

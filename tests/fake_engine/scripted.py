@@ -82,6 +82,8 @@ class ScriptedEngine(FakeWeights):
     """So many of the next generate requests answer 503."""
     model: str = "policy"
     max_model_len: int = 4096
+    has_nan_weights: bool = False
+    """Every logprob is then NaN, which vLLM spells -9999."""
     forgetful: bool = False
     """The template then drops the content of every assistant turn but the last."""
     broken_parser: bool = False
@@ -187,7 +189,9 @@ class ScriptedEngine(FakeWeights):
         if before != self.label and label == self.label and len(ids) > 1:
             half = len(ids) // 2
             spans = [{"version": before, "start": 0, "end": half}, {"version": label, "start": half, "end": len(ids)}]
-        content = [{"token_id": token, "logprob": -0.1 * (1 + token % 7)} for token in ids]
+        content = [
+            {"token_id": token, "logprob": -9999.0 if self.has_nan_weights else -0.1 * (1 + token % 7)} for token in ids
+        ]
         choice = {
             "index": 0,
             "token_ids": ids,

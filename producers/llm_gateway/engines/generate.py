@@ -3,8 +3,9 @@
 In: prompt ids and sampling parameters; records of `weights` from the beginning, which say what labels an engine may
 bear. Out: a Generation. An answer of any other kind (a restarted engine bears the label `default`) is refused, counted,
 and sampled again within the call's wait; then UnavailableError. An undecodable record of `weights` is counted and
-passed over (the trainer and weight sync log theirs); a broker that is away is waited for; a fatal error is kept in
-`fatal` and ends the gateway.
+passed over (the trainer and weight sync log theirs); a broker that is away is waited for. A fatal error is kept in
+`KnownVersions.fatal` and ends the gateway: the log's, or a version of the policy under which answer after answer has no
+finite logprobs, with which the run could only exclude group after group and end as if it had trained.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import FatalError, RecordError, UnavailableError
+from tracegrad.schemas.errors import DivergedError, FatalError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import follow, in_thread
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.metrics import GENERATIONS_REFUSED, WEIGHT_RECORDS_REFUSED, Metrics
@@ -38,6 +39,8 @@ _LABEL_POLL_S = 0.1
 _WEIGHTS_POLL_S = 0.05
 _NO_LOGPROB = -9000.0
 """vLLM writes -9999 for a logprob that is missing, NaN or minus infinity: nothing can be trained on it."""
+_MAX_NOT_FINITE = 64
+"""Answers in a row, under labels of the policy, without finite logprobs: about one from each rollout that runs."""
 
 
 class _LogprobEntry(msgspec.Struct):
@@ -144,6 +147,7 @@ class Generator:
         self._client = client
         self._known = known
         self._metrics = metrics
+        self._num_not_finite = 0
 
     async def generate(self, purpose: Purpose, ids: list[int], parameters: dict[str, Any], waits: Waits) -> Generation:
         """Samples until an answer bears a known label, within the call's wait.
@@ -173,7 +177,9 @@ class Generator:
         if [entry.token_id for entry in choice.logprobs.content] != choice.token_ids:
             raise UnavailableError("expected one logprob for each sampled token, got others")
         if not all(math.isfinite(value) and value > _NO_LOGPROB for value in logprobs):
+            self._not_finite(choice.weight_versions or [])
             raise UnavailableError("expected finite logprobs, got others")
+        self._num_not_finite = 0
         versions = await self._versions(purpose, choice.weight_versions or [])
         stop = choice.stop_reason if isinstance(choice.stop_reason, str) else None
         return Generation(
@@ -185,6 +191,19 @@ class Generator:
             versions=versions,
             engine_id=engine.id,
         )
+
+    def _not_finite(self, spans: list[_Span]) -> None:
+        """Counts an answer of the policy's own versions; one too many is fatal."""
+        labels = sorted({span.version for span in spans})
+        if not labels or not all(map(self._known.of, labels)):
+            return
+        self._num_not_finite += 1
+        if self._num_not_finite >= _MAX_NOT_FINITE:
+            self._known.fatal = DivergedError(
+                f"expected finite logprobs from version {labels[-1]}, got none in {self._num_not_finite} answers in a "
+                "row: its weights give NaN in the engine. Start a new run from an older version's folder ([policy] "
+                "model), with a lower [trainer] lr or with dtype float32 in [engine] and [trainer]"
+            )
 
     async def _versions(self, purpose: Purpose, spans: list[_Span]) -> tuple[VersionSpan, ...]:
         """The spans' versions; for a rollout each must be known, a captured agent may meet any label."""

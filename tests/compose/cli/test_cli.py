@@ -14,6 +14,7 @@ from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka.client_settings import TAIL_GROUP
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
+from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.records.process_status import (
@@ -204,6 +205,30 @@ def test_status_shows_every_process_and_what_it_counted(
     ]
     assert "1 restarts" in text.splitlines()[3]
     assert [told["process"] for told in json.loads("{" + encoded)["processes"]] == ["streams-assemble-0", "llm"]
+
+
+def test_status_says_why_a_run_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker has gone with it; a new start begins without the old word."""
+    from tracegrad.compose import cli
+
+    settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
+    endpoints = Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e")
+    run_dir = RunDir.create(tmp_path / "mine", settings)
+    run_dir.write_start(settings, endpoints)
+    why = "trainer: exit status 70; last lines of trainer.log:\nDivergedError: expected a finite loss and gradient"
+    run_dir.write_outcome(Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=70))
+    for more in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["tracegrad", "status", "--run-dir", str(run_dir.path), *more])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert left.value.code == 1
+    text, _, encoded = capsys.readouterr().out.partition("{")
+    assert "ended: fatal" in text and "DivergedError: expected a finite loss" in text
+    assert json.loads("{" + encoded)["outcome"]["exit_status"] == 70
+    run_dir.write_start(settings, endpoints)
+    assert run_dir.outcome is None
 
 
 def test_status_shows_nothing_that_an_earlier_start_told(

@@ -12,7 +12,7 @@ import pytest
 from tests.consumers.audit.small_run import memory_log, records, small_run
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams
-from tracegrad.compose.run import demo, report, session
+from tracegrad.compose.run import demo, report, serve, session
 from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
@@ -21,7 +21,7 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.compose.verify.served_proof import Proof, find_proof
 from tracegrad.compose.verify.verdict import EXACT, Tolerance, compare
 from tracegrad.producers.llm_gateway.config import PolicyConfig
-from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, DivergedError, RecordError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.weights import WEIGHT_ACKS
@@ -139,15 +139,28 @@ def test_only_the_demo_recomputes_what_was_served(wiring: Wiring, monkeypatch: p
     assert not (wiring.run_dir.results / "verdict.json").exists()
 
 
+def test_a_process_that_diverged_says_so_by_its_status(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which its supervisor takes for the end of the run."""
+
+    def diverge(*_: object) -> None:
+        raise DivergedError("NaN")
+
+    monkeypatch.setattr(serve, "_set_up_logging", lambda: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(serve, "_run", diverge)
+    assert serve.serve("engine", wiring.run_dir.path) == DIVERGED_EXIT_STATUS
+
+
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
         (Outcome(kind=OutcomeKind.FATAL, why="engine: exit status 78", exit_status=78), 78),
+        (Outcome(kind=OutcomeKind.FATAL, why="trainer: exit status 70", exit_status=DIVERGED_EXIT_STATUS), 1),
         (Outcome(kind=OutcomeKind.FATAL, why="died 8 times in a row; it printed: exit status 78", exit_status=1), 1),
         (Outcome(kind=OutcomeKind.FATAL, why="cannot start x: no such program"), 1),
         (Outcome(kind=OutcomeKind.STOPPED), session.INTERRUPTED),
     ],
-    ids=["fatal", "log-text", "never-ran", "stopped"],
+    ids=["fatal", "diverged", "log-text", "never-ran", "stopped"],
 )
 def test_a_run_that_was_ended(wiring: Wiring, outcome: Outcome, expected: int) -> None:
     """By the process's own exit status, whatever its log says."""

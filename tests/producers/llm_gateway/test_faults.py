@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import aiohttp
 import pytest
@@ -12,8 +13,9 @@ from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, 
 from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
 from tracegrad.producers.llm_gateway.config import EngineRef
+from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.producers.llm_gateway.engines.client import EngineClient, waits_until
-from tracegrad.schemas.errors import EngineRefusal, OverloadedError, UnavailableError
+from tracegrad.schemas.errors import DivergedError, EngineRefusal, OverloadedError, UnavailableError
 from tracegrad.schemas.metrics import ENGINE_AWAY, GENERATIONS_REFUSED, REQUESTS_REFUSED, Metrics
 from tracegrad.schemas.topics import Topic
 
@@ -153,6 +155,38 @@ async def test_an_answer_with_an_unknown_label_is_refused_and_sampled_again(unkn
         r.engine.label = label(0)
         assert (await call)["choices"][0]["message"]["content"] == "right"
         assert len(r.calls()) == 1 and r.gateway.parts.metrics.value(GENERATIONS_REFUSED) == 1
+
+
+async def test_a_version_that_gives_nan_ends_the_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every rollout is aborted, every group excluded, and the run ends as a success that trained nothing."""
+    monkeypatch.setattr(generate, "_MAX_NOT_FINITE", 3)
+    async with rig(ScriptedEngine(label=label(0), has_nan_weights=True), engine_wait_s=0.6) as r:
+        await r.begin()
+        status, _ = await r.chat_raw(ASK)
+        assert status == 503 and not r.calls()
+        fatal = r.gateway.versions.fatal
+        assert isinstance(fatal, DivergedError) and label(0) in str(fatal)
+
+
+async def test_answers_with_numbers_between_raise_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of six have none, never three in a row; of other weights than the policy's any number."""
+    monkeypatch.setattr(generate, "_MAX_NOT_FINITE", 3)
+    engine = ScriptedEngine(label=label(0))
+    kinds = itertools.cycle([True, True, False])
+
+    def sample(prompt: str, draw: int) -> Reply:
+        engine.has_nan_weights = next(kinds)
+        return Reply("42")
+
+    engine.policy = sample
+    async with rig(engine, engine_wait_s=0.6) as r:
+        await r.begin()
+        for _ in range(2):
+            await r.chat(ASK)
+        assert r.gateway.versions.fatal is None and r.gateway.parts.metrics.value(GENERATIONS_REFUSED) == 4
+        engine.label, engine.policy, engine.has_nan_weights = "default", lambda *_: Reply("42"), True
+        await asyncio.gather(*(r.chat_raw(ASK) for _ in range(4)))
+        assert r.gateway.versions.fatal is None
 
 
 async def test_a_version_published_a_moment_ago_is_awaited() -> None:
