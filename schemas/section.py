@@ -13,6 +13,7 @@ import difflib
 import inspect
 import math
 import operator
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from .errors import ConfigurationError
 
 __all__ = [
     "Count",
+    "Device",
     "File",
     "Folder",
     "Function",
@@ -59,6 +61,12 @@ class PathKind(StrEnum):
 
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Device = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$", description="`auto`, `cpu`, `cuda` or `cuda:N`, the N-th GPU (from 0)"
+    ),
+]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 File = Annotated[str, PathKind.FILE]
@@ -87,7 +95,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigurationError(f"{key}: expected a finite number, got {value}")
             for bound in remarks:
-                if isinstance(bound, msgspec.Meta) and isinstance(value, int | float):
+                if isinstance(bound, msgspec.Meta):
                     _check_bound(key, value, bound)
 
     @classmethod
@@ -125,8 +133,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {found[0]!r}?" if found else f"valid are {', '.join(names)}"
 
 
-def _check_bound(key: str, value: float, bound: msgspec.Meta) -> None:
-    for name, (is_kept, words) in _BOUNDS.items():
+def _check_bound(key: str, value: Any, bound: msgspec.Meta) -> None:
+    if isinstance(value, str) and bound.pattern and not re.search(bound.pattern, value):
+        raise ConfigurationError(f"{key}: expected {bound.description or bound.pattern}, got {value!r}")
+    for name, (is_kept, words) in _BOUNDS.items() if isinstance(value, int | float) else ():
         limit = getattr(bound, name)
         if limit is not None and not is_kept(value, limit):
             raise ConfigurationError(f"{key}: expected {words} {limit:g}, got {value:g}")

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count, Program, Section, Whole
+from tracegrad.schemas.section import Count, Device, Program, Section, Whole
 
 __all__ = ["Aggregation", "Scale", "TrainerConfig", "TrainerHandles"]
 
@@ -57,8 +57,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     scale: Scale = "none"
     """What advantages are divided by: `none` (with leave-one-out: RLOO), `grpo` (then exactly GRPO), or `std`, the
     population std of the peers' returns, which is GRPO * (k / (k - 1))^1.5."""
-    device: str = "auto"
-    """`auto`: the accelerator when there is one, else `cpu`."""
+    device: Device = "auto"
+    """`cpu`, `cuda`, `cuda:N`, the N-th visible GPU from 0, or `auto`: the first GPU when there is one, else `cpu`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the model's weights; `auto`: float32 on CPU, bfloat16 on an accelerator. What is optimised is float32.
     bfloat16 is for accelerators and CPUs with its instructions: it halves the weights."""

@@ -5,12 +5,12 @@ Apart from `server.py`, so that settings can be read without what starts an engi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.section import Count, File, Program, Section
+from tracegrad.schemas.section import Count, Device, File, Program, Section
 
 __all__ = ["EngineConfig", "EngineHandles"]
 
@@ -22,8 +22,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """An engine that runs already, with our plug-in; None: start one."""
     python: Program | None = None
     """The interpreter that has vLLM installed; None: the one that runs tracegrad."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`cpu`, `cuda`, or `auto`: what that vLLM was built for."""
+    device: Device = "auto"
+    """`cpu`, `cuda`, `cuda:N`, the N-th visible GPU from 0, or `auto`: what that vLLM was built for."""
     max_model_len: Count = 2048
     """Context window in tokens."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -36,6 +36,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """Sequences decoded at once."""
     kv_cache_bytes: Count | None = None
     """Memory for the KV cache; None: 128 MiB on CPU, vLLM's choice on a GPU."""
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """Share of the GPU's memory for vLLM; None: 0.4 where `[trainer] device` is the same GPU, else vLLM's own."""
     threads: Count = 1
     """CPU threads of the engine; more than one helps only real models on an otherwise idle machine."""
     args: tuple[str, ...] = ()
@@ -60,3 +62,5 @@ class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
     """A folder of the run, where the plug-in is laid."""
     port: int
     """On loopback: the development routes have no guard."""
+    shares_gpu: bool = False
+    """The trainer trains on the GPU that it would run on."""

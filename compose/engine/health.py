@@ -43,7 +43,11 @@ _KNOWN = (
         "the KV cache is too small for one full context; raise [engine] kv_cache_bytes or lower max_model_len",
     ),
     (r"Available memory on node.{0,80}is less than", "too little free memory; lower [engine] kv_cache_bytes"),
-    (r"CUDA out of memory|OutOfMemoryError|Free memory on device", "the GPU has too little free memory"),
+    (
+        r"CUDA out of memory|OutOfMemoryError|Free memory on device",
+        "the GPU has too little free memory; lower [engine] gpu_memory_utilization, or give engine and trainer a GPU "
+        "each ([engine] device, [trainer] device)",
+    ),
     (
         r"MemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory",
         "too little free memory",

@@ -137,13 +137,20 @@ class Wiring:
 
     def engine(self) -> EngineHandles:
         """`serve engine`."""
+        gpu = _gpu_of(self.settings.engine.device)
         return EngineHandles(
             model=self.settings.policy.model,
             served_name=self.settings.policy.name,
             needs_tools=self.settings.policy.tools,
             work_dir=str(self.run_dir.path),
             port=port_of(self.endpoints.engine_url),
+            shares_gpu=gpu is not None and gpu == _gpu_of(self.settings.trainer.device),
         )
+
+
+def _gpu_of(device: str) -> int | None:
+    """Which of the visible GPUs a `device` key means, if there are any."""
+    return None if device == "cpu" else int(device.partition(":")[2] or 0)
 
 
 def port_of(url: str) -> int:

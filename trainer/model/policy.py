@@ -32,11 +32,20 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def configure_torch(config: TrainerConfig, *, seed: int) -> torch.device:
-    """Threads, seed and determinism of this process; the device to train on."""
+    """Threads, seed and determinism of this process; the device to train on.
+
+    Raises:
+        ConfigurationError: torch does not see that GPU.
+    """
     torch.set_num_threads(config.threads)
     torch.manual_seed(seed)
-    accelerator = torch.cuda.is_available()
-    device = torch.device(("cuda" if accelerator else "cpu") if config.device == "auto" else config.device)
+    num_gpus = torch.cuda.device_count()
+    device = torch.device(("cuda" if num_gpus else "cpu") if config.device == "auto" else config.device)
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ConfigurationError(
+            f"[trainer] device: expected one of the {num_gpus} GPUs that torch sees, got {config.device!r}: set it to "
+            "'cpu' or another GPU; see nvidia-smi, CUDA_VISIBLE_DEVICES and torch.version.cuda"
+        )
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True)
         # Else each torch.empty is filled with NaN, to show reads of memory nobody wrote: a cost per tensor.

@@ -23,11 +23,14 @@ from tracegrad.compose.engine.server import (
     probe,
 )
 from tracegrad.compose.run import session
+from tracegrad.compose.run.run_dir import Endpoints, RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
+from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.engine import vllm_plugin
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
+from tracegrad.trainer.config import TrainerConfig
 
 
 def config_for(folder: Path, **fields: Any) -> tuple[EngineConfig, EngineHandles]:
@@ -73,6 +76,57 @@ def test_gpu_build_gets_no_cpu_settings(tmp_path: Path) -> None:
         assert name not in argv
     environment = engine_environment(*config_for(tmp_path), {}, is_cpu=False)
     assert "OMP_NUM_THREADS" not in environment
+
+
+@pytest.mark.parametrize(
+    ("engine", "trainer", "share"),
+    [
+        ({}, "auto", "0.4"),
+        ({"device": "cuda"}, "cuda:0", "0.4"),
+        ({"device": "cuda:1"}, "cuda:1", "0.4"),
+        ({}, "cuda:1", None),
+        ({"device": "cuda:1"}, "auto", None),
+        ({}, "cpu", None),
+        ({"gpu_memory_utilization": 0.7}, "auto", "0.7"),
+        ({"gpu_memory_utilization": 0.7}, "cuda:1", "0.7"),
+    ],
+)
+def test_engine_leaves_memory_to_a_trainer_on_its_gpu(
+    engine: dict[str, Any], trainer: str, share: str | None, tmp_path: Path
+) -> None:
+    """And takes vLLM's own share where the GPU is its alone; on a CPU there is none to share."""
+    settings = RunSettings(
+        run="test",
+        policy=PolicyConfig(model=str(tmp_path)),
+        engine=EngineConfig(**engine),
+        trainer=TrainerConfig(device=trainer),
+    )
+    run_dir = RunDir.create(tmp_path / "test", settings)
+    run_dir.write_start(
+        settings,
+        Endpoints(bootstrap_servers="h:1", llm_url="http://h:2", otlp_endpoint="http://h:3", engine_url="http://h:4"),
+    )
+    handles = Wiring(run_dir).engine()
+    argv = engine_argv(settings.engine, handles, is_cpu=False)
+    assert (option(argv, "--gpu-memory-utilization") if "--gpu-memory-utilization" in argv else None) == share
+    assert "--gpu-memory-utilization" not in engine_argv(settings.engine, handles, is_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "expected"),
+    [("cuda:1", "", "1"), ("cuda:1", "4,7", "7"), ("cuda", "4,7", "4,7"), ("auto", "4", "4")],
+)
+def test_engine_is_given_the_gpu_that_its_key_names(device: str, visible: str, expected: str, tmp_path: Path) -> None:
+    """Counted among the visible ones, as the trainer's torch counts."""
+    config = config_for(tmp_path, device=device)
+    environment = engine_environment(*config, {"CUDA_VISIBLE_DEVICES": visible}, is_cpu=False)
+    assert environment["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_a_gpu_that_is_not_visible_is_refused(tmp_path: Path) -> None:
+    """By name, before vLLM says it in its own words."""
+    with pytest.raises(ConfigurationError, match=r"\[engine\] device: .*the 2 GPUs .*got 'cuda:2'"):
+        engine_environment(*config_for(tmp_path, device="cuda:2"), {"CUDA_VISIBLE_DEVICES": "4,7"}, is_cpu=False)
 
 
 def test_environment_is_the_engines_own(tmp_path: Path) -> None:

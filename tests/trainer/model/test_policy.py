@@ -55,6 +55,12 @@ def opened(folder: Path) -> Any:
     return model.eval()
 
 
+def test_a_gpu_that_torch_does_not_see_is_refused_by_name() -> None:
+    """Before the model is loaded: torch's own error would be tried again and again."""
+    with pytest.raises(ConfigurationError, match=r"\[trainer\] device: .*GPUs that torch sees, got 'cuda:99'"):
+        configure_torch(TrainerConfig(device="cuda:99"), seed=0)
+
+
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 @pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
 def test_export_opens_in_transformers_with_equal_logits(
