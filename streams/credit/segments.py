@@ -22,10 +22,13 @@ from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.transitions import MAX_LOGPROB, MAX_TEMPERATURE, MIN_TEMPERATURE, SegmentRow, Turn
 from tracegrad.schemas.records.versions import are_complete
 
-from .texts import Ids, Prompt, Texts
+from .prefix_tree import Grown, Place, PrefixTree
 
-__all__ = ["build_segments", "why_masked"]
+__all__ = ["MAX_ROW_BYTES", "build_segments", "why_masked"]
 
+MAX_ROW_BYTES = 64 * 1024 * 1024
+"""Of the ids of all rows of an episode, twice the greatest record of `transitions`; rows that repeat a long prefix
+could otherwise unfold without bound."""
 _TOKEN_BYTES = 4
 
 
@@ -51,19 +54,21 @@ def _temperature(call: EpisodeCall) -> float:
 class _Chain:
     """A segment in the making; mask and logprobs are as long as the ids, as bytes."""
 
-    def __init__(self) -> None:
-        self.ids = Ids(bytearray(), 0)
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.end: Place | None = None
+        """Of its last call."""
         self.mask = bytearray()
         self.logprobs = bytearray()
         self.turns: list[Turn] = []
 
-    def append(self, call: EpisodeCall, prompt: Prompt, ids: Ids, return_: float, peers: str) -> None:
-        """Adds a call whose prompt begins with all of the chain's ids; `ids`: its prompt + sampled ids."""
+    def append(self, call: EpisodeCall, grown: Grown, return_: float, peers: str) -> None:
+        """Adds a call whose prompt begins with all of the chain's ids."""
         masked = why_masked(call)
-        start = prompt.num_bytes // _TOKEN_BYTES
+        start = grown.num_prompt_bytes // _TOKEN_BYTES
         num_sampled = len(call.sampled_ids) // _TOKEN_BYTES
         num_context = start - len(self.mask)
-        self.ids = ids
+        self.end = grown.end
         self.mask += bytes(num_context) + (b"\0" if masked else b"\1") * num_sampled
         self.logprobs += bytes(num_context * _TOKEN_BYTES)
         self.logprobs += bytes(len(call.sampled_ids)) if masked else call.logprobs
@@ -96,39 +101,42 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float], peer
         RecordError: `broken_prefix` (a prompt cannot be rebuilt), `bad_tokens`, `too_large`.
     """
     chains: list[_Chain] = []
-    texts = Texts()
+    tree = PrefixTree()
+    num_bytes = 0
     for call, return_, named in zip(episode.calls, returns, peers, strict=True):
-        prompt = texts.prompt(call)
-        ids = texts.add(call, prompt) if prompt is not None else Ids(bytearray(), 0)
+        grown = tree.add(call)
         if call.policy != policy:
             continue
-        if prompt is None:
+        if grown is None:
             raise RecordError(
                 f"expected the prompt of call {call.call_id} to follow from its parent's, got a break",
                 reason="broken_prefix",
             )
-        # Of equal ends the longest is the last call of the path; where that one has been continued already, its
-        # chain has moved on and no longer ends there, so this call begins a row of its own.
-        chain = None
-        for other in chains:
-            if (chain is None or other.ids.end > chain.ids.end) and prompt.starts_with(other.ids):
-                chain = other
-        if chain is None:
-            chain = _Chain()
-            chains.append(chain)
-        chain.append(call, prompt, ids, return_, named)
+        # The longest is the last call of the path; where that one has been continued already, its chain has moved on
+        # and no longer ends there, so this call begins a row of its own.
+        number = tree.row_at(grown.known)
+        if number is None:
+            number = len(chains)
+            chains.append(_Chain(number))
+        chain = chains[number]
+        num_bytes += grown.end.end - (chain.end.end if chain.end else 0)
+        if num_bytes > MAX_ROW_BYTES:
+            raise RecordError(f"expected rows of at most {MAX_ROW_BYTES} bytes of ids in all", reason="too_large")
+        tree.end_row(number, grown.end, before=chain.end)
+        chain.append(call, grown, return_, named)
     num_trained = sum(chain.mask.count(1) for chain in chains)
-    return [_row(episode, number, chain, num_trained) for number, chain in enumerate(chains)]
+    return [_row(episode, chain, tree, num_trained) for chain in chains]
 
 
-def _row(episode: Episode, number: int, chain: _Chain, num_trained: int) -> SegmentRow:
-    ids = ids_from_bytes(bytes(chain.ids.text[: chain.ids.end]))
+def _row(episode: Episode, chain: _Chain, tree: PrefixTree, num_trained: int) -> SegmentRow:
+    assert chain.end is not None  # it has a call
+    ids = ids_from_bytes(tree.ids(chain.end))
     if (ids < 0).any():
         raise RecordError("expected token ids >= 0, got a negative one", reason="bad_tokens")
     return SegmentRow(
         rollout_id=episode.rollout_id or episode.episode_id,
         attempt_id=episode.attempt_id or "",
-        segment=number,
+        segment=chain.number,
         token_ids=ids,
         loss_mask=np.frombuffer(bytes(chain.mask), dtype=np.uint8),
         logprobs=logprobs_from_bytes(bytes(chain.logprobs)),

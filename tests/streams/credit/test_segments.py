@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,7 @@ from tracegrad.schemas.records.episodes import Episode, EpisodeCall, rebuild_pro
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.transitions import SegmentRow, decode_group, encode_group
-from tracegrad.streams.credit.segments import build_segments, why_masked
-from tracegrad.streams.credit.texts import MAX_TEXT_BYTES
+from tracegrad.streams.credit.segments import MAX_ROW_BYTES, build_segments, why_masked
 
 
 def call(name: str, suffix: Sequence[int], sampled: Sequence[int], **changes: Any) -> EpisodeCall:
@@ -225,10 +225,28 @@ def test_ten_thousand_turns_are_one_row_however_long_their_prompts_sum_to() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["apart", "from the middle", "each off the last"])
+def test_time_grows_with_the_number_of_rows(kind: str) -> None:
+    """A row for each call: of conversations that share a system prompt, of retries, of a last token never kept."""
+    num_rows = 1_000 if kind == "each off the last" else 10_000
+    calls = [call("0", [1, 2, 3], [4])]
+    if kind == "apart":
+        calls += [call(str(n), [1, 2, 10 + n], [4] * (n % 7)) for n in range(1, num_rows)]
+    elif kind == "from the middle":
+        calls = [call("0", [1] * num_rows, [4])]
+        calls += [child(str(n), "0", 10 + n // 100, [10 + n], [4]) for n in range(1, num_rows)]
+    else:
+        calls += [child(str(n), str(n - 1), 2 * n + 1, [10], [4, 4]) for n in range(1, num_rows)]
+    began = time.process_time()
+    assert len(segments(calls)) == num_rows
+    assert time.process_time() - began < 3.0
+
+
+@pytest.mark.slow
 def test_branches_that_unfold_without_bound_are_refused() -> None:
     """Each repeats a long prompt, in a few bytes of the record."""
-    long = call("0", [1] * (MAX_TEXT_BYTES // 40), [2])
-    branches = [child(f"b{n}", "0", MAX_TEXT_BYTES // 40, [n], [3]) for n in range(10)]
+    long = call("0", [1] * (MAX_ROW_BYTES // 40), [2])
+    branches = [child(f"b{n}", "0", MAX_ROW_BYTES // 40, [n], [3]) for n in range(10)]
     with pytest.raises(RecordError) as error:
         segments([long, *branches])
     assert error.value.reason == "too_large"
