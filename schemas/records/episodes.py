@@ -110,6 +110,9 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     num_tools_succeeded: int = 0
     num_unauthorised_rewards: int = 0
     duration_s: float | None = None
+    calls_omitted: str = ""
+    """Why the calls that it made are not in the record: `too_large` (for a message), `too_many_open_bytes` (credit had
+    no room for them); else empty."""
 
     def __repr__(self) -> str:
         return f"Episode({self.episode_id}, {self.state}, {len(self.calls)} calls, reward={self.reward})"
@@ -119,13 +122,16 @@ def why_excluded(episode: Episode, policy: str) -> str:
     """Why the rollout cannot train `policy`, judged before its tokens are looked at; empty when it can.
 
     Of several reasons the one nearest to the cause is told: an attempt of ours that broke off (`aborted`, `given_up`),
-    one of which nobody said how it ended (`unknown_state`), one that never called the policy (`no_calls`: whatever its
-    grader made of it, the agent spoke to another endpoint, or to none), and last one without a score (`unscored`).
+    one of which nobody said how it ended (`unknown_state`), one whose calls had no room (`calls_omitted`), one that
+    never called the policy (`no_calls`: whatever its grader made of it, the agent spoke to another endpoint, or to
+    none), and last one without a score (`unscored`).
     """
     if episode.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
         return episode.state.value
     if not episode.state.is_end:
         return "unknown_state"
+    if episode.calls_omitted:
+        return episode.calls_omitted
     if all(call.policy != policy for call in episode.calls):
         return "no_calls"
     return "" if is_usable(episode.reward) else "unscored"

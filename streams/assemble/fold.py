@@ -208,7 +208,8 @@ class Assemble(StageFold[OpenEpisode]):
             self._topics.check_size(Topic.EPISODES, value)
         except RecordError as error:
             # Its group must still close, so the record goes out without what made it too large.
-            value = EPISODES.encode(msgspec.structs.replace(written, calls=(), error=str(error)))
+            without = msgspec.structs.replace(written, calls=(), calls_omitted=error.reason, error=str(error))
+            value = EPISODES.encode(without)
             letters = (dead_letter(record, error, stage=self.stage, value=b""),)
         key = group_key(written.group.id if written.group else None, written.episode_id)
         return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)

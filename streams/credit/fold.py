@@ -103,7 +103,7 @@ class Credit(StageFold[_OpenGroup]):
         if self._num_bytes + len(value) > most:
             # Its group must close all the same, so it joins without what takes the room.
             error = f"expected episodes of at most {most} bytes in open groups; raise [streams] max_open_bytes"
-            episode = msgspec.structs.replace(episode, calls=(), error=error)
+            episode = msgspec.structs.replace(episode, calls=(), calls_omitted="too_many_open_bytes", error=error)
         else:
             state.num_bytes += len(value)
             self._num_bytes += len(value)

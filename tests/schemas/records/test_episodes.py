@@ -58,6 +58,14 @@ def test_the_reason_nearest_to_the_cause_is_told(
     assert why_excluded(member(0, state=state, calls=calls, reward=reward), "policy") == reason
 
 
+def test_an_episode_without_room_for_its_calls_is_told_from_one_that_made_none() -> None:
+    """Nobody should look for an agent that spoke to another endpoint."""
+    assert why_excluded(member(0, calls=(), calls_omitted="too_large", reward=None), "policy") == "too_large"
+    assert (
+        why_excluded(member(0, calls=(), calls_omitted="too_large", state=RolloutState.ABORTED), "policy") == "aborted"
+    )
+
+
 @given(IDS, IDS, IDS, st.data())
 def test_a_difference_and_its_parent_give_the_prompt(
     prompt: list[int], sampled: list[int], suffix: list[int], data: st.DataObject

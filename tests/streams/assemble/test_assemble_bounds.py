@@ -165,11 +165,11 @@ def test_an_episode_above_the_message_limit_goes_out_without_calls() -> None:
     big = call("a", R1, list(range(20_000)))
     streams.feed(big, closed(R1, [big]), reward(R1), event(R1))
     (episode,) = episodes(streams)
-    assert (episode.calls, episode.reward) == ((), 1.0)
+    assert (episode.calls, episode.calls_omitted, episode.reward) == ((), "too_large", 1.0)
     assert "[kafka.max_message_bytes] episodes = " in (episode.error or "")
     assert reasons(streams) == ["too_large"]
     summary, _ = decode_group(streams.values(Topic.TRANSITIONS)[0])
-    assert summary.members[0].excluded == "no_calls"
+    assert summary.members[0].excluded == "too_large"
 
 
 def test_a_nan_temperature_does_not_spoil_the_record() -> None:

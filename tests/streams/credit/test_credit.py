@@ -246,7 +246,7 @@ def test_bytes_of_all_open_groups_are_bounded() -> None:
     for _ in range(2):
         emission = feed(credit, member(0), member(1))[-1]
         summary, rows = decode_group(emission.outputs[0].value or b"")
-        assert [one.excluded for one in summary.members] == ["", "no_calls"]
+        assert [one.excluded for one in summary.members] == ["", "too_many_open_bytes"]
         assert [row.rollout_id for row in rows] == [rollout(0)]
         credit._closed.clear()
 
