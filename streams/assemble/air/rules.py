@@ -44,8 +44,9 @@ class AirRule(Section, frozen=True, kw_only=True):
     """What it pays for."""
     value: float
     """Paid for each signal; negative is a penalty."""
-    cap: Whole | None = None
-    """How often it pays in one episode, the earliest turns first; None: no bound."""
+    cap: Whole = 10
+    """How often it pays in one episode, the earliest turns first. There is always a cap: without one, repeating what
+    pays would be worth more than any final reward."""
     tool: str = "*"
     """Glob on the tool's name."""
 
@@ -82,7 +83,7 @@ def apply_air(config: AirConfig, calls: Sequence[EpisodeCall]) -> list[tuple[App
         earned: list[AppliedReward] = []
         for tool in call.tools:
             for rule in rules:
-                if rule.matches(tool) and (rule.cap is None or paid[rule.name] < rule.cap):
+                if rule.matches(tool) and paid[rule.name] < rule.cap:
                     paid[rule.name] += 1
                     earned.append(AppliedReward(rule=f"air:{rule.name}", value=rule.value))
         rewards.append(tuple(earned))

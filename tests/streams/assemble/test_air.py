@@ -61,6 +61,11 @@ def test_the_cap_holds_within_one_turn() -> None:
     assert paid([OK], turn("succeeded", "succeeded", "succeeded")) == [[("air:ok", 0.5), ("air:ok", 0.5)]]
 
 
+def test_a_rule_that_names_no_cap_has_one() -> None:
+    """Otherwise the cheapest reward is a tool that works, called for ever."""
+    assert sum(len(turn_) for turn_ in paid([BAD], *[turn("failed")] * 50)) == BAD.cap == 10
+
+
 def test_unknown_is_neither_success_nor_failure() -> None:
     """Tri-state."""
     assert paid([OK, BAD], turn("unknown")) == [[]]
