@@ -22,7 +22,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
-from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, rollout_id
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
 from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
@@ -31,6 +31,7 @@ from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.process_status import PROCESS_STATUS
 from tracegrad.schemas.records.rollouts import (
+    MAX_GIVEN_UP,
     ROLLOUT_EVENTS,
     ROLLOUTS,
     GroupRef,
@@ -45,7 +46,7 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics, rollout_key
 
 from ..rollout_histories import event_of
-from .admission_state import MAX_GIVEN_UP, AdmissionState, OpenRollout
+from .admission_state import AdmissionState, OpenRollout
 from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
 from .pace import capacity
@@ -218,20 +219,26 @@ class TaskAdmission:
             logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
             self._write(Topic.ROLLOUT_EVENTS, [*aborted, given_up])
 
+        read_until_s = now - self.state.stream_delay.seconds(now)
         for rollout in list(self.state.awaited.values()):
-            waited_s = now - max(rollout.active_s, self.state.lagged_s)
-            if waited_s > self._handles.episode_wait_s and rollout.num_given_up < MAX_GIVEN_UP:
+            waited_s = read_until_s - rollout.active_s
+            if waited_s > self._handles.episode_wait_s:
                 self._give_up_unheard(rollout, f"no episode of it came within {waited_s:.0f} s")
 
     def _give_up_unheard(self, rollout: OpenRollout, reason: str) -> None:
-        """Asks for an episode that says so; where the real one is only late, it wins until the group closes."""
+        """Asks for an episode that says so; where the real one is only late, it wins until the group closes. Each time
+        as another attempt, for an episode that was closed once is never written again."""
         request = rollout.request
+        before = self.state.given_up.get(request.rollout_id, set())
+        if len(before) >= MAX_GIVEN_UP:
+            return
+        attempt = new_attempt() if GIVEN_UP_ATTEMPT in before else GIVEN_UP_ATTEMPT
         logger.warning("rollout %s of group %d given up: %s", request.rollout_id, request.group.index, reason)
         self._write(
             Topic.ROLLOUT_EVENTS,
-            [event_of(request, GIVEN_UP_ATTEMPT, 0, RolloutState.GIVEN_UP, is_final=True, error=reason)],
+            [event_of(request, attempt, 0, RolloutState.GIVEN_UP, is_final=True, error=reason)],
         )
-        if rollout.num_given_up == MAX_GIVEN_UP:
+        if len(self.state.given_up[request.rollout_id]) == MAX_GIVEN_UP:
             logger.error("group %d does not close: excluded as lost, another is admitted", request.group.index)
 
     def _lost(self, rollout: OpenRollout, now: float) -> str:

@@ -17,22 +17,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tracegrad.schemas.ids import run_hash_of
-from tracegrad.schemas.metrics import LAG
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.process_status import ProcessReport
-from tracegrad.schemas.records.rollouts import RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
 
 from ..rollout_histories import Histories, Members
 from .pace import RunProgress
+from .stream_delay import StreamDelay
 
-__all__ = ["MAX_GIVEN_UP", "AdmissionState", "OpenRollout", "Score"]
+__all__ = ["AdmissionState", "OpenRollout", "Score"]
 
 _MAX_REASONS = 100
-MAX_GIVEN_UP = 3
-"""Times that a rollout is given up before its group counts as lost: the first event can be lost like the episode."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +50,6 @@ class OpenRollout:
     request: RolloutRequest
     active_s: float
     """When something was last heard of it."""
-    num_given_up: int = 0
-    """Times that it was given up in vain: no episode followed."""
 
 
 class AdmissionState:
@@ -73,8 +69,9 @@ class AdmissionState:
         self.open: dict[str, OpenRollout] = {}
         self.awaited: dict[str, OpenRollout] = {}
         """Rollouts that are final, and of which no final episode came yet."""
-        self.lagged_s = 0.0
-        """When a streams worker last said that it has not read all of its input."""
+        self.given_up: defaultdict[str, set[str]] = defaultdict(set)
+        """Rollout -> the attempts in whose names it was given up, as long as no final episode of it came."""
+        self.stream_delay = StreamDelay()
         self.scores: dict[int, Score] = {}
         """Index of the validation group -> what its final episode was worth."""
         self.newest_step: TrainingStep | None = None
@@ -92,8 +89,7 @@ class AdmissionState:
         elif isinstance(record, TrainingStep):
             self._fold_step(record)
         elif isinstance(record, ProcessReport):
-            if record.process.startswith("streams-") and record.counters.get(LAG.name):
-                self.lagged_s = time.monotonic()
+            self.stream_delay.fold(record, time.monotonic())
         elif isinstance(record, WeightAck) and record.policy == self._policy:
             self._acked[record.engine_id] = record.version
 
@@ -109,16 +105,18 @@ class AdmissionState:
             self.awaited[request.rollout_id] = rollout
 
     def _fold_event(self, event: RolloutEvent) -> None:
-        self.histories.fold(event)
+        seen = self._seen_final.get(event.purpose)
+        if seen is None or not self.histories.fold(event):
+            return
+        if event.state is RolloutState.GIVEN_UP and event.group not in seen:
+            self.given_up[event.rollout_id].add(event.attempt_id)
         rollout = self.open.get(event.rollout_id) or self.awaited.get(event.rollout_id)
         if rollout is None:
             return
         rollout.active_s = time.monotonic()
-        if event.rollout_id in self.awaited:
-            rollout.num_given_up += event.state is RolloutState.GIVEN_UP
-        elif self.histories.of(rollout.request).is_final:
+        if event.rollout_id in self.open and self.histories.of(rollout.request).is_final:
             del self.open[event.rollout_id]
-            if event.group not in self._seen_final[event.purpose]:
+            if event.group not in seen:
                 self.awaited[event.rollout_id] = rollout
 
     def _fold_episode(self, episode: Episode) -> None:
@@ -128,6 +126,7 @@ class AdmissionState:
         if not episode.is_final or not seen.add(group):
             return
         self.awaited.pop(rollout, None)
+        self.given_up.pop(rollout, None)
         if episode.purpose is Purpose.VALIDATION:
             self.scores[group.index] = Score(episode.reward, self._why_excluded(episode))
             return
@@ -153,6 +152,11 @@ class AdmissionState:
         if step.policy != self._policy or (newest and (step.epoch, step.step) < (newest.epoch, newest.step)):
             return
         self.newest_step = step
+        # Credit may have closed a group without the member that nobody hears of.
+        consumed = {*step.group_ids, *step.excluded_ids}
+        for id_ in [id_ for id_, rollout in self.awaited.items() if rollout.request.group.id in consumed]:
+            del self.awaited[id_]
+            self.given_up.pop(id_, None)
         if step.skipped:
             logger.warning("step %d trained nothing: %s", step.step, step.skipped)
         if step.excluded_ids:
@@ -169,8 +173,8 @@ class AdmissionState:
         closes after all is none."""
         return {
             rollout.request.group.index
-            for rollout in self.awaited.values()
-            if rollout.num_given_up >= MAX_GIVEN_UP and rollout.request.purpose is Purpose.TRAIN
+            for id_, rollout in self.awaited.items()
+            if len(self.given_up.get(id_, ())) >= MAX_GIVEN_UP and rollout.request.purpose is Purpose.TRAIN
         }
 
     def progress(self) -> RunProgress:

@@ -11,6 +11,7 @@ from .calls import Purpose
 from .codec import Codec, OpenEnum
 
 __all__ = [
+    "MAX_GIVEN_UP",
     "MAX_REWARD",
     "REWARDS",
     "ROLLOUTS",
@@ -27,6 +28,10 @@ __all__ = [
 
 MAX_REWARD = 1e12
 """A greater one is a grader's fault; sums of usable rewards stay finite."""
+
+MAX_GIVEN_UP = 3
+"""Times that a rollout is given up, each as an attempt of its own, before its group counts as lost: an event can be
+lost as the episode was."""
 
 PeersRule = Literal["turn_or_end", "turn", "rollout"]
 """Whom a turn is compared with in the group's other rollouts, never with another agent's turns: the same turn of its
@@ -100,7 +105,7 @@ class RolloutEvent(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "rollout_event/1"
     rollout_id: str
     attempt_id: str
-    """`0000` (ids.GIVEN_UP_ATTEMPT) when a rollout is given up without an attempt."""
+    """`0000` (ids.GIVEN_UP_ATTEMPT) when a rollout is given up without an attempt; drawn when it is given up again."""
     attempt_number: int
     """The attempt's place within the rollout, from 0; two writers may claim one, see `RolloutState.STARTED`."""
     state: RolloutState

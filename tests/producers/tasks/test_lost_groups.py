@@ -1,10 +1,15 @@
-"""Groups that are lost on their way: no run hangs for them, and each is accounted for."""
+"""Groups that are lost on their way: no run hangs for them, and each is accounted for.
+
+HYPOTHESIS_PROFILE=long loses groups in 20 ways each.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -12,15 +17,17 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tests.producers.tasks.test_tasks import TOPICS, World
+from tracegrad.producers.tasks.stream_delay import StreamDelay
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, ROLLOUT_EVENTS, RolloutRequest, RolloutState
 from tracegrad.schemas.topics import Topic
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 6, 8, 2
 KINDS = ("one episode", "all episodes", "no event", "cannot close")
+SEEDS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 3
 
 
 class LossyWorld:
@@ -41,9 +48,11 @@ class LossyWorld:
         self.members: dict[int, set[int]] = {}
         self.given_up_once: set[str] = set()
 
-    def run(self, now: list[float], *, num_rounds: int = 700) -> bool:
-        """Whether the run is complete after so many rounds."""
-        for _ in range(num_rounds):
+    def run(self, now: list[float], *, num_rounds: int = 700, restarts: Collection[int] = ()) -> bool:
+        """Whether the run is complete after so many rounds; before some of them tasks begins anew."""
+        for number in range(num_rounds):
+            if number in restarts:
+                self.world.start()
             self.world.ack(self.world.step)
             if self.world.turn():
                 return True
@@ -51,7 +60,7 @@ class LossyWorld:
                 if request.rollout_id not in self.heard:
                     self.heard.add(request.rollout_id)
                     self.end(request)
-            self.give_up()
+            self.answer()
             while self.num_closed - self.world.num_consumed >= GROUPS_PER_STEP and self.world.step < STEPS:
                 self.world.train()
             now[0] += 10.0
@@ -67,15 +76,15 @@ class LossyWorld:
         if has_episode:
             self.members.setdefault(request.group.index, set()).add(member)
 
-    def give_up(self) -> None:
+    def answer(self) -> None:
         """What assemble makes of the events that tasks wrote."""
         records = self.world.log.records(TOPICS.name(Topic.ROLLOUT_EVENTS))
         for event in (ROLLOUT_EVENTS.decode(record.value) for record in records):
-            if event.attempt_id != GIVEN_UP_ATTEMPT or event.rollout_id in self.given_up_once:
+            if event.state is not RolloutState.GIVEN_UP or event.rollout_id in self.given_up_once:
                 continue
             if self.kinds[event.group.index] != "cannot close":
                 self.given_up_once.add(event.rollout_id)
-                assert (event.state, event.is_final) == (RolloutState.GIVEN_UP, True)
+                assert (event.attempt_id, event.is_final) == (GIVEN_UP_ATTEMPT, True)
                 episode = Episode(
                     episode_id=event.rollout_id + GIVEN_UP_ATTEMPT, rollout_id=event.rollout_id,
                     attempt_id=event.attempt_id, group=event.group, task_id=event.task_id, policy=event.policy,
@@ -84,6 +93,15 @@ class LossyWorld:
                 )  # fmt: skip
                 self.world.append(Topic.EPISODES, event.group.id, EPISODES.encode(episode))
                 self.members.setdefault(event.group.index, set()).add(event.group.member)
+
+    def given_up(self) -> dict[str, set[str]]:
+        """Rollout -> the attempts as which it was given up."""
+        found: dict[str, set[str]] = {}
+        for record in self.world.log.records(TOPICS.name(Topic.ROLLOUT_EVENTS)):
+            event = ROLLOUT_EVENTS.decode(record.value)
+            if event.state is RolloutState.GIVEN_UP:
+                found.setdefault(event.rollout_id, set()).add(event.attempt_id)
+        return found
 
     @property
     def num_closed(self) -> int:
@@ -106,30 +124,81 @@ def world(memory_log: MemoryLog, tmp_path: Path) -> World:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("num_lost", [1, 8, 24])
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["", "restarted"])
 def test_lost_groups_hang_no_run_and_are_accounted_for(
-    world: World, now: list[float], num_lost: int, seed: int
+    world: World, now: list[float], num_lost: int, seed: int, is_restarted: bool
 ) -> None:
     """All steps are made; each admitted group was consumed or is told as lost, and no other is lost."""
     lossy = LossyWorld(world, num_lost, seed)
-    assert lossy.run(now), f"step {world.step} of {STEPS}, lost {Counter(lossy.kinds.values())}"
+    restarts = random.Random(seed).sample(range(200), 8 if is_restarted else 0)
+    is_complete = lossy.run(now, restarts=restarts)
+    assert is_complete, f"step {world.step} of {STEPS}, lost {Counter(lossy.kinds.values())}"
     state = world.admission.state
     assert state.lost_groups == {number for number, kind in lossy.kinds.items() if kind == "cannot close"}
     assert world.num_consumed + len(state.lost_groups) == state.progress().admitted
     assert lossy.num_closed == world.num_consumed
+    attempts = lossy.given_up()
+    assert {len(names) for names in attempts.values()} <= {1, MAX_GIVEN_UP}
+    lost = {rollout for rollout, names in attempts.items() if len(names) == MAX_GIVEN_UP}
+    assert {request.group.index for request in world.requests(Purpose.TRAIN) if request.rollout_id in lost} == (
+        state.lost_groups
+    )
 
 
-def test_no_rollout_is_given_up_while_the_streams_lag(world: World, now: list[float]) -> None:
-    """Its episode may be among what they have not read: the wait begins anew with each report of a lag."""
+def say(world: World, stage: str, *, num_read: int, num_to_come: int) -> None:
+    """What a worker tells of itself."""
+    counters = {"records": float(num_read), "lag": float(num_to_come)}
+    report = ProcessReport(process=f"streams-{stage}-0", pid=1, since_ms=0, at_ms=0, counters=counters)
+    world.append(Topic.PROCESS_STATUS, report.process, PROCESS_STATUS.encode(report))
+
+
+def test_no_rollout_is_given_up_while_the_streams_have_not_read_what_was_there(world: World, now: list[float]) -> None:
+    """Its episode may be among that; silence afterwards proves nothing."""
     lossy = LossyWorld(world, 1, 0)
     lossy.kinds = {0: "all episodes"}
-    given_up = []
-    for _ in range(30):
-        report = ProcessReport(process="streams-credit-0", pid=1, since_ms=0, at_ms=0, counters={"lag": 3.0})
-        world.append(Topic.PROCESS_STATUS, "streams-credit-0", PROCESS_STATUS.encode(report))
+    for number in range(40):
+        if number < 20:
+            say(world, "credit", num_read=5, num_to_come=3)
         lossy.run(now, num_rounds=1)
-        given_up.append(len(lossy.members.get(0, ())))
-    assert given_up[-1] == 0
-    lossy.run(now, num_rounds=20)
+    assert lossy.members.get(0) is None
+    for _ in range(20):
+        say(world, "credit", num_read=8, num_to_come=0)
+        lossy.run(now, num_rounds=1)
     assert lossy.members.get(0) == {0, 1}
+
+
+def test_streams_that_are_always_busy_and_keep_up_delay_no_giving_up(world: World, now: list[float]) -> None:
+    """Each report of a busy run tells of records to come; it is long since those of the lost rollout were read."""
+    lossy = LossyWorld(world, 1, 0)
+    lossy.kinds = {0: "all episodes"}
+    for number in range(20):
+        for stage in ("normalize", "assemble", "credit"):
+            say(world, stage, num_read=100 * number, num_to_come=50)
+        lossy.run(now, num_rounds=1)
+    assert lossy.members.get(0) == {0, 1}
+
+
+def test_delays_of_stages_add_up_and_begin_anew_with_a_process() -> None:
+    """Each stage reads what the one before has written; a process that was restarted counts from zero."""
+
+    def report(stage: str, num_read: int, num_to_come: int, *, pid: int = 1) -> ProcessReport:
+        counters = {"records": float(num_read), "lag": float(num_to_come)}
+        return ProcessReport(process=f"streams-{stage}-0", pid=pid, since_ms=0, at_ms=0, counters=counters)
+
+    delay = StreamDelay()
+    assert delay.seconds(100.0) == 0.0
+    delay.fold(report("normalize", 0, 10), 100.0)
+    delay.fold(report("assemble", 0, 10), 100.0)
+    assert delay.seconds(130.0) == 60.0
+    delay.fold(report("normalize", 9, 10), 130.0)
+    assert delay.seconds(130.0) == 60.0
+    delay.fold(report("normalize", 19, 10), 140.0)
+    delay.fold(report("assemble", 30, 0), 140.0)
+    assert delay.seconds(140.0) == 10.0
+    delay.fold(report("normalize", 0, 10, pid=2), 150.0)
+    delay.fold(report("normalize", 9, 10, pid=2), 200.0)
+    assert delay.seconds(200.0) == 70.0 + 60.0
+    delay.fold(report("normalize", 10, 10, pid=2), 210.0)
+    assert delay.seconds(210.0) == 60.0 + 70.0
