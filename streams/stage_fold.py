@@ -83,10 +83,8 @@ class StageFold(Generic[Opened]):
             del self._closed[next(iter(self._closed))]
             self.metrics.add(CLOSED_IDS_FORGOTTEN)
 
-    def _close(
-        self, marker: ClosedMarker, record: Record, positions: Iterable[Position], outputs: tuple[Output, ...]
-    ) -> Emission:
-        """Closes an id by its last input record; `positions` are all of its inputs."""
+    def _close(self, marker: ClosedMarker, positions: Sequence[Position], outputs: tuple[Output, ...]) -> Emission:
+        """Closes an id; `positions` are all of its inputs, of one partition."""
         assert self.marker_topic is not None
         del self._open[marker.id]
         self._remember(marker.id)
@@ -96,7 +94,7 @@ class StageFold(Generic[Opened]):
                 topic=self.marker_topic,
                 key=closed_key(marker.id),
                 value=CLOSED.encode(marker),
-                partition=record.partition,
+                partition=positions[0].partition,
             ),
             done=tuple(sorted(set(positions))),
         )

@@ -191,7 +191,7 @@ class Assemble(StageFold[OpenEpisode]):
         marker = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
         self._num_bytes -= episode.num_bytes
-        return self._close(marker, record, episode.positions, outputs)
+        return self._close(marker, episode.positions, outputs)
 
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):

@@ -2,18 +2,21 @@
 
 In: `episodes`. Out: `transitions`, one Arrow record per policy and training group, written to the policy's own
 partition, and a marker on `closed_groups`. A group closes when each of its members has a final episode; superseded
-attempts and validation end here. Invariant: the record does not depend on the order of the episodes.
+attempts and validation end here. Invariant: the record does not depend on the order of the episodes; no group stays
+for ever: one that very many overtake closes as if what it waits for were given up.
 Failure: a rollout that cannot train is listed with its reason; an unreadable record is a dead letter.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, GroupId, episode_id, rollout_id
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, GROUPS, Metrics
 from tracegrad.schemas.records.calls import Purpose
@@ -25,16 +28,23 @@ from ..config import StreamRules
 from ..stage_fold import StageFold
 from .return_to_go import credit_group
 
-__all__ = ["Credit"]
+__all__ = ["OVERTAKEN", "Credit"]
+
+_LOGGER = logging.getLogger(__name__)
 
 MAX_GROUP_SIZE = 4096
 """A greater k is a fault of the record, and would wait for ever."""
+OVERTAKEN = 1_000
+"""Groups that close while one is open, when even what tasks gave up does not come: else lost groups take the room, and
+bytes, of good ones. A run has tens in the works at once."""
 
 
 class _OpenGroup:
     """The final episodes of a group that came so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_closed: int) -> None:
+        self.num_closed = num_closed
+        """Groups that had been closed when it was opened."""
         self.members: dict[int, tuple[Episode, tuple[bool, bytes]]] = {}
         """By member; the second is its rank among records that claim the same place."""
         self.positions: list[Position] = []
@@ -57,6 +67,7 @@ class Credit(StageFold[_OpenGroup]):
         super().__init__(rules, topics, metrics)
         self._num_bytes = 0
         """Of the episodes' records in all open groups."""
+        self._num_closed = 0
 
     def reset(self) -> None:
         """As Fold.reset."""
@@ -89,7 +100,7 @@ class Credit(StageFold[_OpenGroup]):
         if state is None:
             if len(self._open) >= self._rules.streams.max_open_groups:
                 raise RecordError(f"expected at most {len(self._open)} open groups", reason="too_many_open")
-            state = _OpenGroup()
+            state = _OpenGroup(self._num_closed)
         elif next(iter(state.members.values()))[0].group.size != group.size:  # type: ignore[union-attr]
             raise RecordError(f"expected one size of group {group.id}, got {group.size} too", reason="bad_group")
         for place, (other, _) in state.members.items():
@@ -110,10 +121,31 @@ class Credit(StageFold[_OpenGroup]):
         state.take(group.member, episode, value)
         state.positions.append(record.position)
         self.metrics.add(CREDIT_EPISODES, "in_groups")
-        return self._credit(record, group.id, state) if len(state.members) == group.size else Emission()
+        if len(state.members) == group.size:
+            return self._credit(group.id, state)
+        oldest_id, oldest = next(iter(self._open.items()))
+        is_overtaken = self._num_closed - oldest.num_closed >= OVERTAKEN
+        return self._credit_overtaken(oldest_id, oldest) if is_overtaken else Emission()
 
-    def _credit(self, record: Record, group_id: str, state: _OpenGroup) -> Emission:
+    def _credit_overtaken(self, group_id: str, state: _OpenGroup) -> Emission:
+        """Closes a group with the members that came."""
+        one = next(iter(state.members.values()))[0]
+        assert one.group is not None
+        missing = [number for number in range(one.group.size) if number not in state.members]
+        _LOGGER.warning(
+            "group %s closes without %d of %d members: %d others closed while it waited",
+            group_id,
+            len(missing),
+            one.group.size,
+            OVERTAKEN,
+        )
+        for number in missing:
+            state.take(number, _stand_in(one, number), b"")
+        return self._credit(group_id, state)
+
+    def _credit(self, group_id: str, state: _OpenGroup) -> Emission:
         self.metrics.add(GROUPS)
+        self._num_closed += 1
         self._num_bytes -= state.num_bytes
         members = [state.members[member][0] for member in sorted(state.members)]
         outputs = tuple(
@@ -127,4 +159,24 @@ class Credit(StageFold[_OpenGroup]):
         )
         num_calls = sum(len(episode.calls) for episode in members)
         marker = ClosedMarker(id=group_id, disposition="emitted", num_calls=num_calls)
-        return self._close(marker, record, state.positions, outputs)
+        return self._close(marker, state.positions, outputs)
+
+
+def _stand_in(neighbour: Episode, number: int) -> Episode:
+    """The episode that a member would have if tasks' giving up had come here."""
+    assert neighbour.group is not None
+    rollout = rollout_id(GroupId(neighbour.group.id), number)
+    return Episode(
+        episode_id=episode_id(rollout, GIVEN_UP_ATTEMPT),
+        rollout_id=rollout,
+        attempt_id=GIVEN_UP_ATTEMPT,
+        group=msgspec.structs.replace(neighbour.group, member=number),
+        task_id=neighbour.task_id,
+        policy=neighbour.policy,
+        purpose=neighbour.purpose,
+        state=RolloutState.GIVEN_UP,
+        is_final=True,
+        closed_by="bound",
+        calls=(),
+        reward=None,
+    )

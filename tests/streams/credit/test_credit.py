@@ -15,6 +15,7 @@ from tests.streams.credit.test_segments import call, child
 from tests.streams.make import RUN_HASH, TOPICS, config, rollout
 from tests.versions import sampled_by
 from tracegrad.schemas.fold import Emission
+from tracegrad.schemas.ids import GroupId, rollout_id
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES
 from tracegrad.schemas.records.calls import Purpose
@@ -24,7 +25,7 @@ from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.streams.config import StreamRules
-from tracegrad.streams.credit.fold import Credit
+from tracegrad.streams.credit.fold import OVERTAKEN, Credit
 from tracegrad.streams.credit.return_to_go import returns_to_go
 
 GROUP_ID = RUN_HASH + "e" * 16
@@ -232,6 +233,31 @@ def test_open_groups_are_bounded() -> None:
     emissions = feed(credit, member(0), other, member(1))
     assert dead_letter_fields(emissions[1].outputs[0].headers)["reason"] == "too_many_open"
     assert emissions[2].marker is not None
+
+
+def place(index: int, number: int) -> GroupRef:
+    """Of a member of the index-th group of two."""
+    return GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=number, index=index)
+
+
+@pytest.mark.slow
+def test_a_group_whose_member_never_comes_takes_no_room_for_ever() -> None:
+    """One in 50 is lost in part: none of the others is refused, and those closed without it name whom they miss."""
+    num_groups = OVERTAKEN + 400
+    credit = Credit(config(max_open_groups=25, max_open_bytes=100_000), TOPICS)
+    emissions: list[Emission] = []
+    for index in range(num_groups):
+        for number in range(1 if index % 50 == 0 else 2):
+            of = place(index, number)
+            one = member(0, group=of, rollout_id=rollout_id(GroupId(of.id), number), calls=turns(0.0))
+            emissions.append(credit.fold(record(one, 2 * index + number)))
+    summaries = [decode_group(e.outputs[0].value)[0] for e in emissions if e.marker is not None]
+    assert {output.topic for e in emissions for output in e.outputs} == {Topic.TRANSITIONS}
+    excluded = {summary.group_index: [one.excluded for one in summary.members] for summary in summaries}
+    assert {tuple(reasons) for index, reasons in excluded.items() if index % 50} == {("", "")}
+    assert {tuple(reasons) for index, reasons in excluded.items() if not index % 50} == {("", "given_up")}
+    assert credit.num_open == num_groups - len(summaries) <= OVERTAKEN // 49 + 1
+    assert sum(len(e.done) for e in emissions) + credit.num_open == len(emissions)
 
 
 def limited(message_bytes: int) -> Topics:
