@@ -24,11 +24,12 @@ import logging
 import threading
 import time
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import torch
 
 from tracegrad.schemas.errors import DivergedError
-from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TRAINED, STEPS, Metrics
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
@@ -40,6 +41,7 @@ from .config import TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
+from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
 
@@ -105,13 +107,9 @@ class Trainer:
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
-        source = TransitionsSource(
-            log,
-            topic=topics.name(Topic.TRANSITIONS),
-            partition=_PARTITION,
-            next_offset=self._store.state.next_offset,
-            poll_s=_POLL_S,
-        )
+        at = TopicPartition(topics.name(Topic.TRANSITIONS), _PARTITION)
+        self._in_work = InWork(Path(handles.work_dir) / "in-work", at)
+        source = TransitionsSource(log, at, next_offset=self._store.state.next_offset, poll_s=_POLL_S)
         self._source = ends.enter_context(closing(source))
 
     def train(self, stop: threading.Event) -> None:
@@ -146,7 +144,8 @@ class Trainer:
             record = self._source.next()
             if record is not None:
                 began = time.perf_counter()
-                batch.add(record)
+                with self._in_work.reading(record):
+                    batch.add(record)
                 busy_s += time.perf_counter() - began
                 continue
             if stop.is_set():
@@ -169,7 +168,8 @@ class Trainer:
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
         self._policy_log.dead_letter(batch.dead)
         before = self._store.state
-        rows, result = self._learn(batch)
+        with self._in_work.step(batch):
+            rows, result = self._learn(batch)
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(

@@ -119,6 +119,22 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     assert not list((tmp_path / "b").rglob(".tmp-*"))
 
 
+def test_a_batch_that_kills_three_times_is_refused_by_name(
+    broker: str, kafka_log: KafkaLog, fresh_topics: Topics, untied: Path, tmp_path: Path
+) -> None:
+    """Status 78 without a fourth try; nothing was left out, so the next start trains as an undisturbed one."""
+    append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
+    config = config_of(untied, tmp_path)
+    for seam, status in [*[("before the step", -signal.SIGKILL)] * 3, ("before the step", 78)]:
+        process = start(broker, fresh_topics, config, seam, 1, tmp_path / "stderr")
+        process.join(120)
+        assert process.exitcode == status, (tmp_path / "stderr").read_text()
+    told = (tmp_path / "stderr").read_text()
+    assert f"[0, 2) of {fresh_topics.name(Topic.TRANSITIONS)!r} partition 0" in told and "micro_batch_tokens" in told
+    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    assert [len(step.group_ids) for step in outcome(kafka_log, fresh_topics)[0]] == [2, 2, 2, 2]
+
+
 def test_two_trainers_at_once_one_stops(
     broker: str, kafka_log: KafkaLog, fresh_topics: Topics, untied: Path, tmp_path: Path
 ) -> None:

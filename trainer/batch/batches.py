@@ -182,16 +182,16 @@ def account(before: Accounting, batch: Batch) -> Accounting:
 class TransitionsSource:
     """The policy's partition from an offset on."""
 
-    def __init__(self, log: Log, *, topic: str, partition: int, next_offset: int, poll_s: float = 0.0) -> None:
+    def __init__(self, log: Log, at: TopicPartition, *, next_offset: int, poll_s: float = 0.0) -> None:
         self._log = log
-        self._at = TopicPartition(topic, partition)
+        self._at = at
         self._next_offset = next_offset
         # One at a time: none may be taken beyond the batch's last.
         self._chunks = follow(
             log,
-            [topic],
-            starts={self._at: next_offset},
-            partitions=[partition],
+            [at.topic],
+            starts={at: next_offset},
+            partitions=[at.partition],
             poll_s=poll_s,
             max_records=1,
             patience_s=_PATIENCE_S,

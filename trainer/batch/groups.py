@@ -41,6 +41,8 @@ class Group:
 
     summary: GroupSummary
     rows: tuple[SegmentRow, ...]
+    offset: int = -1
+    """Where the record lies in the policy's partition."""
 
     @property
     def empty(self) -> str:
@@ -85,7 +87,7 @@ def judge(record: Record, limits: GroupLimits) -> Verdict:
         named = group_id_of(record.value)
         group_id = named if named is not None and _GROUP_ID.fullmatch(named) else None
         return Verdict(record, group_id, None, error.reason, str(error))
-    return Verdict(record, summary.group_id, Group(summary, tuple(rows)))
+    return Verdict(record, summary.group_id, Group(summary, tuple(rows), record.offset))
 
 
 def _check_summary(summary: GroupSummary, limits: GroupLimits) -> None:

@@ -10,6 +10,7 @@ from tests.memory_log import MemoryLog
 from tests.trainer.material import VOCABULARY, append_groups, group_bytes, record, segment, summary, turn
 from tests.versions import OTHER_RUN, RUN, sampled_by
 from tracegrad.schemas.errors import LogGapError
+from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.records.training import Accounting
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.trainer.batch.batches import Batch, OpenBatch, TransitionsSource, account
@@ -135,7 +136,7 @@ def test_offset_that_retention_took_is_fatal(memory_log: MemoryLog) -> None:
     memory_log.truncate("t", 0, begin=2)
     for offset in (1, 5):
         with pytest.raises(LogGapError):
-            TransitionsSource(memory_log, topic="t", partition=0, next_offset=offset).next()
+            TransitionsSource(memory_log, TopicPartition("t", 0), next_offset=offset).next()
 
 
 @pytest.mark.parametrize("offset", [9, 12])
@@ -150,7 +151,7 @@ def test_source_reads_in_order_and_tells_its_lag(memory_log: MemoryLog) -> None:
     """From the offset given."""
     memory_log.create_topic("t", 1)
     append_groups(memory_log, "t", [group_bytes(i) for i in range(4)])
-    source = TransitionsSource(memory_log, topic="t", partition=0, next_offset=1)
+    source = TransitionsSource(memory_log, TopicPartition("t", 0), next_offset=1)
     assert source.lag == 3
     first = source.next()
     assert first is not None
