@@ -1,4 +1,5 @@
-"""What the gateways read of an HTTP request: a body of bounded size and time, and the attempt that its path names.
+"""What the gateways read of an HTTP request: a body of bounded size and time, the attempt that its path names, and
+whose credential it bears.
 
 In: Starlette requests. Out: bytes, a JSON object, ids. Failure: RequestError, with the status that tells the client
 what to do, or OverloadedError.
@@ -8,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from tracegrad.schemas.credentials import Holder, proved_holder
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
 
 from .budget import Share
 
-__all__ = ["UNREAD", "path_ids", "read_body", "read_object", "retry_after_s"]
+__all__ = ["UNREAD", "api_keys_of", "holder_of", "path_ids", "read_body", "read_object", "retry_after_s"]
 
 UNREAD = (408, 413)
 """Answers given before the whole body was read; the connection ends with them, or the rest would go on coming."""
@@ -37,6 +40,17 @@ def path_ids(request: Request) -> tuple[RolloutId, AttemptId]:
         return parse_rollout_id(request.path_params["rollout"]), parse_attempt_id(request.path_params["attempt"])
     except ValueError as error:
         raise RequestError(str(error)) from error
+
+
+def api_keys_of(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The keys as clients of either kind send them, Bearer and `x-api-key`; empty where there is none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")
+
+
+def holder_of(request: Request, key: bytes) -> Holder | None:
+    """Whose credential of the run with this key the request bears."""
+    return next(filter(None, (proved_holder(key, text) for text in api_keys_of(request.headers))), None)
 
 
 async def read_body(request: Request, limit: int, share: Share) -> bytes:

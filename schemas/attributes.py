@@ -20,6 +20,7 @@ __all__ = [
     "GEN_AI_TOOL_CALL_ID",
     "GEN_AI_TOOL_NAME",
     "GEN_AI_TOOL_RESULT",
+    "PROVED_BY",
     "ROLLOUT_ID",
     "SERVICE_NAME",
 ]
@@ -31,6 +32,9 @@ ATTEMPT_ID = "attempt.id"
 COUNTED_SPAN = "tracegrad.counted"
 """Of a resource, true: an agent host counted its spans in `spans_exported`. Its exporter sets it on each export; the
 environment would give it to the agent's child processes too."""
+PROVED_BY = "tracegrad.proved_by"
+"""Of a resource: the holder of the credential (credentials.py) by which the OTLP gateway let it in; whatever the sender
+writes there is taken out. To be believed in a record whose MAC is the run's, and nowhere else."""
 AGENTLIGHTNING_ROLLOUT_ID = "agentlightning.rollout_id"
 """The rollout as Agent Lightning's tracers spell it; read, never written."""
 AGENTLIGHTNING_ATTEMPT_ID = "agentlightning.attempt_id"

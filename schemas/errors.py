@@ -10,6 +10,7 @@
     |  `- IdentityError                        a request's identity claims cannot be believed: quarantined
     |- RequestError          (ValueError)   answer with `status`; whoever asked has to ask otherwise
     |  |- SessionError          (LookupError)  the attempt takes no such request
+    |  |- ProofError                           whoever asks has not shown that it may
     |  `- EngineRefusal                        the engine says that the request is wrong
     |- UnavailableError      (ConnectionError) try again later; the other side is away
     `- OverloadedError       (BlockingIOError) slow down; a bound was reached
@@ -33,6 +34,7 @@ __all__ = [
     "IdentityError",
     "LogGapError",
     "OverloadedError",
+    "ProofError",
     "RecordError",
     "RequestError",
     "SessionError",
@@ -99,6 +101,14 @@ class RequestError(TracegradError, ValueError):
 
 class SessionError(RequestError, LookupError):
     """The attempt takes no such request: 409 when it did not begin here, 410 after its end."""
+
+
+class ProofError(RequestError):
+    """What a request claims is not proved by a credential (403). `reason` is a short stable word for counters."""
+
+    def __init__(self, message: str, *, reason: str = "no_credential") -> None:
+        super().__init__(message, status=403, code=reason)
+        self.reason = reason
 
 
 class EngineRefusal(RequestError):

@@ -21,7 +21,6 @@ from collections.abc import Container
 from typing import NewType
 
 __all__ = [
-    "API_KEY_PREFIX",
     "CALL_ID",
     "GIVEN_UP_ATTEMPT",
     "AttemptId",
@@ -32,7 +31,6 @@ __all__ = [
     "RunHash",
     "RunName",
     "TraceId",
-    "attempt_api_key",
     "attempt_of",
     "episode_id",
     "group_id",
@@ -60,8 +58,6 @@ CallId = NewType("CallId", str)
 
 GIVEN_UP_ATTEMPT = AttemptId("0000")
 """The attempt of the episode that stands for a rollout given up before any attempt was made; never drawn."""
-API_KEY_PREFIX = "rt-"
-"""Of the API key that names an attempt; no real key is told by it, so that none is ever recorded."""
 CALL_ID = r"chatcmpl-[0-9a-f]{32}"
 """A pattern. The agent sees it as the id of an answer, whatever API it speaks, and its spans repeat it; the form is
 peculiar enough to be found in a span's text."""
@@ -105,11 +101,6 @@ def new_call() -> CallId:
 def episode_id(rollout: str, attempt: str) -> EpisodeId:
     """The episode of an attempt, which is also its trace id."""
     return EpisodeId(rollout + attempt)
-
-
-def attempt_api_key(rollout: str, attempt: str) -> str:
-    """The API key by which a client names its attempt, where the gateway asks for no key of its own."""
-    return f"{API_KEY_PREFIX}{rollout}.{attempt}"
 
 
 def split_episode_id(episode: str) -> tuple[RolloutId, AttemptId]:

@@ -58,6 +58,7 @@ __all__ = [
     "REQUESTS",
     "REQUESTS_QUARANTINED",
     "REQUESTS_REFUSED",
+    "REQUESTS_UNPROVED",
     "SESSIONS_FORGOTTEN",
     "SPANS",
     "SPLICES",
@@ -132,6 +133,9 @@ SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
 REQUESTS = Counter("requests", "Export requests acknowledged.")
 # Both gateways.
 REQUESTS_REFUSED = Counter("requests_refused", "Requests answered by an error.", ("status",), terminal="refused")
+REQUESTS_UNPROVED = Counter(
+    "requests_unproved", "Claims to a runner's rollout without its credential.", ("reason",), terminal="unproved"
+)
 # LLM gateway.
 REQUESTS_QUARANTINED = Counter("requests_quarantined", "Requests whose claims disagree.", ("reason",))
 CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls")

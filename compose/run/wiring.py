@@ -52,7 +52,12 @@ class Wiring:
         """`serve otlp`."""
         agent = self.settings.agent
         export_timeout_s = min(_EXPORT_TIMEOUT_S, agent.flush_timeout_s) if agent else _EXPORT_TIMEOUT_S
-        return OtlpHandles(port=port_of(self.endpoints.otlp_endpoint), ack_timeout_s=_ACK_SHARE * export_timeout_s)
+        return OtlpHandles(
+            port=port_of(self.endpoints.otlp_endpoint),
+            run_hash=self.record.hash,
+            key=self.run_dir.key(),
+            ack_timeout_s=_ACK_SHARE * export_timeout_s,
+        )
 
     def llm(self) -> LlmHandles:
         """`serve llm`."""
@@ -60,6 +65,7 @@ class Wiring:
         return LlmHandles(
             port=port_of(self.endpoints.llm_url),
             run_hash=self.record.hash,
+            key=self.run_dir.key(),
             engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url),),
             # The gateway itself knows no other parser, and probes prove only what they ask.
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
@@ -109,6 +115,7 @@ class Wiring:
             run_hash=self.record.hash,
             llm_url=self.endpoints.llm_url,
             otlp_endpoint=self.endpoints.otlp_endpoint,
+            key=self.run_dir.key(),
             llm_token=self.settings.llm.token,
             otlp_token=self.settings.otlp.token,
             log_dir=str(self.run_dir.logs),

@@ -1,14 +1,17 @@
 """The LLM gateway's routes, its guard, and its process.
 
-    POST /rollout/{r}/attempt/{a}/begin {policy, purpose}, .../end    the runner: an attempt begins, and ends with the
-                                                                      list of its calls
+    POST /rollout/{r}/attempt/{a}/begin {policy, purpose, host}       the runner: an attempt begins, in a command or
+                                                                      in an agent host
+    POST /rollout/{r}/attempt/{a}/end                                 it ends, with the list of its calls
     POST [/rollout/{r}/attempt/{a}]/v1/chat/completions    agents, by the APIs of `APIS` (chat.py: a request in order)
     GET  /v1/models, /health
 
 In: requests of agents and runners. Out: answers, and `llm_calls` records acknowledged before them: `calls_closed`
 before that of `/end`. Begin and end may be asked again and then change nothing. What a request may cost is bounded:
-body size, calls at once. Failure: the errors of the room, worded by the API that was asked; claims that disagree are
-quarantined as a dead letter that holds no content. `run` blocks until `stop` is set.
+body size, calls at once. A credential (schemas/credentials.py) proves who asks: the routes of the runner want its own,
+a rollout of this run that of its agent. Failure: the errors of the room, worded by the API that was asked; claims that
+are not proved are refused (403) and counted; claims that disagree are quarantined as a dead letter that holds no
+content. `run` blocks until `stop` is set.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
+from tracegrad.schemas.credentials import Holder, runner_holder
 from tracegrad.schemas.errors import (
     IdentityError,
     OverloadedError,
+    ProofError,
     RecordError,
     RequestError,
     TracegradError,
@@ -43,6 +48,7 @@ from tracegrad.schemas.metrics import (
     RENDERS_LOCALLY,
     REQUESTS_QUARANTINED,
     REQUESTS_REFUSED,
+    REQUESTS_UNPROVED,
     Metrics,
 )
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallsClosed, Purpose
@@ -50,7 +56,7 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics, episode_key, original_key
 
 from ..asgi import serve
-from ..http_request import path_ids, read_object
+from ..http_request import api_keys_of, holder_of, path_ids, read_object
 from .api.events import Api
 from .api.openai_chat import OPENAI_CHAT
 from .calls import CallServer, Parts
@@ -58,7 +64,7 @@ from .chat import ChatEndpoints, problem_of, problem_response
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import KnownVersions
-from .identity import api_key_of, claims_of
+from .identity import claims_of
 from .render.engine_render import RENDER_TIMEOUT_S
 from .render.local_render import prove
 
@@ -99,6 +105,8 @@ class Gateway:
                 self._authorize(request)
                 return await endpoint(request)
             except TracegradError as error:
+                if isinstance(error, ProofError):
+                    self.parts.metrics.add(REQUESTS_UNPROVED, error.reason)
                 if isinstance(error, IdentityError):
                     self.parts.metrics.add(REQUESTS_QUARANTINED, error.reason)
                     await self._quarantine(request, error)
@@ -110,11 +118,20 @@ class Gateway:
 
     def _authorize(self, request: Request) -> None:
         token = self.parts.config.token
-        if token is None or request.url.path == "/health":
+        if token is None or request.url.path == "/health" or holder_of(request, self.parts.handles.key) is not None:
             return
-        given = (request.headers.get("x-tracegrad-token", ""), api_key_of(request.headers))
+        given = (request.headers.get("x-tracegrad-token", ""), *api_keys_of(request.headers))
         if not any(hmac.compare_digest(one.encode(), token.encode()) for one in given):
             raise RequestError("expected the gateway's token as API key or in x-tracegrad-token", status=401)
+
+    def _check_runner(self, request: Request) -> None:
+        handles = self.parts.handles
+        if holder_of(request, handles.key) != runner_holder(handles.run_hash):
+            raise ProofError(
+                "expected the credential of this run's runner, got another or none; only the runner begins and ends "
+                "attempts",
+                reason="not_the_runner",
+            )
 
     async def _quarantine(self, request: Request, error: IdentityError) -> None:
         """A dead letter by reference: the claims, no content."""
@@ -127,6 +144,7 @@ class Gateway:
             self.parts.metrics.add(DEAD_LETTERS, error.reason)
 
     async def _begin(self, request: Request) -> Response:
+        self._check_runner(request)
         rollout, attempt = path_ids(request)
         with self.parts.budget.share() as share:
             body = await read_object(request, self.parts.config.max_body_bytes, share)
@@ -135,9 +153,12 @@ class Gateway:
             raise RequestError("policy: expected the run's policy, got another", param="policy")
         if purpose is Purpose.UNKNOWN:
             raise RequestError("purpose: expected train or validation, got another", param="purpose")
-        return JSONResponse({"episode_id": self.parts.sessions.begin(rollout, attempt, purpose)})
+        # Compared with what a credential proves; any other text is nobody's.
+        host = Holder(str(body["host"])) if body.get("host") else None
+        return JSONResponse({"episode_id": self.parts.sessions.begin(rollout, attempt, purpose, host)})
 
     async def _end(self, request: Request) -> Response:
+        self._check_runner(request)
         rollout, attempt = path_ids(request)
         session = self.parts.sessions.get(rollout, attempt)
         async with session.end_lock:

@@ -1,6 +1,6 @@
 """What happens to an agent's request, in order:
 
-    app: token, body     -> identity: one caller, or quarantined   -> sessions: its attempt or captured trace
+    app: token, body     -> identity: one caller, or refused       -> sessions: its attempt or captured trace
     -> api: ChatRequest  -> calls: render, splice, sample, record  -> here: the API's wire form, whole or as events
 
 In: HTTP requests of any API. Out: responses. The call runs in a task of its own. A stream's status is held back until
@@ -32,7 +32,7 @@ from tracegrad.schemas.ids import TraceId
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
-from ..http_request import UNREAD, read_object, retry_after_s
+from ..http_request import UNREAD, holder_of, read_object, retry_after_s
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
 from .calls import CallServer, Parts, Served
@@ -57,7 +57,8 @@ class ChatEndpoints:
     async def chat(self, http: Request, api: Api) -> CallResponse:
         """Serves a request of one API."""
         parts, config = self._parts, self._parts.config
-        caller = judge(claims_of(http), parts.handles.run_hash)
+        holder = holder_of(http, parts.handles.key)
+        caller = judge(claims_of(http), holder, parts.handles.run_hash)
         session = parts.sessions.find(caller)
         with contextlib.ExitStack() as entered:
             try:

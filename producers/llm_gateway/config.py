@@ -78,6 +78,8 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     run_hash: RunHash
     """8 hex; a trace id that begins with it names a rollout's attempt."""
+    key: bytes
+    """The run's secret, by which credentials are verified."""
     engines: tuple[EngineRef, ...]
     """All serve the policy; not empty."""
     renders_locally: bool

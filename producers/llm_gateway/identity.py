@@ -1,33 +1,39 @@
 """Who calls: collects the identity claims of a request and judges them. Pure; knows no registry.
 
-In: the rollout path, API key, headers, baggage and traceparent of one request. Out: a Caller, or IdentityError when
+In: the rollout path, API key, headers, baggage and traceparent of one request, and whose credential it bears. Out: a
+Caller, or ProofError when a claim to a rollout of this run is not proved by the credential, or IdentityError when
 claims are malformed or disagree; the gateway quarantines such a request, it never guesses.
-A traceparent is a claim only when its trace id begins with this run's hash.
+A traceparent is a claim only when its trace id begins with this run's hash. Which attempts an agent host works on is
+known to their sessions; here its credential proves that it is a host of this run. A rollout of another run is no
+runner's here, so that its claims need no proof.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
-from tracegrad.schemas.errors import IdentityError
+from tracegrad.schemas.credentials import ATTEMPT_PREFIX, Holder, claimed_attempt, may_claim
+from tracegrad.schemas.errors import IdentityError, ProofError
 from tracegrad.schemas.ids import (
-    API_KEY_PREFIX,
     AttemptId,
     RolloutId,
+    RunHash,
     TraceId,
     attempt_of,
     parse_attempt_id,
     parse_rollout_id,
+    run_hash_of,
 )
 from tracegrad.schemas.records.calls import Claims
 
-__all__ = ["Caller", "api_key_of", "claims_of", "judge"]
+from ..http_request import api_keys_of
+
+__all__ = ["Caller", "claims_of", "judge"]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -35,6 +41,8 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The judged identity of one request."""
 
+    holder: Holder | None
+    """Who shows a credential of this run."""
     rollout_id: RolloutId | None
     attempt_id: AttemptId | None
     """None with a rollout: the claims named no attempt."""
@@ -46,20 +54,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 def claims_of(request: Request) -> Claims:
     """The claims as received, each as `<rollout>.<attempt>` (traceparent as it is)."""
     names, headers = request.path_params, request.headers
-    key = api_key_of(headers)
     return Claims(
         path=_join(names.get("rollout"), names.get("attempt")),
-        api_key=key if key.startswith(API_KEY_PREFIX) else None,
+        api_key=next(filter(None, map(claimed_attempt, api_keys_of(headers))), None),
         header=_join(headers.get("x-rollout-id"), headers.get("x-attempt-id")),
         baggage=_from_baggage(headers.get("baggage", "")),
         traceparent=headers.get("traceparent"),
     )
-
-
-def api_key_of(headers: Mapping[str, str]) -> str:
-    """The key as clients of either kind send it: Bearer, or `x-api-key`; empty without one."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _join(rollout: str | None, attempt: str | None) -> str | None:
@@ -77,19 +78,27 @@ def _from_baggage(baggage: str) -> str | None:
     return _join(entries.get(ROLLOUT_ID), entries.get(ATTEMPT_ID))
 
 
-def judge(claims: Claims, run_hash: str) -> Caller:
+def judge(claims: Claims, holder: Holder | None, run: RunHash) -> Caller:
     """The one identity that all claims name.
 
+    Args:
+        claims: of the request.
+        holder: whose credential of this run it bears.
+        run: whose rollouts need proof.
     Raises:
+        ProofError: reason `no_credential` or `other_attempt`.
         IdentityError: reason `malformed_identity` or `identity_disagreement`.
     """
     trace_id, span_id = _parse_traceparent(claims.traceparent)
     named: list[tuple[RolloutId, AttemptId | None]] = []
     for what in ("path", "api_key", "header", "baggage"):
         if (claim := getattr(claims, what)) is not None:
-            named.append(_parse_claim(what, claim.removeprefix(API_KEY_PREFIX) if what == "api_key" else claim))
-    if trace_id is not None and (own := attempt_of(trace_id, {run_hash})):
+            named.append(_parse_claim(what, claim.removeprefix(ATTEMPT_PREFIX) if what == "api_key" else claim))
+    if trace_id is not None and (own := attempt_of(trace_id, {run})):
         named.append(own)
+    for rollout, attempt in named:
+        if run_hash_of(rollout) == run and not may_claim(holder, rollout, attempt):
+            raise _unproved(rollout, holder)
     rollouts = {rollout for rollout, _ in named}
     attempts = {attempt for _, attempt in named if attempt is not None}
     if len(rollouts) > 1 or len(attempts) > 1:
@@ -99,11 +108,26 @@ def judge(claims: Claims, run_hash: str) -> Caller:
             reason="identity_disagreement",
         )
     return Caller(
+        holder=holder,
         rollout_id=next(iter(rollouts), None),
         attempt_id=next(iter(attempts), None),
         trace_id=trace_id,
         parent_span_id=span_id,
         claims=claims,
+    )
+
+
+def _unproved(rollout: RolloutId, holder: Holder | None) -> ProofError:
+    if holder is None:
+        return ProofError(
+            f"rollout {rollout} is a runner's: expected its credential, which its agent finds in OPENAI_API_KEY, got "
+            "another key or none; send that variable as the API key",
+            reason="no_credential",
+        )
+    return ProofError(
+        f"expected claims to the attempt of {holder}, whose credential this is, got one to another of rollout "
+        f"{rollout}; name no attempt but your own",
+        reason="other_attempt",
     )
 
 

@@ -1,8 +1,9 @@
 """The attempts that began here, the captured traces, and their calls in flight.
 
 In: begin, end and the calls of each. Out: sessions. Invariant: after `close` no call enters an attempt, and
-`calls_closed` names every call whose record may be on the log. Memory is bounded: ended attempts keep only their
-`/end` answer for a while, idle and surplus ones are forgotten and counted; their calls then get 409, never a guess.
+`calls_closed` names every call whose record may be on the log; an agent host enters the attempts that began in it.
+Memory is bounded: ended attempts keep only their `/end` answer for a while, idle and surplus ones are forgotten and
+counted; their calls then get 409, never a guess.
 One event loop; not thread-safe.
 """
 
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.errors import SessionError
+from tracegrad.schemas.credentials import Holder, is_host
+from tracegrad.schemas.errors import ProofError, SessionError
 from tracegrad.schemas.ids import AttemptId, CallId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
 from tracegrad.schemas.records.calls import CallOutcome, Purpose, ToolCall
@@ -62,9 +64,11 @@ class _Registered(NamedTuple):
 class Session:
     """One attempt, or one captured trace: its purpose, its served calls."""
 
-    def __init__(self, key: str, purpose: Purpose) -> None:
+    def __init__(self, key: str, purpose: Purpose, host: Holder | None = None) -> None:
         self.key = key
         self.purpose = purpose
+        self.host = host
+        """The agent host that works on it; None: a command, or nobody that a runner started."""
         self.history = SpliceHistory()
         self.last_used = time.monotonic()
         self.is_closing = False
@@ -173,30 +177,35 @@ class Sessions:
         self._captured: OrderedDict[str, Session] = OrderedDict()
         self._num_ids = 0
 
-    def begin(self, rollout: RolloutId, attempt: AttemptId, purpose: Purpose) -> EpisodeId:
-        """Opens an attempt; the same again changes nothing. Raises SessionError (409, 410)."""
+    def begin(self, rollout: RolloutId, attempt: AttemptId, purpose: Purpose, host: Holder | None) -> EpisodeId:
+        """Opens an attempt; the same again changes nothing but its host. Raises SessionError (409, 410)."""
         episode = episode_id(rollout, attempt)
         session = self._attempts.get(episode)
         if session is None:
-            self._open(self._attempts, episode, purpose)
+            self._open(self._attempts, episode, purpose, host)
             return episode
         if session.is_closing:
             raise SessionError(f"attempt {episode}: expected /begin before /end, got it after", status=410)
         if session.purpose is not purpose:
             raise SessionError(f"attempt {episode}: began before with another purpose", status=409)
+        session.host = host
         return episode
 
     def find(self, caller: Caller) -> Session | None:
         """The session that the claims name; None when they name no rollout of this run.
 
-        Raises SessionError: the attempt did not begin here (409), or it has ended (410).
+        Raises:
+            SessionError: the attempt did not begin here (409), or it has ended (410).
+            ProofError: an agent host asks for an attempt that did not begin in it.
         """
         if caller.rollout_id is None:
             return None
         if caller.attempt_id is not None:
+            known = self._attempts.get(episode_id(caller.rollout_id, caller.attempt_id))
+            _own([known] if known else [], caller)
             return self.get(caller.rollout_id, caller.attempt_id)
         named = (session for key, session in self._attempts.items() if split_episode_id(key)[0] == caller.rollout_id)
-        running = [session for session in named if not session.is_closing]
+        running = _own([session for session in named if not session.is_closing], caller)
         if len(running) == 1:
             return self._touch(self._attempts, running[0].key)
         if run_hash_of(caller.rollout_id) == self._run_hash or running:
@@ -247,11 +256,13 @@ class Sessions:
         sessions[key].last_used = time.monotonic()
         return sessions[key]
 
-    def _open(self, sessions: OrderedDict[str, Session], key: str, purpose: Purpose) -> None:
+    def _open(
+        self, sessions: OrderedDict[str, Session], key: str, purpose: Purpose, host: Holder | None = None
+    ) -> None:
         now = time.monotonic()
         self._evict(self._attempts, self._config.max_attempts, now)
         self._evict(self._captured, _MAX_CAPTURED, now)
-        sessions[key] = Session(key, purpose)
+        sessions[key] = Session(key, purpose, host)
 
     def _evict(self, sessions: OrderedDict[str, Session], bound: int, now: float) -> None:
         """Forgets from the least recently used end, so that each look is cheap."""
@@ -262,3 +273,20 @@ class Sessions:
             if not is_old and len(sessions) < bound:
                 break
             self._forget(sessions, key, "idle" if is_old else "full")
+
+
+def _own(named: list[Session], caller: Caller) -> list[Session]:
+    """Those of the named attempts that the caller may enter; an agent host enters what began in it.
+
+    Raises ProofError when it is none of them, before anything of theirs is touched.
+    """
+    if caller.holder is None or not is_host(caller.holder):
+        return named
+    own = [session for session in named if session.host == caller.holder]
+    if named and not own:
+        raise ProofError(
+            f"attempt {named[0].key}: expected the agent host in which it began, got {caller.holder}; name no attempt "
+            "but your own",
+            reason="other_host",
+        )
+    return own

@@ -4,8 +4,10 @@ In: POST /v1/traces (also under /rollout/{rollout}/attempt/{attempt}, whose iden
 resources), protobuf or JSON, plain or gzip. Out: one record a trace and size, keyed by trace id in hex.
 Invariant: 200 is answered only when the log has acknowledged every piece. Memory is bounded: a request over
 `max_body_bytes` gets 413, one whose body does not come gets 408, one that would pass `max_inflight_bytes` in all gets
-503 + Retry-After. Failure: the log is away -> 503 + Retry-After (the SDK sends again; duplicates are folded);
-malformed -> 400; a span that no record can hold -> a dead letter by reference and `partial_success`.
+503 + Retry-After. What names a rollout of this run bears its agent's credential (proof.py), or is refused (403, or
+`partial_success` when there is more in the request) and counted. Failure: the log is away -> 503 + Retry-After (the SDK
+sends again; duplicates are folded); malformed -> 400; a span that no record can hold -> a dead letter by reference and
+`partial_success`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
@@ -27,17 +30,27 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.credentials import Holder, masked, may_claim
+from tracegrad.schemas.errors import OverloadedError, ProofError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record
-from tracegrad.schemas.metrics import DEAD_LETTERS, REQUESTS, REQUESTS_REFUSED, SPANS, Metrics
+from tracegrad.schemas.metrics import (
+    DEAD_LETTERS,
+    REQUESTS,
+    REQUESTS_REFUSED,
+    REQUESTS_UNPROVED,
+    SPANS,
+    Metrics,
+)
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics, original_key, trace_key
 
 from ..asgi import serve
 from ..budget import Budget, Share
-from ..http_request import UNREAD, path_ids, read_body, retry_after_s
+from ..http_request import UNREAD, api_keys_of, holder_of, path_ids, read_body, retry_after_s
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
+from .proof import keep_proved
 from .split import Piece, Rejected, add_identity, split
 
 __all__ = ["OtlpGateway", "run"]
@@ -46,12 +59,30 @@ _OFF_LOOP_BYTES = 64 * 1024
 """Larger bodies are decoded in a thread, so that one of them does not hold up every other request."""
 _RECORD_TARGET_BYTES = 1_000_000
 """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
-_CODES = {400: 3, 401: 16, 408: 4, 413: 3, 415: 3, 500: 13, 503: 14}
-"""google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, DEADLINE_EXCEEDED, INTERNAL,
-UNAVAILABLE."""
+_CODES = {400: 3, 401: 16, 403: 7, 408: 4, 413: 3, 415: 3, 500: 13, 503: 14}
+"""google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, DEADLINE_EXCEEDED,
+INTERNAL, UNAVAILABLE."""
 
 logger = logging.getLogger(__name__)
-_Split = tuple[list[Piece], list[Rejected]]
+
+
+class _Sender(NamedTuple):
+    """Whose spans they are."""
+
+    holder: Holder | None
+    """Whose credential of this run the request bears."""
+    attempt: tuple[str, str] | None
+    """What its path names."""
+
+
+class _Split(NamedTuple):
+    """What becomes of a request's spans."""
+
+    pieces: list[Piece]
+    rejected: list[Rejected]
+    num_unproved: int
+    unproved: ProofError | None
+    """Why these were taken out."""
 
 
 class OtlpGateway:
@@ -61,7 +92,7 @@ class OtlpGateway:
         self, config: OtlpConfig, handles: OtlpHandles, *, topics: Topics, writer: LogWriter, metrics: Metrics
     ) -> None:
         self._config = config
-        self._ack_timeout_s = handles.ack_timeout_s
+        self._handles = handles
         self._topics = topics
         self._writer = writer
         self._budget = Budget(config.max_inflight_bytes)
@@ -79,22 +110,29 @@ class OtlpGateway:
         content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
         try:
             self._check(request, content_type)
+            sender = self._sender(request)
             with self._budget.share() as share:
                 body = await self._read_body(request, share)
-                pieces, rejected = await self._decode(request, body, content_type, share)
-                await asyncio.wait_for(self._append(pieces, rejected), self._ack_timeout_s)
+                for key in api_keys_of(request.headers):
+                    # What an agent quotes of its credential, as in the headers of an HTTP span, is not for the log.
+                    body = masked(body, key)
+                found = await self._decode(sender, body, content_type, share)
+                await asyncio.wait_for(self._append(found.pieces, found.rejected), self._handles.ack_timeout_s)
         except (RequestError, RecordError) as error:
+            if isinstance(error, ProofError):
+                self._metrics.add(REQUESTS_UNPROVED, error.reason)
             return self._refuse(error.status if isinstance(error, RequestError) else 400, str(error), content_type)
         except (OverloadedError, UnavailableError, TimeoutError) as error:
             return self._refuse(503, str(error) or "the log did not acknowledge in time", content_type)
         self._metrics.add(REQUESTS)
-        self._metrics.add(SPANS, num=sum(piece.num_spans for piece in pieces))
-        return _message_response(_answer(rejected), content_type)
+        self._metrics.add(SPANS, num=sum(piece.num_spans for piece in found.pieces))
+        return _message_response(_answer(found), content_type)
 
     def _check(self, request: Request, content_type: str) -> None:
         token = self._config.token
         given = request.headers.get("authorization", "")
-        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        is_known = not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+        if not is_known and holder_of(request, self._handles.key) is None:
             raise RequestError("expected Authorization: Bearer <the gateway's token>", status=401)
         if content_type not in (PROTOBUF, JSON):
             raise RequestError(f"expected content type {PROTOBUF} or {JSON}, got {content_type[:80]!r}", status=415)
@@ -112,23 +150,36 @@ class OtlpGateway:
             unzipped += piece
         return bytes(unzipped)
 
-    async def _decode(self, request: Request, body: bytes, content_type: str, share: Share) -> _Split:
-        identity = path_ids(request) if "rollout" in request.path_params else None
-        decode = partial(self._decode_now, body, content_type, identity)
-        pieces, rejected = await asyncio.to_thread(decode) if len(body) > _OFF_LOOP_BYTES else decode()
-        num_bytes, limit = sum(piece.num_bytes for piece in pieces), self._config.max_inflight_bytes
+    async def _decode(self, sender: _Sender, body: bytes, content_type: str, share: Share) -> _Split:
+        decode = partial(self._decode_now, sender, body, content_type)
+        found = await asyncio.to_thread(decode) if len(body) > _OFF_LOOP_BYTES else decode()
+        if found.unproved is not None:
+            if not found.pieces and not found.rejected:
+                raise found.unproved
+            self._metrics.add(REQUESTS_UNPROVED, found.unproved.reason)
+        num_bytes, limit = sum(piece.num_bytes for piece in found.pieces), self._config.max_inflight_bytes
         if num_bytes > limit:
             # Never to be sent again: it would not fit then either.
             raise RequestError(f"expected at most {limit} bytes once split by trace, got {num_bytes}", status=413)
         share.take(num_bytes)
-        return pieces, rejected
+        return found
 
-    def _decode_now(self, body: bytes, content_type: str, identity: tuple[str, str] | None) -> _Split:
+    def _sender(self, request: Request) -> _Sender:
+        """Raises ProofError when the path names an attempt of this run that is not the sender's."""
+        holder = holder_of(request, self._handles.key)
+        attempt = path_ids(request) if "rollout" in request.path_params else None
+        if attempt and run_hash_of(attempt[0]) == self._handles.run_hash and not may_claim(holder, *attempt):
+            raise _unproved(holder, "the path names")
+        return _Sender(holder, attempt)
+
+    def _decode_now(self, sender: _Sender, body: bytes, content_type: str) -> _Split:
         message = decode_traces(body, content_type)
-        rejected = add_identity(message, *identity) if identity else []
+        rejected = add_identity(message, *sender.attempt) if sender.attempt else []
+        num_unproved = keep_proved(message, sender.holder, self._handles.run_hash)
         limit_bytes = self._topics.value_bytes(Topic.OTLP_SPANS)
         pieces, unfit = split(message, target_bytes=_RECORD_TARGET_BYTES, item_limit_bytes=limit_bytes)
-        return pieces, [*rejected, *unfit]
+        unproved = _unproved(sender.holder, f"{num_unproved} spans name") if num_unproved else None
+        return _Split(pieces, [*rejected, *unfit], num_unproved, unproved)
 
     async def _append(self, pieces: list[Piece], rejected: list[Rejected]) -> None:
         topic, futures = self._topics.name(Topic.OTLP_SPANS), []
@@ -161,12 +212,24 @@ class OtlpGateway:
         return response
 
 
-def _answer(rejected: list[Rejected]) -> ExportTraceServiceResponse:
-    response = ExportTraceServiceResponse()
-    if rejected:
-        reasons = ", ".join(sorted({item.reason for item in rejected}))
-        response.partial_success.rejected_spans = len(rejected)
-        response.partial_success.error_message = f"spans kept as dead letters by reference: {reasons}"
+def _unproved(holder: Holder | None, what: str) -> ProofError:
+    return ProofError(
+        f"{what} a rollout of a runner: expected its credential, which its agent finds in OTEL_EXPORTER_OTLP_HEADERS, "
+        f"got {f'that of {holder}' if holder else 'another or none'}; export with that variable",
+        reason="other_attempt" if holder else "no_credential",
+    )
+
+
+def _answer(found: _Split) -> ExportTraceServiceResponse:
+    response, words = ExportTraceServiceResponse(), []
+    if found.rejected:
+        reasons = ", ".join(sorted({item.reason for item in found.rejected}))
+        words.append(f"spans kept as dead letters by reference: {reasons}")
+    if found.unproved:
+        words.append(str(found.unproved))
+    if words:
+        response.partial_success.rejected_spans = len(found.rejected) + found.num_unproved
+        response.partial_success.error_message = "; ".join(words)
     return response
 
 

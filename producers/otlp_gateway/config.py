@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count
 
 from ..exposure import ListenConfig
@@ -29,5 +30,9 @@ class OtlpHandles(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway of a run."""
 
     port: int
+    run_hash: RunHash
+    """Whose rollouts are a runner's: what names one needs proof."""
+    key: bytes
+    """The run's secret, by which credentials are verified."""
     ack_timeout_s: float
     """Shorter than the agents' export timeout, so that they hear 503 and send again."""

@@ -1,8 +1,10 @@
 """The variables of user code: of agents, by which they find both gateways and their rollout, and of graders.
 
-In: addresses and tokens, and the environment that the runner has. Out: environments. `agent_environment` is what every
-agent is given, whoever starts it (`tracegrad env` prints just that). A host adds the export time-out; a command adds
-its rollout. Invariant: what is not named here or in the settings is in none of them: `inherited` is the one door.
+In: addresses, tokens, the run's key, and the environment that the runner has. Out: environments. `agent_environment` is
+what every agent is given, whoever starts it (`tracegrad env` prints just that). An agent that a runner starts gets a
+credential of its own in the place of the gateways' tokens. A host adds the export time-out; a command adds its rollout.
+Invariants: what is not named here or in the settings is in none of them: `inherited` is the one door; a credential
+stands in a header alone, never in a URL, which clients write into errors, logs and spans.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from collections.abc import Collection, Mapping
 from urllib.parse import quote
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
-from tracegrad.schemas.ids import attempt_api_key, episode_id
+from tracegrad.schemas.credentials import Holder, attempt_holder, credential
+from tracegrad.schemas.ids import episode_id
 
 from .config import AgentConfig, RewardConfig, RunnerHandles
 
 __all__ = ["agent_environment", "command_environment", "grader_environment", "host_environment", "inherited"]
 
+_KEY = "OPENAI_API_KEY"
+_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _PASSED_ON = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"),
@@ -38,15 +43,16 @@ def inherited(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[st
     }
 
 
-def agent_environment(handles: RunnerHandles, service: str) -> dict[str, str]:
-    """What any agent is given.
+def agent_environment(handles: RunnerHandles, service: str, *, holder: Holder | None = None) -> dict[str, str]:
+    """What any agent is given; `holder` is one that a runner starts.
 
     The export time-out is not among it: OTEL_EXPORTER_OTLP_TIMEOUT is seconds to Python's SDK and milliseconds to the
     others', and every SDK's own default is 10 s.
     """
+    shown = credential(handles.key, holder) if holder is not None else None
     variables = {
         "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/v1",
-        "OPENAI_API_KEY": handles.llm_token or "tracegrad",
+        _KEY: shown or handles.llm_token or "tracegrad",
         "OTEL_EXPORTER_OTLP_ENDPOINT": handles.otlp_endpoint.rstrip("/"),
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_TRACES_EXPORTER": "otlp",
@@ -58,16 +64,27 @@ def agent_environment(handles: RunnerHandles, service: str) -> dict[str, str]:
         "OTEL_BSP_MAX_QUEUE_SIZE": "32768",
         "OTEL_BSP_SCHEDULE_DELAY": "500",
     }
-    if handles.otlp_token:
+    if shown is not None:
+        variables[_HEADERS] = f"x-api-key={shown}"
+    elif handles.otlp_token:
         # The variable's value is percent-encoded.
-        variables["OTEL_EXPORTER_OTLP_HEADERS"] = f"authorization=Bearer%20{quote(handles.otlp_token, safe='')}"
+        variables[_HEADERS] = f"authorization=Bearer%20{quote(handles.otlp_token, safe='')}"
     return variables
 
 
-def host_environment(agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str]) -> dict[str, str]:
+def host_environment(
+    agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str], *, holder: Holder
+) -> dict[str, str]:
     """The environment of an agent host, which is Python; identity travels by `traceparent`, so none is named in it."""
+    given = agent_environment(handles, agent.service, holder=holder)
     timeout = {"OTEL_EXPORTER_OTLP_TIMEOUT": f"{agent.flush_timeout_s:g}"}
-    return {**inherited(environ, agent.pass_env), **agent_environment(handles, agent.service), **timeout, **agent.env}
+    return {**inherited(environ, agent.pass_env), **given, **timeout, **agent.env, **_shown(given, agent)}
+
+
+def _shown(given: Mapping[str, str], agent: AgentConfig) -> dict[str, str]:
+    """What bears the credential, above the agent's own variables, for nothing goes without, and beside its headers."""
+    own = agent.env.get(_HEADERS)
+    return {_KEY: given[_KEY], _HEADERS: f"{own},{given[_HEADERS]}" if own else given[_HEADERS]}
 
 
 def grader_environment(reward: RewardConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -80,14 +97,15 @@ def command_environment(
 ) -> dict[str, str]:
     """The environment of a command: every variable by which some client learns its rollout."""
     identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
-    given = agent.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
+    attributes = agent.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
+    given = agent_environment(handles, agent.service, holder=attempt_holder(rollout, attempt))
     return {
         **inherited(environ, agent.pass_env),
-        **agent_environment(handles, agent.service),
+        **given,
         **agent.env,
+        **_shown(given, agent),
         "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
-        "OPENAI_API_KEY": handles.llm_token or attempt_api_key(rollout, attempt),
-        "OTEL_RESOURCE_ATTRIBUTES": f"{given},{identity}" if given else identity,
+        "OTEL_RESOURCE_ATTRIBUTES": f"{attributes},{identity}" if attributes else identity,
         "TRACEPARENT": f"00-{episode_id(rollout, attempt)}-{span}-01",
         "BAGGAGE": identity,
     }

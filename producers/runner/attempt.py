@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.rollouts import (
     REWARDS,
@@ -34,7 +35,14 @@ def _unrecordable(outcome: Outcome, why: str) -> Outcome:
     state = RolloutState.ABORTED if outcome.state is RolloutState.ABORTED else RolloutState.FAILED
     rewards = [reward for reward in outcome.rewards if clean(reward.name) == reward.name]
     unscored = tuple(replace(reward, value=None, reason=error) for reward in rewards)
-    return Outcome(state=state, error=error, spans_lost=1, calls_closed=outcome.calls_closed, rewards=unscored)
+    return Outcome(
+        state=state,
+        error=error,
+        spans_lost=1,
+        host=outcome.host,
+        calls_closed=outcome.calls_closed,
+        rewards=unscored,
+    )
 
 
 def records_of(
@@ -45,6 +53,7 @@ def records_of(
         event_of(request, attempt, number, outcome.state, is_final=is_final, error=outcome.error),
         spans_exported=outcome.spans_exported,
         spans_lost=outcome.spans_lost,
+        host=outcome.host,
         spans_marked=outcome.spans_exported is not None,
         calls_closed=outcome.calls_closed,
         rewards_awaited=tuple(reward.name for reward in outcome.rewards) or request.rewards_awaited,
@@ -66,11 +75,14 @@ async def perform(
 
     `is_alone`: nothing else runs in the agent's process, so a crash of it is the agent's own failure.
     """
+
+    async def begin(host: Holder | None) -> None:
+        await gateway.begin(request, attempt, host)
+
     try:
-        await gateway.begin(request, attempt)
+        outcome = await run(request, attempt, begin)
     except UnavailableError as error:
         return Outcome(state=RolloutState.ABORTED, error=str(error))
-    outcome = await run(request, attempt)
     if outcome.is_crash and is_alone:
         crashed = "the agent crashes its process"
         outcome = replace(outcome, state=RolloutState.FAILED, error=crashed, is_crash=False)

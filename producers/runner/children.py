@@ -1,9 +1,9 @@
 """Child processes that speak JSON lines, and the reaper that ends them when their parent is killed.
 
-In: a command line. Out: decoded messages from its stdout, their text clean. Invariant: every child leads a process
-group of its own, known to the reaper from its start to its end, so none outlives the runner. What it writes to stderr
-goes to a log file, whose last lines are in the message that says why it died. Failure: `receive` returns None
-when the child's output ended.
+In: a command line. Out: decoded messages from its stdout, their text clean and without the child's credential.
+Invariant: every child leads a process group of its own, known to the reaper from its start to its end, so none outlives
+the runner. What it writes to stderr goes to a log file, whose last lines are in the message that says why it died.
+Failure: `receive` returns None when the child's output ended.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tracegrad.schemas.credentials import masked
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.text import decode_json
 
@@ -40,13 +41,22 @@ logger = logging.getLogger(__name__)
 class Child:
     """One child process. Use from one event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path, log_begin: int, on_end: Callable[[], None]):
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        log: Path,
+        log_begin: int,
+        on_end: Callable[[], None],
+        shown: str = "",
+    ):
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._stdin, self._stdout = process.stdin, process.stdout
         self._log = log
         self._log_begin = log_begin
         self._on_end = on_end
+        self._shown = shown
+        """The credential that it was given, which it may quote in what it says."""
 
     @property
     def last_words(self) -> str:
@@ -54,7 +64,7 @@ class Child:
         try:
             with self._log.open("rb") as file:
                 file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = file.read().decode(errors="replace").splitlines()
+                lines = masked(file.read(), self._shown).decode(errors="replace").splitlines()
         except OSError:
             return ""
         return " | ".join(line[:300] for line in lines if line.strip())[-1500:]
@@ -67,7 +77,7 @@ class Child:
     async def receive(self) -> dict[str, Any] | None:
         """The next message; None when the output ended or was not what we speak."""
         try:
-            line = await self._stdout.readline()
+            line = masked(await self._stdout.readline(), self._shown)
             message = decode_json(line) if line else None
         except (ValueError, RecursionError) as error:
             logger.warning("child %d wrote what is no message: %s", self._process.pid, type(error).__name__)
@@ -79,7 +89,7 @@ class Child:
         that are kept, and the exit status. A child that does not read is no error.
         """
         _, kept = await asyncio.gather(self._write_all(data), self._read_last(limit))
-        lines = [line for line in kept.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in masked(kept, self._shown).decode(errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else "", await self._process.wait()
 
     async def _write_all(self, data: bytes) -> None:
@@ -135,7 +145,7 @@ class Launcher:
                 limit=_LINE_LIMIT,
             )
         self._tell(f"+{process.pid}\n")
-        return Child(process, log, begin, lambda: self._tell(f"-{process.pid}\n"))
+        return Child(process, log, begin, lambda: self._tell(f"-{process.pid}\n"), env.get("OPENAI_API_KEY", ""))
 
     async def start_host(
         self, script: str, reference: str, *, env: Mapping[str, str], name: str

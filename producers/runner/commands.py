@@ -24,7 +24,7 @@ from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
 from .agent_environment import command_environment
 from .children import Launcher
 from .config import AgentConfig
-from .outcome import Outcome, RunAgent
+from .outcome import Begin, Outcome, RunAgent
 
 __all__ = ["CommandPool", "check_command"]
 
@@ -53,8 +53,9 @@ class CommandPool:
         async with self._places:
             yield self._run
 
-    async def _run(self, request: RolloutRequest, attempt: str) -> Outcome:
+    async def _run(self, request: RolloutRequest, attempt: str, begin: Begin) -> Outcome:
         """One rollout in a process of its own."""
+        await begin(None)
         started = time.monotonic()
         agent, span = self._launcher.agent, secrets.token_hex(8)
         env = command_environment(

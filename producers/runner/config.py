@@ -89,9 +89,11 @@ class RunnerHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The LLM gateway, without `/v1`."""
     otlp_endpoint: str
     """The OTLP gateway, without `/v1/traces`."""
+    key: bytes
+    """The run's secret, of which agents' credentials are made; no agent has it."""
     llm_token: str | None = None
-    """What the LLM gateway asks for; agents get it as their API key."""
+    """What the LLM gateway asks of agents that no runner started."""
     otlp_token: str | None = None
-    """What the OTLP gateway asks for; agents get it as an export header."""
+    """Likewise the OTLP gateway."""
     log_dir: str
     """Where agents' and graders' stderr goes."""

@@ -1,7 +1,8 @@
 """The runner's side of the LLM gateway: an attempt's begin and end.
 
 In: rollout and attempt. Out: whether it began; the calls it made. Invariant: every wait is bounded; a gateway
-that is away is asked again until then. Failure: UnavailableError, by which the attempt is aborted.
+that is away is asked again until then; each request bears the runner's credential, which no agent has. Failure:
+UnavailableError, by which the attempt is aborted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from tracegrad.schemas.credentials import Holder, credential, runner_holder
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.records.rollouts import RolloutRequest
 from tracegrad.schemas.retry import retry_async
@@ -44,13 +46,16 @@ class GatewayClient:
         self._handles = handles
         # Shorter than the gateway's keep-alive, so that it does not close a connection under a request.
         connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=4.0)
-        headers = {"authorization": f"Bearer {handles.llm_token}"} if handles.llm_token else {}
+        headers = {"authorization": f"Bearer {credential(handles.key, runner_holder(handles.run_hash))}"}
         timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
 
-    async def begin(self, request: RolloutRequest, attempt: str) -> None:
-        """Tells the gateway what the attempt is for. Raises UnavailableError."""
-        body = {"policy": request.policy, "purpose": request.purpose.value}
+    async def begin(self, request: RolloutRequest, attempt: str, host: Holder | None) -> None:
+        """Tells the gateway what the attempt is for, and in which agent host it runs; None: in a command of its own.
+
+        Raises UnavailableError.
+        """
+        body = {"policy": request.policy, "purpose": request.purpose.value, "host": host}
         await self._post("begin", request.rollout_id, attempt, body, _BEGIN_TIMEOUT_S)
 
     async def end(self, rollout: str, attempt: str) -> ClosedCalls:
@@ -61,7 +66,9 @@ class GatewayClient:
         except msgspec.MsgspecError as error:
             raise UnavailableError(f"expected the LLM gateway's list of calls, got another answer: {error}") from error
 
-    async def _post(self, action: str, rollout: str, attempt: str, body: dict[str, str], timeout_s: float) -> bytes:
+    async def _post(
+        self, action: str, rollout: str, attempt: str, body: dict[str, str | None], timeout_s: float
+    ) -> bytes:
         """The answer. Connection errors, 429 and 5xx are tried again."""
         url = f"{self._handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/{action}"
 

@@ -14,6 +14,9 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+from msgspec.structs import replace
+
+from tracegrad.schemas.credentials import Holder, new_host
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import episode_id
 from tracegrad.schemas.records.rollouts import RolloutRequest, RolloutState
@@ -21,7 +24,7 @@ from tracegrad.schemas.retry import retry_async
 
 from .agent_environment import host_environment
 from .children import Child, Launcher
-from .outcome import Outcome, RunAgent, from_host
+from .outcome import Begin, Outcome, RunAgent, from_host
 
 __all__ = ["HostPool"]
 
@@ -37,8 +40,9 @@ logger = logging.getLogger(__name__)
 class _Host:
     """One host process and the rollouts in it."""
 
-    def __init__(self, child: Child, llm_url: str, name: str) -> None:
+    def __init__(self, child: Child, holder: Holder, llm_url: str, name: str) -> None:
         self._child = child
+        self.holder = holder
         self._llm_url = llm_url
         self._name = name
         self._pending: dict[str, asyncio.Future[Outcome]] = {}
@@ -127,12 +131,14 @@ class HostPool:
             self._keepers = [asyncio.create_task(self._keep(name)) for name in self._names]
         host = await self._reserve()
 
-        async def run(request: RolloutRequest, attempt: str) -> Outcome:
+        async def run(request: RolloutRequest, attempt: str, begin: Begin) -> Outcome:
             nonlocal host
-            if host.retired.is_set():
+            await begin(host.holder)
+            while host.retired.is_set():
                 host.num_reserved -= 1
                 host = await self._reserve(even_if_full=True)
-            return await host.run(request, attempt)
+                await begin(host.holder)
+            return replace(await host.run(request, attempt), host=host.holder)
 
         try:
             yield run
@@ -176,11 +182,12 @@ class HostPool:
 
     async def _start(self, name: str) -> _Host:
         agent, handles = self._launcher.agent, self._launcher.handles
-        env, reference = host_environment(agent, handles, os.environ), str(agent.callable)
+        holder = new_host()
+        env, reference = host_environment(agent, handles, os.environ, holder=holder), str(agent.callable)
         child, ready = await self._launcher.start_host("agent_host.py", reference, env=env, name=name)
         if ready["untraced"]:
             logger.warning("%s: its spans will be missing: %s", name, ready["untraced"])
-        return _Host(child, handles.llm_url, name)
+        return _Host(child, holder, handles.llm_url, name)
 
     async def _tell_all(self, failure: ConfigurationError | None = None) -> None:
         async with self._changed:

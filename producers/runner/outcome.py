@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.records.rollouts import Reward, RolloutRequest, RolloutState
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["Outcome", "RunAgent", "from_host", "gateway_fault"]
+__all__ = ["Begin", "Outcome", "RunAgent", "from_host", "gateway_fault"]
 
 _GATEWAY_FAULTS = frozenset({408, 409, 410, 425, 429})
 """Beside 5xx: the gateway forgot or closed the attempt, or was overloaded. Other 4xx are the agent's doing."""
@@ -25,14 +26,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float = 0.0
     spans_exported: int | None = None
     spans_lost: int = 0
+    host: Holder | None = None
+    """The agent host that it ran in."""
     is_crash: bool = False
     """Its process died of itself while this try ran in it, perhaps because of it."""
     calls_closed: bool = False
     rewards: tuple[Reward, ...] = ()
 
 
-RunAgent = Callable[[RolloutRequest, str], Awaitable[Outcome]]
-"""A place where an agent can run now: a request and its attempt -> how that ended."""
+Begin = Callable[[Holder | None], Awaitable[None]]
+"""Tells the gateway, before the agent starts, in which agent host it runs. Raises UnavailableError."""
+RunAgent = Callable[[RolloutRequest, str, Begin], Awaitable[Outcome]]
+"""A place where an agent can run now: a request and its attempt -> how that ended; UnavailableError is `Begin`'s."""
 
 
 def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None:

@@ -130,6 +130,9 @@ class RolloutEvent(msgspec.Struct, frozen=True, kw_only=True):
     spans_marked: bool = False
     """Whether each span in `spans_exported` says on its resource that it was counted (`attributes.COUNTED_SPAN`).
     False in records of runners that did not mark them: there every span of the episode has to be taken for one."""
+    host: str | None = None
+    """At the end: the agent host that worked on the attempt (`rh-`, credentials.py), whose spans are the attempt's own;
+    None: a command, or nobody."""
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.memory_log import MemoryLog
+from tests.producers.keys import KEY, RUN_HASH, by_host
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, rig
 from tests.producers.otlp_gateway.bodies import TRACE, request_of
 from tests.serving import serve
@@ -32,8 +33,8 @@ TOPICS = Topics(run=RunName("test"))
 
 
 def _client() -> aiohttp.ClientSession:
-    """Drops idle connections before the server does, which is no refusal."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=1))
+    """Drops idle connections before the server does, which is no refusal. Shows what an agent host does."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=1), headers=by_host())
 
 
 def _engine() -> ScriptedEngine:
@@ -64,7 +65,7 @@ async def otlp(**settings: Any) -> AsyncIterator[Target]:
     """The OTLP gateway on the in-memory log."""
     log, body = MemoryLog(), request_of([(TRACE, 1)]).SerializeToString()
     log.create_topics(TOPICS, policies=["policy"])
-    handles = OtlpHandles(port=0, ack_timeout_s=8.0)
+    handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=8.0)
     gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=TOPICS, writer=log.writer(), metrics=Metrics())
     async with serve(gateway.app) as url, _client() as http:
 
@@ -99,6 +100,7 @@ async def half_sent(target: Target, num: int, num_bytes: int) -> AsyncIterator[l
     """Clients that announce a body, send all but its last byte, and wait."""
     host, _, port = target.url.removeprefix("http://").partition(":")
     head = f"POST {target.path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/x-protobuf\r\n"
+    head += f"x-api-key: {by_host()['x-api-key']}\r\n"
     async with contextlib.AsyncExitStack() as stack:
         readers = []
         for _ in range(num):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.producers import hostile
 from tests.producers.hostile import TARGETS, half_sent, percentile_99_s
+from tests.producers.keys import by_runner
 from tests.producers.otlp_gateway.bodies import TRACE
 from tracegrad.producers import http_request
 
@@ -145,7 +146,7 @@ def test_no_body_is_the_gateways_fault(
     body = data.draw(_mutants(good))
 
     async def ask() -> int:
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json"} | (by_runner() if path.endswith("/begin") else {})
         async with target.http.post(target.url + path, data=body, headers=headers) as response:
             return response.status
 

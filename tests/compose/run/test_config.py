@@ -14,6 +14,7 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.runner.agent_environment import host_environment
 from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.producers.runner.hosted.agent_host import FLUSH_LIMIT_S
+from tracegrad.schemas.credentials import new_host
 from tracegrad.schemas.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
@@ -196,12 +197,14 @@ def test_the_otlp_gateway_answers_before_an_agent_gives_up(
 
 
 def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
-    """But for the export time-out, which is for hosts."""
+    """But for the export time-out, which is for hosts, and the credential, which is for whom a runner starts."""
     text = GOOD + '[llm]\ntoken = "a"\n[otlp]\ntoken = "b c"\n'
     wiring = Wiring(prepare_run(load(write(folder, text), environ={}, flags={}), folder / "run"))
     agent = wiring.settings.agent
     assert agent is not None
-    assert host_environment(agent, wiring.runner(), {}) == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"}
+    given = host_environment(agent, wiring.runner(), {}, holder=new_host())
+    shown = {name: given[name] for name in ("OPENAI_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS")}
+    assert given == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"} | shown
 
 
 def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:

@@ -14,20 +14,20 @@ import numpy as np
 
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
+from tests.producers.keys import HOST, KEY, RUN_HASH, by_host, by_runner
 from tests.serving import serve
 from tests.versions import label, publish
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.calls import Parts
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
 from tracegrad.producers.llm_gateway.engines import generate
-from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
 generate._WEIGHTS_POLL_S = 0.005
-RUN_HASH = RunHash("ab12cd34")
 ROLLOUT = RUN_HASH + "0" * 19 + "7"
 ATTEMPT = "9a3c"
 EPISODE = ROLLOUT + ATTEMPT
@@ -38,7 +38,7 @@ CALC = [{"type": "function", "function": {"name": "calc", "parameters": {"type":
 
 @dataclass
 class Rig:
-    """A running gateway and all around it."""
+    """A running gateway and all around it; its client has the credential of HOST, in which attempts begin."""
 
     url: str
     engine: ScriptedEngine
@@ -47,13 +47,15 @@ class Rig:
     http: aiohttp.ClientSession
 
     async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        """(status, decoded body)."""
+        """(status, decoded body); begin and end are asked by the runner, all else by HOST, unless headers say else."""
+        if path.endswith(("/begin", "/end")):
+            headers = by_runner() | headers
         async with self.http.post(self.url + path, json=body or {}, headers=headers) as response:
             return response.status, await response.json(content_type=None)
 
     async def begin(self, *, purpose: str = "train", attempt: str = ATTEMPT, **fields: Any) -> None:
         """Begins the attempt."""
-        body = {"policy": "policy", "purpose": purpose, **fields}
+        body = {"policy": "policy", "purpose": purpose, "host": HOST, **fields}
         status, answer = await self.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/begin", body)
         assert (status, answer) == (200, {"episode_id": ROLLOUT + attempt})
 
@@ -98,7 +100,7 @@ def config(
     """Settings with waits that a test can afford."""
     waits = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05}
     engines = tuple(EngineRef(id=f"e{i}", url=url) for i, url in enumerate(urls))
-    handles = LlmHandles(port=port, run_hash=RUN_HASH, engines=engines, renders_locally=renders_locally)
+    handles = LlmHandles(port=port, run_hash=RUN_HASH, key=KEY, engines=engines, renders_locally=renders_locally)
     return LlmConfig(**(waits | settings)), policy, handles
 
 
@@ -120,7 +122,7 @@ async def rig(
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
         gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, log, Metrics()))
         gateway_url = await stack.enter_async_context(serve(gateway.application))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
+        http = await stack.enter_async_context(aiohttp.ClientSession(headers=by_host()))
         yield Rig(gateway_url, engine, log, gateway, http)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, RUN_HASH, Rig, full_prompt
+from tests.producers.keys import RUN_HASH
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, full_prompt
 from tests.streams.make import Streams, config, event, reward
 from tracegrad.producers.llm_gateway.splice import Match, SpliceHistory
 from tracegrad.schemas.records.calls import CallRecord, SpliceOutcome

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine
+from tests.producers.keys import by_host
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, rig, until
 from tests.serving import serve
 from tests.versions import OTHER_RUN, label, sampled_by
@@ -60,7 +61,8 @@ async def test_a_client_that_leaves_within_its_request_harms_nobody(caplog: pyte
         host, _, port = r.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
-        writer.write(f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 100\r\n\r\n{{".encode())
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nx-api-key: {by_host()['x-api-key']}\r\n"
+        writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())
         await writer.drain()
         writer.close()
         await writer.wait_closed()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fake_engine.scripted import Reply, ScriptedEngine
-from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, RUN_HASH, TOPICS, rig
+from tests.producers.keys import KEY, RUN_HASH, bearer
+from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, TOPICS, rig
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
+from tracegrad.schemas.credentials import attempt_holder, credential
 from tracegrad.schemas.metrics import DEAD_LETTERS, SESSIONS_FORGOTTEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
@@ -22,7 +24,7 @@ async def test_an_attempt_not_begun_here_gets_409() -> None:
         body = {"model": "m", "messages": ASK}
         assert (await r.chat_raw(ASK))[0] == 409
         for headers in (
-            {"authorization": f"Bearer rt-{ROLLOUT}.{ATTEMPT}"},
+            bearer(attempt_holder(ROLLOUT, ATTEMPT)),
             {"x-rollout-id": ROLLOUT, "x-attempt-id": ATTEMPT},
             {"x-rollout-id": ROLLOUT},
             {"baggage": f"rollout.id={ROLLOUT},attempt.id={ATTEMPT}"},
@@ -38,8 +40,8 @@ async def test_each_claim_alone_finds_the_attempt() -> None:
     async with rig() as r:
         await r.begin()
         claims = [
-            {"authorization": f"Bearer rt-{ROLLOUT}.{ATTEMPT}"},
-            {"x-api-key": f"rt-{ROLLOUT}.{ATTEMPT}"},
+            bearer(attempt_holder(ROLLOUT, ATTEMPT)),
+            {"x-api-key": credential(KEY, attempt_holder(ROLLOUT, ATTEMPT))},
             {"x-rollout-id": ROLLOUT, "x-attempt-id": ATTEMPT},
             {"x-rollout-id": ROLLOUT},
             {"baggage": f"a=b,rollout.id={ROLLOUT};p=1, attempt.id={ATTEMPT}"},
@@ -50,6 +52,7 @@ async def test_each_claim_alone_finds_the_attempt() -> None:
             status, _ = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
             assert status == 200, headers
         assert {call.rollout_id for call in r.calls()} == {ROLLOUT}
+        assert {call.claims.api_key for call in r.calls()} == {None, f"rt-{ROLLOUT}.{ATTEMPT}"}
         assert r.calls()[5].parent_span_id == "00f067aa0ba902b7"
         assert [len(r.records()), len(await r.end())] == [6, 6]
 
@@ -58,7 +61,7 @@ async def test_disagreeing_claims_are_quarantined() -> None:
     """400, and a dead letter that holds the claims but no content."""
     async with rig() as r:
         await r.begin()
-        other = {"authorization": f"Bearer rt-{ROLLOUT}.ffff"}
+        other = {"authorization": f"Bearer rt-{ROLLOUT}.ffff"}  # beside the host's own key, which proves both
         path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions"
         status, answer = await r.post(path, {"messages": ASK}, **other)
         assert (status, answer["error"]["code"]) == (400, "identity_disagreement")
@@ -126,15 +129,16 @@ async def test_begin_refuses_what_it_does_not_know() -> None:
 
 
 async def test_a_token_guards_all_but_health() -> None:
-    """When one is set, and it must be set to bind elsewhere."""
+    """When one is set, and it must be set to bind elsewhere; the runner and its agents have credentials instead."""
     async with rig(token="s3cret") as r:
-        body = {"policy": "policy", "purpose": "train"}
-        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/begin"
-        assert (await r.post(path, body))[0] == 401
-        assert (await r.post(path, body, authorization="Bearer s3cret"))[0] == 200
-        assert (await r.post(path, body, **{"x-tracegrad-token": "s3cret"}))[0] == 200
+        r.engine.replies.extend(Reply("ok") for _ in range(4))
+        path, body, none = "/v1/chat/completions", {"messages": ASK}, {"x-api-key": "none"}
+        assert (await r.post(path, body, **none))[0] == 401
+        assert (await r.post(path, body, **none, authorization="Bearer s3cret"))[0] == 200
+        assert (await r.post(path, body, **none, **{"x-tracegrad-token": "s3cret"}))[0] == 200
         assert (await r.post(path, body, **{"x-api-key": "s3cret"}))[0] == 200
-        assert (await r.post(path, body, authorization="s3cret"))[0] == 401
+        assert (await r.post(path, body, **none, authorization="s3cret"))[0] == 401
+        assert (await r.post(path, body))[0] == 200, "a credential lets in as well"
         async with r.http.get(r.url + "/health") as response:
             assert response.status == 200
 

@@ -20,12 +20,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from tests.memory_log import MemoryLog
+from tests.producers.keys import KEY
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.split import split
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -45,7 +46,10 @@ def log(memory_log: MemoryLog) -> MemoryLog:
 def client_of(log: MemoryLog, **settings: Any) -> httpx.AsyncClient:
     """A client of a gateway with these settings."""
     topics = settings.pop("topics", TOPICS)
-    handles = OtlpHandles(port=4318, ack_timeout_s=settings.pop("ack_timeout_s", 8.0))
+    # The run's own rollouts, which need proof, begin otherwise: test_proof.py.
+    handles = OtlpHandles(
+        port=4318, run_hash=RunHash("5e" * 4), key=KEY, ack_timeout_s=settings.pop("ack_timeout_s", 8.0)
+    )
     gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=topics, writer=log.writer(), metrics=Metrics())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
 

@@ -21,6 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
+from tests.producers.keys import KEY, RUN_HASH
 from tests.serving import Background, free_port, is_healthy, until
 from tests.streams.make import spans_of
 from tests.versions import label, publish
@@ -31,7 +32,7 @@ from tracegrad.producers.otlp_gateway import app as otlp_gateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.runner import runner
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
-from tracegrad.schemas.ids import RolloutId, RunHash, RunName, group_id, rollout_id
+from tracegrad.schemas.ids import RolloutId, RunName, group_id, rollout_id
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import Metrics
@@ -49,7 +50,6 @@ from tracegrad.schemas.records.rollouts import (
 )
 from tracegrad.schemas.topics import Topic, Topics
 
-RUN_HASH = RunHash("ab12cd34")
 TOPICS = Topics(run=RunName("test"))
 
 
@@ -89,6 +89,7 @@ class Rig:
         handles = LlmHandles(
             port=port,
             run_hash=RUN_HASH,
+            key=KEY,
             engines=(EngineRef(id="e0", url=engine_url),),
             renders_locally=True,
         )
@@ -110,7 +111,8 @@ class Rig:
     def start_otlp(self, *, token: str | None = None) -> None:
         """The OTLP gateway alone."""
         port = free_port()
-        config, handles = OtlpConfig(token=token), OtlpHandles(port=port, ack_timeout_s=8.0)
+        config = OtlpConfig(token=token)
+        handles = OtlpHandles(port=port, run_hash=RUN_HASH, key=KEY, ack_timeout_s=8.0)
         self.spawn(
             lambda stop: otlp_gateway.run(
                 config, handles, topics=self.topics, log=self.log, stop=stop, metrics=Metrics()
@@ -130,9 +132,8 @@ class Rig:
 
     def runner_handles(self, folder: Path, **tokens: str) -> RunnerHandles:
         """Where a runner of the test run works."""
-        return RunnerHandles(
-            run_hash=RUN_HASH, llm_url=self.llm_url, otlp_endpoint=self.otlp_url, log_dir=str(folder), **tokens
-        )
+        urls = {"llm_url": self.llm_url, "otlp_endpoint": self.otlp_url}
+        return RunnerHandles(run_hash=RUN_HASH, key=KEY, log_dir=str(folder), **urls, **tokens)
 
     @cached_property
     def writer(self) -> LogWriter:

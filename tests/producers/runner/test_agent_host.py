@@ -16,6 +16,7 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
+from tests.producers.keys import by_host
 from tests.producers.runner.rig import Rig
 from tests.serving import free_port, until
 from tracegrad.producers.runner.hosted import agent_host, host_main, span_ledger
@@ -100,6 +101,7 @@ class HostProcess:
             env={
                 **os.environ,
                 "OTEL_EXPORTER_OTLP_ENDPOINT": otlp_url,
+                "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={by_host()['x-api-key']}",
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
                 "OTEL_EXPORTER_OTLP_TIMEOUT": "2",
                 "OTEL_TRACES_EXPORTER": "otlp",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.producers.runner.rig import RUN_HASH
+from tests.producers.keys import KEY, RUN_HASH
 from tracegrad.producers.runner.children import Child, Launcher
 from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
 from tracegrad.schemas.errors import UnavailableError
@@ -21,7 +21,7 @@ def test_a_host_that_dies_at_its_start_is_told_with_its_own_last_words(tmp_path:
     """Its log goes on where the one before it stopped; whose words that were is not told."""
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "host-0.log").write_text("another one's words\n")
-    handles = RunnerHandles(run_hash=RUN_HASH, llm_url="", otlp_endpoint="", log_dir=str(tmp_path))
+    handles = RunnerHandles(run_hash=RUN_HASH, key=KEY, llm_url="", otlp_endpoint="", log_dir=str(tmp_path))
 
     async def start() -> None:
         launcher = Launcher(AgentConfig(callable="agent.py:solve", cwd=str(tmp_path)), handles)

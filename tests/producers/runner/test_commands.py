@@ -9,13 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.producers.runner.rig import RUN_HASH, Rig
+from tests.producers.keys import HOST, KEY, RUN_HASH
+from tests.producers.runner.rig import Rig
 from tests.serving import until
 from tests.versions import label
 from tracegrad.producers.runner.agent_environment import command_environment, host_environment
 from tracegrad.producers.runner.commands import check_command
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
 from tracegrad.producers.runner.reaper import leftovers
+from tracegrad.schemas.credentials import attempt_holder, proved_holder
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import RolloutState
@@ -34,7 +36,9 @@ case "$task" in
 esac
 """
 
-HANDLES = RunnerHandles(run_hash=RUN_HASH, llm_url="http://gw:1/", otlp_endpoint="http://otlp:2/", log_dir="/logs")
+HANDLES = RunnerHandles(
+    run_hash=RUN_HASH, key=KEY, llm_url="http://gw:1/", otlp_endpoint="http://otlp:2/", log_dir="/logs"
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,9 @@ def test_the_environment_names_the_rollout_in_every_way() -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=a"}
     env = command_environment(agent, HANDLES, environ, rollout=rollout, attempt="0a0b", span="f" * 16)
     assert env["OPENAI_BASE_URL"] == f"http://gw:1/rollout/{rollout}/attempt/0a0b/v1"
-    assert env["OPENAI_API_KEY"] == f"rt-{rollout}.0a0b"
+    holder = attempt_holder(rollout, "0a0b")
+    assert proved_holder(KEY, env["OPENAI_API_KEY"]) == holder == f"rt-{rollout}.0a0b"
+    assert env["OTEL_EXPORTER_OTLP_HEADERS"] == f"x-api-key={env['OPENAI_API_KEY']}"
     assert env["OTEL_RESOURCE_ATTRIBUTES"] == f"team=a,rollout.id={rollout},attempt.id=0a0b"
     assert env["TRACEPARENT"] == f"00-{rollout}0a0b-{'f' * 16}-01"
     assert env["BAGGAGE"] == f"rollout.id={rollout},attempt.id=0a0b"
@@ -126,11 +132,12 @@ def test_only_a_host_is_told_an_export_time_out() -> None:
     """It is Python, where the variable is in seconds; to the SDKs of other languages 10 is 10 ms."""
     agent = AgentConfig(command=("x",), flush_timeout_s=12.5)
     command = command_environment(agent, HANDLES, {}, rollout="ab12cd34" + "0" * 20, attempt="0a0b", span="f" * 16)
-    host = host_environment(agent, HANDLES, {})
+    host = host_environment(agent, HANDLES, {}, holder=HOST)
     assert host["OTEL_EXPORTER_OTLP_TIMEOUT"] == "12.5"
     assert "OTEL_EXPORTER_OTLP_TIMEOUT" not in command
     assert {name for name, value in host.items() if command.get(name) != value} == {
         "OTEL_EXPORTER_OTLP_TIMEOUT",
+        "OTEL_EXPORTER_OTLP_HEADERS",
         "OPENAI_API_KEY",
         "OPENAI_BASE_URL",
     }

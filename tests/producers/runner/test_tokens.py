@@ -1,16 +1,17 @@
-"""Both gateways ask for a token: runner and agents present it."""
+"""Both gateways ask for a token, or for a credential, which is what runner and agents present."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.producers.runner.rig import RUN_HASH, Rig
-from tracegrad.producers.runner.agent_environment import command_environment, host_environment
+from tests.producers.keys import HOST, KEY, RUN_HASH
+from tests.producers.runner.rig import Rig
+from tracegrad.producers.runner.agent_environment import agent_environment, command_environment, host_environment
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
+from tracegrad.schemas.credentials import attempt_holder, proved_holder
 from tracegrad.schemas.records.calls import CallRecord, CallsClosed
 from tracegrad.schemas.records.rollouts import RolloutState
 
@@ -55,15 +56,20 @@ def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
         assert {service for service, _ in rig.spans()} == {"agent"}
 
 
-def test_agents_get_the_tokens_by_their_environment() -> None:
-    """As API key, and as export header in the variable's own encoding; without tokens as ever."""
-    agent = AgentConfig(command=("x",))
-    plain = RunnerHandles(run_hash=RUN_HASH, llm_url="http://gw", otlp_endpoint="http://otlp", log_dir="/logs")
+def test_a_credential_stands_in_the_place_of_both_tokens() -> None:
+    """An agent that a runner starts gets no token; one that nobody starts gets both, as key and as export header."""
+    agent = AgentConfig(command=("x",), env={"OPENAI_API_KEY": "mine", "OTEL_EXPORTER_OTLP_HEADERS": "a=b"})
+    handles = {"llm_url": "http://gw", "otlp_endpoint": "http://otlp", "log_dir": "/logs"}
+    plain = RunnerHandles(run_hash=RUN_HASH, key=KEY, **handles)
     rollout = {"rollout": "ab12cd34" + "0" * 20, "attempt": "0a0b", "span": "f" * 16}
     guarded = msgspec.structs.replace(plain, llm_token="a", otlp_token="b,c=d")
-    for env in (host_environment(agent, guarded, {}), command_environment(agent, guarded, {}, **rollout)):
-        assert env["OPENAI_API_KEY"] == "a"
-        assert env["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20b%2Cc%3Dd"
-    env = host_environment(agent, plain, dict(os.environ))
+    for env in (host_environment(agent, guarded, {}, holder=HOST), command_environment(agent, guarded, {}, **rollout)):
+        assert proved_holder(KEY, env["OPENAI_API_KEY"]) in (HOST, attempt_holder("ab12cd34" + "0" * 20, "0a0b"))
+        assert env["OTEL_EXPORTER_OTLP_HEADERS"] == f"a=b,x-api-key={env['OPENAI_API_KEY']}"
+        assert not {"a", "b,c=d"} & {*env.values()} and "Bearer" not in env["OTEL_EXPORTER_OTLP_HEADERS"]
+    env = agent_environment(guarded, "agent")
+    assert env["OPENAI_API_KEY"] == "a"
+    assert env["OTEL_EXPORTER_OTLP_HEADERS"] == "authorization=Bearer%20b%2Cc%3Dd"
+    env = agent_environment(plain, "agent")
     assert env["OPENAI_API_KEY"] == "tracegrad"
     assert "OTEL_EXPORTER_OTLP_HEADERS" not in env

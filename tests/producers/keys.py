@@ -1,0 +1,28 @@
+"""The key of the test runs, and the headers of those who show a credential of it."""
+
+from __future__ import annotations
+
+from tracegrad.schemas.credentials import Holder, credential, runner_holder
+from tracegrad.schemas.ids import RunHash
+
+__all__ = ["HOST", "KEY", "RUN_HASH", "bearer", "by_host", "by_runner"]
+
+RUN_HASH = RunHash("ab12cd34")
+KEY = bytes(range(32))
+HOST = Holder("rh-" + "0" * 16)
+"""An agent host."""
+
+
+def bearer(holder: Holder, key: bytes = KEY) -> dict[str, str]:
+    """As clients of model APIs send it."""
+    return {"authorization": f"Bearer {credential(key, holder)}"}
+
+
+def by_host(holder: Holder = HOST) -> dict[str, str]:
+    """As exporters of an agent host send it."""
+    return {"x-api-key": credential(KEY, holder)}
+
+
+def by_runner(run: RunHash = RUN_HASH) -> dict[str, str]:
+    """As the runner sends it."""
+    return bearer(runner_holder(run))

@@ -1,0 +1,164 @@
+"""Who may send which spans: a runner's rollout is its agent's alone, and what was proved is marked by the gateway."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from tests.memory_log import MemoryLog
+from tests.producers.keys import HOST, KEY, RUN_HASH, bearer, by_host, by_runner
+from tests.producers.otlp_gateway.bodies import request_of, span_ids
+from tests.streams.make import otlp, span
+from tracegrad.producers.otlp_gateway.app import OtlpGateway
+from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
+from tracegrad.schemas.attributes import PROVED_BY
+from tracegrad.schemas.credentials import attempt_holder, credential
+from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.metrics import REQUESTS_UNPROVED, Metrics
+from tracegrad.schemas.topics import Topic, Topics
+
+NUM_TRIES = int(os.environ.get("TRACEGRAD_TEST_TRIES", "100"))
+"""Of each form; the long form of this test is a larger one."""
+TOPICS = Topics(run=RunName("test"))
+ROLLOUT, ATTEMPT, OTHER = RUN_HASH + "0" * 20, "0a0b", "0bad"
+EPISODE, TRACE = bytes.fromhex(ROLLOUT + ATTEMPT), bytes.fromhex("77" * 16)
+PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/traces"
+OWN = bearer(attempt_holder(ROLLOUT, ATTEMPT))
+OF_OTHER = bearer(attempt_holder(ROLLOUT, OTHER))
+CLAIM = {"rollout__id": ROLLOUT, "attempt__id": ATTEMPT}
+LIGHTNING = {"agentlightning__rollout_id": ROLLOUT, "agentlightning__attempt_id": ATTEMPT}
+
+
+class Gateway:
+    """On the in-memory log."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.log, self.metrics = MemoryLog(), Metrics()
+        self.log.create_topics(TOPICS, policies=["policy"])
+        handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=8.0)
+        writer = self.log.writer()
+        gateway = OtlpGateway(OtlpConfig(**settings), handles, topics=TOPICS, writer=writer, metrics=self.metrics)
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
+
+    async def post(self, body: bytes, headers: dict[str, str], path: str = "/v1/traces") -> httpx.Response:
+        """The answer to one export."""
+        return await self.client.post(path, content=body, headers={"content-type": "application/x-protobuf"} | headers)
+
+    def values(self, topic: Topic = Topic.OTLP_SPANS) -> list[bytes]:
+        """All values of a topic."""
+        return [record.value or b"" for record in self.log.records(TOPICS.name(topic))]
+
+
+def claiming(**attributes: Any) -> bytes:
+    """One span of another trace with these attributes."""
+    return otlp(span(TRACE.hex(), 1, **attributes))
+
+
+def claiming_by_resource() -> bytes:
+    """One span of another trace whose resource names the attempt."""
+    request = request_of([(TRACE, 1)])
+    for key, value in (("rollout.id", ROLLOUT), ("attempt.id", ATTEMPT)):
+        request.resource_spans[0].resource.attributes.add(key=key).value.string_value = value
+    body: bytes = request.SerializeToString()
+    return body
+
+
+BY_TRACE = request_of([(EPISODE, 1)]).SerializeToString()
+PLAIN = request_of([(TRACE, 1)]).SerializeToString()
+FORMS: dict[str, tuple[str, bytes, dict[str, str], str]] = {
+    "path": (PATH, PLAIN, {}, "no_credential"),
+    "trace id": ("/v1/traces", BY_TRACE, {}, "no_credential"),
+    "span attribute": ("/v1/traces", claiming(**CLAIM), {}, "no_credential"),
+    "attribute of Agent Lightning": ("/v1/traces", claiming(**LIGHTNING), {}, "no_credential"),
+    "resource attribute": ("/v1/traces", claiming_by_resource(), {}, "no_credential"),
+    "rollout alone": ("/v1/traces", claiming(rollout__id=ROLLOUT), {}, "no_credential"),
+    "rt- without secret": (PATH, PLAIN, {"x-api-key": f"rt-{ROLLOUT}.{ATTEMPT}"}, "no_credential"),
+    "another run's key": (PATH, PLAIN, bearer(attempt_holder(ROLLOUT, ATTEMPT), bytes(32)), "no_credential"),
+    "another attempt, path": (PATH, PLAIN, OF_OTHER, "other_attempt"),
+    "another attempt, trace id": ("/v1/traces", BY_TRACE, OF_OTHER, "other_attempt"),
+    "another attempt, attribute": ("/v1/traces", claiming(**CLAIM), OF_OTHER, "other_attempt"),
+    "another rollout, resource": (
+        "/v1/traces",
+        claiming_by_resource(),
+        bearer(attempt_holder("f" * 28, ATTEMPT)),
+        "other_attempt",
+    ),
+    "the runner's, path": (PATH, PLAIN, by_runner(), "other_attempt"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_claim_without_proof_is_refused(form: str) -> None:
+    """403 each time, counted with its reason; nothing is recorded or put aside."""
+    path, body, headers, reason = FORMS[form]
+    gateway = Gateway()
+    for _ in range(NUM_TRIES):
+        assert (await gateway.post(body, headers, path)).status_code == 403
+    assert gateway.metrics.value(REQUESTS_UNPROVED, reason) == gateway.metrics.value(REQUESTS_UNPROVED) == NUM_TRIES
+    assert not gateway.values() and not gateway.values(Topic.DEAD_LETTERS)
+
+
+async def test_what_is_proved_is_marked_and_nobody_else_marks() -> None:
+    """By its credential; a mark of the sender's own is taken out, also from one who needs no proof."""
+    for headers, holder in ((OWN, attempt_holder(ROLLOUT, ATTEMPT)), (by_host(), HOST), ({}, None)):
+        gateway = Gateway()
+        body = claiming() if holder is None else BY_TRACE
+        request = ExportTraceServiceRequest.FromString(body)
+        for _ in range(2):
+            request.resource_spans[0].resource.attributes.add(key=PROVED_BY).value.string_value = "rh-forged"
+        assert (await gateway.post(request.SerializeToString(), headers)).status_code == 200
+        [value] = gateway.values()
+        [resource] = ExportTraceServiceRequest.FromString(value).resource_spans
+        marks = [pair.value.string_value for pair in resource.resource.attributes if pair.key == PROVED_BY]
+        assert marks == ([holder] if holder else [])
+
+
+async def test_neighbours_of_what_is_not_proved_are_kept() -> None:
+    """One exporter may serve many: what names a runner's rollout is refused, in words, the rest is taken."""
+    gateway = Gateway()
+    request = request_of([(TRACE, 1), (EPISODE, 2), (TRACE, 3)])
+    answer = await gateway.post(request.SerializeToString(), {})
+    told = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    assert (answer.status_code, told.rejected_spans) == (200, 1)
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in told.error_message
+    assert span_ids(gateway.values()) == [(TRACE.hex(), 1), (TRACE.hex(), 3)]
+    assert gateway.metrics.value(REQUESTS_UNPROVED, "no_credential") == 1
+
+
+async def test_rollouts_of_no_runner_need_no_proof() -> None:
+    """As ever: by path, attribute and trace id."""
+    gateway = Gateway()
+    other = "77" * 14
+    for path, body in (
+        (f"/rollout/{other}/attempt/{ATTEMPT}/v1/traces", PLAIN),
+        ("/v1/traces", claiming(rollout__id=other, attempt__id=ATTEMPT)),
+        ("/v1/traces", PLAIN),
+    ):
+        assert (await gateway.post(body, {}, path)).status_code == 200
+    assert len(gateway.values()) == 3 and gateway.metrics.value(REQUESTS_UNPROVED) == 0
+
+
+async def test_a_credential_that_a_span_quotes_is_not_recorded() -> None:
+    """Instrumentation may be told to write request headers into spans; the body is protobuf all the same."""
+    gateway = Gateway()
+    shown = credential(KEY, HOST)
+    body = otlp(span(EPISODE.hex(), 1, http__request__header__x_api_key=shown))
+    assert (await gateway.post(body, by_host())).status_code == 200
+    [value] = gateway.values()
+    assert span_ids([value]) == [(EPISODE.hex(), 1)]
+    assert shown.rpartition(".")[2].encode() not in value and HOST.encode() in value
+
+
+async def test_a_credential_lets_in_where_a_token_is_asked_for() -> None:
+    """Agents that a runner starts are given no token."""
+    gateway = Gateway(token="s3cret")
+    statuses = [(await gateway.post(PLAIN, headers)).status_code for headers in ({}, by_host(), OWN)]
+    assert statuses == [401, 200, 200]
+    assert (await gateway.post(PLAIN, {"authorization": "Bearer s3cret"})).status_code == 200
