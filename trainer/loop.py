@@ -137,7 +137,6 @@ class Trainer:
             consumed=self._store.consumed.keys(),
             limits=self._limits,
         )
-        state = self._store.state
         busy_s = 0.0
         said_at = time.monotonic()
         while not batch.is_complete:
@@ -161,6 +160,8 @@ class Trainer:
                     self._config.groups_per_step,
                     self._source.lag,
                 )
+        # A rollback while it waited: the step starts from the version of now.
+        state = self._store.state
         return batch.close(run=state.run, version=state.version, max_staleness=self._config.max_staleness), busy_s
 
     # advantage, loss, optimise, conclude

@@ -14,9 +14,11 @@ pytest.importorskip("torch")
 import torch
 
 from tests.memory_log import MemoryLog
+from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import (
     STEPS,
     TOPICS,
+    TRANSITIONS,
     WEIGHTS_TOPIC,
     Killed,
     config_of,
@@ -34,6 +36,7 @@ from tracegrad.schemas.errors import ConfigurationError, FencedError
 from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer import loop
+from tracegrad.trainer.batch.batches import TransitionsSource
 from tracegrad.trainer.store.publish import Publisher
 from tracegrad.trainer.store.store import Store
 
@@ -166,6 +169,30 @@ def test_rollback_publishes_old_content_under_a_new_number(
     assert versions[3].base_version == 1
     assert all(torch.equal(found[3][name], found[1][name]) for name in found[1])
     assert [step.version for step in steps_of(log)] == [1, 2, 4, 5]
+
+
+def test_rollback_while_it_waits_is_where_the_next_step_starts(
+    memory_log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the rolled-back version sampled is neither stale nor of a version that is yet to come."""
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    append_groups(memory_log, TRANSITIONS, [group_bytes(0), group_bytes(1)])
+    original, events = TransitionsSource.next, iter(("asked", "answered"))
+
+    def waiting(self: TransitionsSource) -> Any:
+        """The trainer asks for the second batch's records: a rollback comes, then what its version sampled."""
+        if memory_log.records(STEPS) and (event := next(events, "")):
+            if event == "asked":
+                request_rollback(memory_log, 0)
+            else:
+                assert 2 in lineage_of(memory_log).versions
+                append_groups(memory_log, TRANSITIONS, [group_bytes(2, version=2), group_bytes(3, version=2)])
+        return original(self)
+
+    monkeypatch.setattr(TransitionsSource, "next", waiting)
+    train(memory_log, config_of(untied, tmp_path, steps=2))
+    last = steps_of(memory_log)[-1]
+    assert (last.step, last.version, last.excluded_ids, last.staleness_max) == (2, 3, {}, 0)
 
 
 def test_lost_checkpoints_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
