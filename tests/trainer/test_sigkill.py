@@ -30,7 +30,7 @@ from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
@@ -44,9 +44,9 @@ FORKS.set_forkserver_preload([doomed_trainer.__name__, "transformers.models.qwen
 Outcome = tuple[list[Any], dict[int, dict[str, torch.Tensor]], Lineage]
 
 
-def config_of(model: Path, work_dir: Path) -> tuple[TrainerConfig, TrainerHandles]:
-    """Four batches of two groups."""
-    config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4)
+def config_of(model: Path, work_dir: Path, *, every: int = 1) -> tuple[TrainerConfig, TrainerHandles]:
+    """Four batches of two groups, a checkpoint every so many."""
+    config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4, checkpoint_every=every)
     return config, TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
 
 
@@ -67,9 +67,14 @@ def folded(log: Log, topics: Topics) -> tuple[Lineage, int]:
     return lineage, counted.count(False)
 
 
+def steps_of(log: Log, topics: Topics) -> list[TrainingStep]:
+    """All records of `training_steps`."""
+    return [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS))]
+
+
 def outcome(log: Log, topics: Topics) -> Outcome:
-    """What the run led to: the steps without clock and epoch, the surviving versions' weights, the lineage."""
-    steps = [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS))]
+    """What the run led to: the surviving steps without clock and epoch, and versions' weights; the lineage."""
+    steps = surviving_steps(steps_of(log, topics))
     lineage, _ = folded(log, topics)
     content = {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage.versions.items()}
     timeless = [msgspec.structs.replace(step, seconds={}, started_at_ms=0, ended_at_ms=0, epoch=0) for step in steps]
@@ -87,9 +92,11 @@ def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Outco
     return outcome(log, topics)
 
 
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("seam", SEAMS)
 def test_sigkilled_trainer_resumes_bit_for_bit(
     seam: str,
+    every: int,
     undisturbed: Outcome,
     broker: str,
     kafka_log: KafkaLog,
@@ -97,9 +104,11 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     untied: Path,
     tmp_path: Path,
 ) -> None:
-    """Killed at its second step; the next batch's hash and loss, and all weights, are an undisturbed run's."""
+    """Killed at its second step (of a checkpoint that is half written every third step: at its last); the next batch's
+    hash and loss, and all weights, are an undisturbed run's, whether the log is replayed or not.
+    """
     append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
-    config = config_of(untied, tmp_path / "b")
+    config = config_of(untied, tmp_path / "b", every=every)
     # Versions and checkpoints begin at 0, steps at 1.
     call = 2 if SEAMS[seam][1] == "_learn" else 3
     process = start(broker, fresh_topics, config, seam, call, tmp_path / "stderr")
@@ -112,6 +121,7 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     expected_steps, expected, _ = undisturbed
     steps, content, _ = outcome(kafka_log, fresh_topics)
     assert steps == expected_steps
+    assert every > 1 or len(steps_of(kafka_log, fresh_topics)) == len(steps)
     assert content.keys() == expected.keys()
     for version, tensors in expected.items():
         assert all(torch.equal(tensor, content[version][name]) for name, tensor in tensors.items())
