@@ -59,6 +59,19 @@ def test_equal_content_is_announced_again_under_the_new_epoch(log: MemoryLog, un
     assert figures(steps_of(log)) == before
 
 
+def test_lost_version_folders_are_written_again(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """By the replay, under their numbers: what they must hold is on the log."""
+    train(log, config_of(untied, tmp_path, keep_checkpoints=3))
+    manifests = lineage_of(log).versions
+    lose_checkpoints(tmp_path, after=2)
+    shutil.rmtree(tmp_path / "weights")
+    train(log, config_of(untied, tmp_path, keep_checkpoints=3))
+    again = lineage_of(log).versions
+    assert sorted(again) == sorted(manifests)
+    assert [Path(again[version].uri).is_dir() for version in (3, 4)] == [True, True]
+    assert all(again[version].files == manifests[version].files for version in (3, 4))
+
+
 def test_other_content_goes_above_the_newest_number(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Engines know versions 3 and 4: what is trained otherwise (here by another lr) is never called so."""
     train(log, config_of(untied, tmp_path, keep_checkpoints=3))

@@ -150,7 +150,9 @@ class Checkpoints:
 
     def _ordered(self) -> list[Path]:
         """Complete folders and those set aside, oldest first."""
-        found = [(match, path) for path in self._folder.glob("*step-*") if (match := _FOLDER.fullmatch(path.name))]
+        # Not by `glob`, which takes a folder that may not be read for an empty one: a run without checkpoints.
+        paths = self._folder.iterdir() if self._folder.exists() else ()
+        found = [(match, path) for path in paths if (match := _FOLDER.fullmatch(path.name))]
         return [path for _, path in sorted((tuple(map(int, match.group(3, 1, 2))), path) for match, path in found)]
 
 

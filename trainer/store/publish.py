@@ -83,6 +83,7 @@ class Publisher:
 
     def is_content(self, model: Policy, manifest: VersionManifest) -> bool:
         """Whether a version's weights file is, by its sha256, the one that `write` would write now."""
+        self._root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=PREFIX, dir=self._root) as folder:
             save_file(model.export(), Path(folder) / _WEIGHTS, metadata={"format": "pt"})
             (weights,) = describe_files(Path(folder))

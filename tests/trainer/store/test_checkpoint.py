@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,22 @@ def test_checkpoints_of_which_none_can_be_read_are_no_fresh_start(
     with monkeypatch.context() as patch:
         fail_reading(patch, errno.ESTALE, times=99)
         with pytest.raises(OSError, match="step-00000001-v1-e1"):
+            checkpoints.load_newest()
+    assert newest_step(checkpoints) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_no_fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has published would be refused for good, as one that has lost its checkpoints."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 1)
+
+    def refuse(path: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refuse)
+        patch.setattr(os, "scandir", refuse)
+        with pytest.raises(PermissionError):
             checkpoints.load_newest()
     assert newest_step(checkpoints) == 1
 
