@@ -3,13 +3,13 @@
 In: `weights`, from the beginning (schemas/records/weights.py Lineage). Out: the engine's weights and label; one
 record on `weight_acks` per version served.
 
-    newest survivor -> verify its files -> pause (keep, clear cache) -> load -> label -> resume -> acknowledge
+    newest survivor -> verify its files -> pause (keep, clear cache) -> load -> label -> acknowledge -> resume
          ^                    | refused: counted, the next older one that is sound
          +--------------------+--------- look again each poll: a label that is not the newest, a pause that is ours
 
 Invariants: level-triggered, so a killed weight sync, a restarted engine (it says `default`) or a missed record are
 all the same case; only complete, verified versions are served; what is paused is resumed only after a load that
-succeeded; versions in between are skipped; a version counts as served only when its acknowledgement is on the log.
+succeeded; versions in between are skipped; a version samples nothing before its acknowledgement is on the log.
 Failure: engine or broker away: looked at again, for ever. Not to be combined with a second one on the same engine.
 """
 
@@ -89,6 +89,8 @@ class WeightSync:
         self._acknowledged = ""
         self._served: VersionManifest | None = None
         self._load_s = 0.0
+        self._loaded = ""
+        """The label of what was loaded and not resumed yet: it is acknowledged first."""
         self._was_stuck = False
 
     def fold(self, record: Record) -> None:
@@ -109,7 +111,8 @@ class WeightSync:
             return
         status = self.control.status()
         for manifest in candidates:
-            if manifest.label != status.label or status.is_paused:
+            is_paused = status.is_paused
+            if manifest.label != status.label or (is_paused and manifest.label != self._loaded):
                 if self.clock() < self._refused_until.get(manifest.label, 0.0):
                     continue
                 try:
@@ -118,7 +121,11 @@ class WeightSync:
                     self._refuse(manifest, error)
                     status = self.control.status()
                     continue
+                is_paused = True
             self._acknowledge(manifest)
+            if is_paused:
+                self.control.resume()
+                self._loaded = ""
             return
         self._say_stuck(status, candidates[0])
 
@@ -126,19 +133,18 @@ class WeightSync:
         folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
         self.control.load(manifest, str(folder))
-        self.control.resume()
         self._load_s = time.monotonic() - started
         label = self.control.status().label
         if label != manifest.label:
             raise UnavailableError(f"expected label {manifest.label} after its load, got {label}")
-        self._acknowledged = ""
+        self._acknowledged, self._loaded = "", manifest.label
         self.metrics.add(VERSIONS_LOADED)
         if self._served is not None and manifest.version > self._served.version + 1:
             self.metrics.add(VERSIONS_SKIPPED, num=manifest.version - self._served.version - 1)
         self._served = manifest
         self._was_stuck = False
         engine, load_s = self.handles.engine_id, self._load_s
-        _logger.info("engine %s serves %s of policy %s after %.3f s", engine, manifest.label, manifest.policy, load_s)
+        _logger.info("engine %s loaded %s of policy %s after %.3f s", engine, manifest.label, manifest.policy, load_s)
 
     def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
         self._refused_until[manifest.label] = self.clock() + RETRY_REFUSED_S

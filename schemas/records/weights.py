@@ -78,13 +78,14 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback")
 
 
 class WeightAck(Version, frozen=True, kw_only=True):
-    """An engine has loaded and labelled a version: from here on it counts as served."""
+    """An engine has loaded and labelled a version and is about to go on: from here on it counts as served, and whatever
+    it samples comes after this record."""
 
     schema: str = "weight_ack/1"
     engine_id: str
     policy: str
     load_s: float
-    """Seconds from pause to resume."""
+    """Seconds from pause to label."""
     at_ms: int = 0
 
 
