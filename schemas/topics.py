@@ -265,7 +265,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=engine_key,
         value="an engine serves a version (JSON)",
         written_by="weight sync",
-        read_by="tasks, live view, `demo` (its proof)",
+        read_by="tasks, audit, live view, `demo` (its proof)",
         partitions="one",
     ),
     TopicSpec(

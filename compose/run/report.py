@@ -7,11 +7,13 @@ In: a run whose broker still answers. Out: lines for people, results.json, chart
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from tracegrad.consumers.audit.account import Report, Unit, audit
+from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.chart import draw
 from tracegrad.consumers.views.results import RESULTS_TOPICS, HeldOut, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
@@ -60,6 +62,8 @@ def account(wiring: Wiring, log: Log, *, is_live: bool) -> Report:
         wiring.settings.policy.name,
         starts=wiring.run_dir.starts,
         is_live=is_live,
+        look=partial(verify_version, weight_root=str(wiring.run_dir.weights)),
+        num_kept=wiring.settings.trainer.keep_versions,
     )
 
 

@@ -1,8 +1,8 @@
 """The accounting of a run, recomputed from the topics alone: what became of every call, episode and group.
 
     calls    = in episodes + open + unattributed + not selected + late + dead-lettered
-    episodes = in groups + open groups + superseded + validation + captured
-    groups   = trained + excluded{reason} + waiting
+    episodes = in groups + open groups + superseded + displaced + validation + captured
+    groups   = trained + excluded{reason} + waiting + open + lost
 
 In: a Log, a run's topics and hash. Out: a Report. Invariant: each term is counted where it happens and none by
 subtraction, so an id that is in no term is missing, and is named. Works on a living run too (`open` holds what is
@@ -19,11 +19,15 @@ import msgspec
 
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
+from .evidence import Evidence, SeenEpisode
 from .links import check_links
-from .read import Evidence, SeenEpisode, gather
+from .read import gather
+from .versions import Look, check_versions
 
 __all__ = ["Report", "Unit", "audit"]
 
@@ -67,6 +71,8 @@ def audit(
     *,
     starts: Mapping[TopicPartition, int] | None = None,
     is_live: bool = False,
+    look: Look | None = None,
+    num_kept: int = 0,
 ) -> Report:
     """Reads the run's topics and counts.
 
@@ -77,6 +83,9 @@ def audit(
         policy: the policy whose groups are counted.
         starts: where the run began on the raw topics; None: at their beginning.
         is_live: a step may be under way between its manifest and its record.
+        look: compares a version's files with its manifest, which takes a second a gigabyte; None: they are not looked
+            at.
+        num_kept: how many of the newest versions keep their folders, beside version 0; 0: all.
     Raises:
         UnavailableError: Kafka is away.
     """
@@ -85,7 +94,8 @@ def audit(
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
     calls, episodes = _calls(seen, missing), _episodes(seen, missing)
     groups = _groups(seen, steps, policy, missing)
-    missing += check_links(seen, steps, is_live=is_live)
+    missing += check_links(seen)
+    missing += check_versions(seen, steps, is_live=is_live, look=look, num_kept=num_kept)
     missing += [f"emitted twice with different bytes: {id_}" for id_ in sorted(seen.differing)]
     named = list(dict.fromkeys(missing))
     return Report(
@@ -146,6 +156,7 @@ def _term_of_fact(seen: Evidence, episode: str, call: str) -> str:
 
 def _episodes(seen: Evidence, missing: list[str]) -> Unit:
     in_groups = {member.episode_id for _, group in seen.groups.values() for member in group.members}
+    counted = {(id_, member.rollout_id) for id_, (_, group) in seen.groups.items() for member in group.members}
     finals: dict[str, list[SeenEpisode]] = {}
     for episode in seen.episodes.values():
         if episode.group is not None and episode.is_final and not episode.is_validation:
@@ -160,6 +171,9 @@ def _episodes(seen: Evidence, missing: list[str]) -> Unit:
             terms[id_] = "validation"
         elif id_ in in_groups:
             terms[id_] = "in groups"
+        elif (episode.group, episode.rollout) in counted:
+            # Given up when its real episode came, or the other way round: its group holds one of them.
+            terms[id_] = "displaced"
         elif episode.group not in seen.groups and _is_open(seen, finals[episode.group]):
             terms[id_] = "open groups"
         else:
@@ -195,6 +209,7 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
         else:
             terms[id_] = "missing"
     if Topic.TRANSITIONS not in seen.expired:
+        terms |= {id_: term for id_, term in _unclosed(seen).items() if id_ not in terms and id_ not in consumed}
         missing += [f"group in a batch but not on transitions: {id_}" for id_ in consumed if id_ not in seen.groups]
     if steps:
         trained = sum(term == "trained" for term in consumed.values())
@@ -205,3 +220,12 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
                 f"its batches name {trained} of {len(consumed)}"
             )
     return _unit(terms, missing, "group passed by and in no batch")
+
+
+def _unclosed(seen: Evidence) -> dict[str, str]:
+    """Training groups that were asked for and are not on `transitions`."""
+    final = {episode.rollout for episode in seen.episodes.values() if episode.is_final}
+    given_up = {rollout for rollout, attempts in seen.given_up.items() if len(attempts) >= MAX_GIVEN_UP} - final
+    asked = [place for members in seen.asked.get(Purpose.TRAIN, {}).values() for place in members.values()]
+    lost = {group.id for rollout, group in asked if rollout in given_up}
+    return {group.id: "lost" if group.id in lost else "open" for _, group in asked if group.id not in seen.groups}

@@ -1,19 +1,18 @@
 """What points at what between the topics of a run: each pointer whose other end is gone is named.
 
-In: Evidence and the surviving steps. Out: `what: id` lines. Invariant: a link is judged only where retention has
+In: Evidence. Out: `what: id` lines. Invariant: a link is judged only where retention has
 taken nothing and the stage that should have made it has committed past its input, so a living run raises no alarm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.log.protocol import Position
-from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Stage, Topic
 
-from .read import Evidence
+from .evidence import Evidence
 
 __all__ = ["check_links"]
 
@@ -26,10 +25,20 @@ _RAW = {
 }
 
 
-def check_links(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -> list[str]:
-    """Every broken pointer."""
-    checks = (_raw_to_facts, _facts_to_raw, _episodes_to_raw, _markers, _groups, _rollouts)
-    return [*(text for check in checks for text in check(seen)), *_versions(seen, steps, is_live=is_live)]
+def check_links(seen: Evidence) -> list[str]:
+    """Every broken pointer, and every hole in what is numbered."""
+    checks = (
+        _raw_to_facts,
+        _facts_to_raw,
+        _episodes_to_raw,
+        _markers,
+        _groups,
+        _rollouts,
+        _holes,
+        _proposals,
+        _dead_letters,
+    )
+    return [text for check in checks for text in check(seen)]
 
 
 def _raw_to_facts(seen: Evidence) -> Iterator[str]:
@@ -127,19 +136,31 @@ def _rollouts(seen: Evidence) -> Iterator[str]:
     yield from _absent(seen, Topic.ROLLOUT_EVENTS, own, given, "final episode without a final rollout event")
 
 
-def _versions(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -> Iterator[str]:
-    expected = 0
-    for number, step in enumerate(steps, start=1):
-        if step.step != number:
-            yield f"step missing before: step {step.step}"
-            break
-        if step.begin_offset != expected:
-            yield f"gap in the offsets before: step {step.step}"
-        expected = step.next_offset
-    for step in steps:
-        if step.is_updated and step.version not in seen.lineage.versions and step.epoch == steps[-1].epoch:
-            yield f"version trained but not on weights: {step.version}"
-    newest = max((manifest.step for manifest in seen.lineage.versions.values()), default=0)
-    last = steps[-1].step if steps else 0
-    if newest > last + (1 if is_live else 0):
-        yield f"version published but its step is not on training_steps: step {newest}"
+def _holes(seen: Evidence) -> Iterator[str]:
+    """Groups are numbered from 0 and each is asked for as a whole before the next, so that only the newest may have
+    members missing."""
+    if Topic.ROLLOUTS in seen.expired:
+        return
+    for purpose, groups in seen.asked.items():
+        for index in range(max(groups)):
+            members = groups.get(index)
+            if members is None:
+                yield f"group never asked for: {purpose} group {index}"
+                continue
+            size = next(iter(members.values()))[1].size
+            for member in sorted(set(range(size)) - members.keys()):
+                yield f"rollout never asked for: member {member} of {purpose} group {index}"
+
+
+def _proposals(seen: Evidence) -> Iterator[str]:
+    if Topic.EPISODE_EVENTS in seen.expired:
+        return
+    for id_, episode in seen.episodes.items():
+        if episode.closed_by != "complete" and (id_, episode.closed_by) not in seen.closes:
+            yield f"episode closed by {episode.closed_by} that nobody proposed: {id_}"
+
+
+def _dead_letters(seen: Evidence) -> Iterator[str]:
+    for origin in sorted(seen.unseen_origins):
+        if origin.topic not in seen.expired_names:
+            yield f"dead letter of a record that is not there: {origin.topic}/{origin.partition}/{origin.offset}"

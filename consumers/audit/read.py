@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
@@ -34,74 +33,36 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
 )
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
-from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
+from tracegrad.schemas.records.rollouts import (
+    REWARDS,
+    ROLLOUT_EVENTS,
+    ROLLOUTS,
+    Reward,
+    RolloutEvent,
+    RolloutRequest,
+    RolloutState,
+)
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage, WeightRecord
-from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group, group_id_of
+from tracegrad.schemas.records.weights import (
+    WEIGHT_ACKS,
+    WEIGHTS,
+    EpochClaim,
+    Lineage,
+    RollbackRequest,
+    VersionManifest,
+    WeightAck,
+    WeightRecord,
+)
+from tracegrad.schemas.topics import INPUTS, Topic, Topics
 
-__all__ = ["Evidence", "SeenEpisode", "gather"]
+from .evidence import Evidence, SeenEpisode
+
+__all__ = ["gather"]
 
 _COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
-
-
-class SeenEpisode(msgspec.Struct, kw_only=True):
-    """An episode as it lies on `episodes`."""
-
-    position: Position
-    group: str | None
-    group_size: int
-    rollout: str | None
-    is_final: bool
-    is_validation: bool
-    closed_by: str
-    calls: frozenset[str]
-    rewards: tuple[str, ...]
-
-
-class Evidence(msgspec.Struct, kw_only=True):
-    """Ids and places, by topic."""
-
-    run: RunHash
-    committed: dict[Stage, dict[TopicPartition, int]]
-    lineage: Lineage
-    expired: set[Topic] = msgspec.field(default_factory=set)
-    """Topics whose first records retention has taken: absence there proves nothing."""
-    raw: dict[str, Position] = msgspec.field(default_factory=dict)
-    """`call:ID`, `calls_closed:ROLLOUT/ATTEMPT`, `event:...`, `reward:...`, `span:...` of this run -> place."""
-    foreign_calls: set[str] = msgspec.field(default_factory=set)
-    """Calls of other runs' rollouts."""
-    outcomes: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
-    """Episode id -> the call ids that its `calls_closed` names."""
-    dead: set[Position] = msgspec.field(default_factory=set)
-    """Origins of dead letters."""
-    undecodable_calls: set[Position] = msgspec.field(default_factory=set)
-    facts: dict[str, str] = msgspec.field(default_factory=dict)
-    """Raw key -> episode id, as on `episode_events`."""
-    fact_places: dict[str, list[Position]] = msgspec.field(default_factory=dict)
-    """Episode id -> where its facts lie."""
-    dead_facts: set[str] = msgspec.field(default_factory=set)
-    """Raw keys in dead-lettered batches of facts."""
-    markers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Episode id -> disposition."""
-    episodes: dict[str, SeenEpisode] = msgspec.field(default_factory=dict)
-    differing: set[str] = msgspec.field(default_factory=set)
-    """Ids emitted again with other bytes."""
-    group_markers: set[str] = msgspec.field(default_factory=set)
-    groups: dict[str, tuple[int, GroupSummary]] = msgspec.field(default_factory=dict)
-    """Group id -> its first offset on `transitions`, and what it says."""
-    digests: dict[tuple[str, str], bytes] = msgspec.field(default_factory=dict)
-    """(topic, id) -> sha256 of what was emitted first."""
-    steps: list[TrainingStep] = msgspec.field(default_factory=list)
-    rollouts: dict[str, Position] = msgspec.field(default_factory=dict)
-    """Rollout id -> where it was first asked for."""
-    final_rollouts: set[str] = msgspec.field(default_factory=set)
-    """Rollouts with a final event."""
-
-    def is_done(self, stage: Stage, position: Position) -> bool:
-        """Whether the stage has committed past this input record."""
-        where = TopicPartition(position.topic, position.partition)
-        return position.offset < self.committed[stage].get(where, 0)
+_PARTITION = 0
+"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
 
 def gather(
@@ -121,12 +82,17 @@ def gather(
         name = topics.name(topic)
         if any(offsets.begin > 0 for offsets in log.offsets(name).values()) and topic not in _COMPACTED:
             seen.expired.add(topic)
+            seen.expired_names.add(name)
         for record in read_to_end(log, name, starts=starts):
+            if seen.unseen_origins.get(record.position) in (b"", hashlib.sha256(record.value or b"").digest()):
+                del seen.unseen_origins[record.position]
             try:
                 decoded = decode(record.value)
             except RecordError:
                 if topic is Topic.LLM_CALLS:
                     seen.undecodable_calls.add(record.position)
+                elif topic is Topic.TRANSITIONS and record.partition == _PARTITION:
+                    seen.transitions[record.offset] = group_id_of(record.value)
             else:
                 fold(seen, record, decoded)
     return seen
@@ -138,6 +104,8 @@ def _step(seen: Evidence, record: Record, step: TrainingStep) -> None:
 
 def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[SegmentRow]]) -> None:
     summary = group[0]
+    if record.partition == _PARTITION:
+        seen.transitions[record.offset] = summary.group_id
     _note_digest(seen, summary.group_id, record)
     seen.groups.setdefault(summary.group_id, (record.offset, summary))
 
@@ -174,6 +142,7 @@ def _episode_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> Non
 
 def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
     if isinstance(batch, Close):
+        seen.closes.add((batch.episode_id, batch.reason))
         return
     seen.fact_places.setdefault(batch.episode_id, []).append(record.position)
     for fact in batch.facts:
@@ -185,7 +154,10 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
     topic, partition, offset = (fields.get(name, "") for name in ("topic", "partition", "offset"))
     if not (partition.isdigit() and offset.isdigit()):
         return
-    seen.dead.add(Position(topic, int(partition), int(offset)))
+    origin = Position(topic, int(partition), int(offset))
+    seen.dead.add(origin)
+    is_whole = record.value and "item" not in fields
+    seen.unseen_origins[origin] = hashlib.sha256(record.value or b"").digest() if is_whole else b""
     with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys
         batch = EPISODE_EVENTS.decode(record.value)
         if isinstance(batch, Facts):
@@ -202,6 +174,8 @@ def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
         seen.raw[_event_key(event)] = record.position
         if event.is_final:
             seen.final_rollouts.add(event.rollout_id)
+        if event.state is RolloutState.GIVEN_UP:
+            seen.given_up.setdefault(event.rollout_id, set()).add(event.attempt_id)
 
 
 def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> None:
@@ -210,6 +184,8 @@ def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> Non
             seen.foreign_calls.add(call.call_id)
     elif isinstance(call, CallRecord):
         seen.raw[f"call:{call.call_id}"] = record.position
+        for span in call.versions:
+            seen.sampled.setdefault(span.label, call.call_id)
     else:
         seen.raw[f"calls_closed:{call.rollout_id}/{call.attempt_id}"] = record.position
         seen.outcomes[episode_id(call.rollout_id, call.attempt_id)] = frozenset(call.outcomes)
@@ -224,10 +200,25 @@ def _span(seen: Evidence, record: Record, request: ExportTraceServiceRequest) ->
 
 def _rollout(seen: Evidence, record: Record, request: RolloutRequest) -> None:
     seen.rollouts.setdefault(request.rollout_id, record.position)
+    if run_hash_of(request.rollout_id) == seen.run:
+        groups = seen.asked.setdefault(request.purpose, {})
+        groups.setdefault(request.group.index, {})[request.group.member] = (request.rollout_id, request.group)
+
+
+def _ack(seen: Evidence, record: Record, ack: WeightAck) -> None:
+    if ack.policy == seen.lineage.policy:
+        seen.acknowledged.setdefault(ack.label, set()).add(ack.engine_id)
 
 
 def _weights(seen: Evidence, record: Record, weight: WeightRecord) -> None:
-    seen.lineage.fold(weight)
+    if not seen.lineage.fold(weight):
+        return
+    if isinstance(weight, VersionManifest):
+        seen.manifests.append(weight)
+    elif isinstance(weight, EpochClaim):
+        seen.epochs.add(weight.epoch)
+    elif isinstance(weight, RollbackRequest):
+        seen.rolled_back_to.add(weight.to_version)
 
 
 def _event_key(event: RolloutEvent) -> str:
@@ -253,18 +244,20 @@ def _fact_key(fact: Fact) -> str:
 
 
 _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Record, Any], None]], ...] = (
+    (Topic.DEAD_LETTERS, lambda value: None, _dead),
     (Topic.TRAINING_STEPS, TRAINING_STEPS.decode, _step),
     (Topic.CLOSED_GROUPS, CLOSED.decode, _group_marker),
     (Topic.TRANSITIONS, decode_group, _transition),
     (Topic.CLOSED_EPISODES, CLOSED.decode, _episode_marker),
     (Topic.EPISODES, EPISODES.decode, _episode),
-    (Topic.DEAD_LETTERS, lambda value: None, _dead),
     (Topic.EPISODE_EVENTS, EPISODE_EVENTS.decode, _facts),
     (Topic.REWARDS, REWARDS.decode, _reward),
     (Topic.LLM_CALLS, LLM_CALLS.decode, _call),
     (Topic.OTLP_SPANS, decode_spans, _span),
     (Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.decode, _event),
     (Topic.ROLLOUTS, ROLLOUTS.decode, _rollout),
+    (Topic.WEIGHT_ACKS, WEIGHT_ACKS.decode, _ack),
     (Topic.WEIGHTS, WEIGHTS.decode, _weights),
 )
-"""From the last topic to the first; how a record of it is read, what is noted of it."""
+"""Dead letters, which come before a commit, and then from the last topic to the first; how a record of it is read, what
+is noted of it."""

@@ -1,6 +1,12 @@
-"""A whole small run on a MemoryLog, made by the real folds: two trained groups, one waiting, validation, a retry."""
+"""A whole small run on a MemoryLog, made by the real folds: two trained groups, one waiting, validation, a retry.
+
+`long_run` goes on: what a deadline closed, what was given up, a rollback, a trainer that was started again.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -8,22 +14,26 @@ from tests.memory_log import MemoryLog
 from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
 from tests.versions import RUN, ack, claim, manifest, sampled_by
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
 from tracegrad.schemas.records.transitions import decode_group
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import INPUTS, REGISTRY, STREAMS, Topic
+from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["memory_log", "records", "small_run", "step"]
+__all__ = ["attempt", "long_run", "memory_log", "records", "small_run", "step"]
 
 
-def attempt(number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, version: int = 0) -> list[Item]:
+def attempt(
+    number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, version: int = 0, epoch: int = 1, **end: Any
+) -> list[Item]:
     """One good attempt of rollout `number`: two calls, an agent span, a tool span, a reward."""
     own = rollout(number)
     trace = own + "a001"
-    settings = {"purpose": purpose, "versions": (sampled_by(version),)}
+    settings = {"purpose": purpose, "versions": (sampled_by(version, epoch),)}
     first = make.call(f"{number}a", own, [1, 2], [3, 4], **settings)
     second = make.call(
         f"{number}b", own, [5], [6], parent_call_id=make.call_id(f"{number}a"), shared_tokens=4, **settings
@@ -35,7 +45,7 @@ def attempt(number: int, group: GroupRef, purpose: Purpose = Purpose.TRAIN, vers
         make.otlp(make.agent_span(trace, 1, "calculator"), make.tool_span(trace, 2, parent=1)),
         make.closed(own, [first, second]),
         make.reward(own, float(number % 2)),
-        make.event(own, group=group, spans_exported=2, purpose=purpose),
+        make.event(own, group=group, spans_exported=2, purpose=purpose, **end),
     ]
 
 
@@ -51,8 +61,8 @@ def aborted_once(number: int, group: GroupRef) -> list[Item]:
     ]
 
 
-def small_run() -> Streams:
-    """The run, folded to its end."""
+def small_run(weights: Path | None = None) -> Streams:
+    """The run, folded to its end. `weights`: where its versions' folders are made; None: they have none."""
     streams = Streams(make.config())
     number = 0
     for index in range(3):
@@ -67,11 +77,54 @@ def small_run() -> Streams:
     for index in range(2):
         group = GroupRef(id=f"{RUN_HASH}{'e' * 15}{index}", size=1, member=0, index=index)
         _ask(streams, number, group, Purpose.VALIDATION)
-        streams.feed(*attempt(number, group, Purpose.VALIDATION))
+        streams.feed(*attempt(number, group, Purpose.VALIDATION, version=2 * index))
         number += 1
     streams.append(Topic.LLM_CALLS, b"\xc1 no call")
-    _train(streams)
+    _train(streams, weights)
     return streams
+
+
+def long_run(weights: Path) -> Streams:
+    """The small run, and more of what happens to one."""
+    streams = small_run(weights)
+    publish(streams, 3, weights, base_version=1, step=2, next_offset=2, asked=True)
+    for member in range(2):
+        number = 20 + member
+        group = GroupRef(id=f"{RUN_HASH}{3:016x}", size=2, member=member, index=3)
+        _ask(streams, number, group, Purpose.TRAIN)
+        if member == 0:
+            streams.feed(*attempt(number, group, version=3, spans_lost=1))
+        else:
+            given_up = make.event(rollout(number), RolloutState.GIVEN_UP, group=group, attempt_id=GIVEN_UP_ATTEMPT)
+            streams.feed(given_up)
+    streams.tick(0.0)
+    streams.tick(5.0)
+    streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim(2)))
+    publish(streams, 4, weights, epoch=2, step=3, next_offset=3)
+    third = decode_group(streams.values(Topic.TRANSITIONS)[2])[0].group_id
+    streams.append(
+        Topic.TRAINING_STEPS, TRAINING_STEPS.encode(msgspec.structs.replace(step(3, (third,), epoch=2), version=4))
+    )
+    group = GroupRef(id=f"{RUN_HASH}{'e' * 15}2", size=1, member=0, index=2)
+    _ask(streams, 22, group, Purpose.VALIDATION)
+    streams.feed(*attempt(22, group, Purpose.VALIDATION, version=4, epoch=2))
+    return streams
+
+
+def publish(streams: Streams, number: int, weights: Path | None, *, asked: bool = False, **fields: Any) -> None:
+    """A version, acknowledged; `asked`: by a rollback."""
+    made = manifest(number, **fields)
+    if weights is not None:
+        folder = weights / made.label
+        folder.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_text(f"{name} of {made.label}")
+        made = msgspec.structs.replace(made, uri=str(folder), files=describe_files(folder))
+    if asked:
+        request = RollbackRequest(policy="policy", run=RUN, to_version=made.base_version, requested_by="test")
+        streams.append(Topic.WEIGHTS, WEIGHTS.encode(request))
+    streams.append(Topic.WEIGHTS, WEIGHTS.encode(made))
+    streams.append(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack(number, made.epoch)))
 
 
 def _later_attempt(item: Item) -> Item:
@@ -86,12 +139,11 @@ def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> No
     streams.append(Topic.ROLLOUTS, ROLLOUTS.encode(request))
 
 
-def _train(streams: Streams) -> None:
+def _train(streams: Streams, weights: Path | None) -> None:
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim()))
     order = [decode_group(value)[0].group_id for value in streams.values(Topic.TRANSITIONS)]
     for number in range(3):
-        streams.append(Topic.WEIGHTS, WEIGHTS.encode(manifest(number, next_offset=number)))
-        streams.append(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack(number)))
+        publish(streams, number, weights, next_offset=number)
     for number in (1, 2):
         streams.append(Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number, (order[number - 1],))))
 

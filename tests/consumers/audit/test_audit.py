@@ -7,31 +7,17 @@ from functools import lru_cache
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import memory_log, records, small_run, step
+from tests.consumers.audit.small_run import attempt, memory_log, small_run, step
 from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
+from tests.versions import sampled_by
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES
-from tracegrad.schemas.records.facts import (
-    EPISODE_EVENTS,
-    CallFact,
-    CallsClosedFact,
-    Facts,
-    RewardFact,
-    RolloutFact,
-    SpanFact,
-)
-from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, surviving_steps
+from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, surviving_steps
 from tracegrad.schemas.records.transitions import decode_group
-from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic
-
-UNTOLD = (Topic.OTLP_LOGS, Topic.WEIGHT_ACKS, Topic.PROCESS_STATUS)
-"""Nothing points at an acknowledgement: a version that served may be replaced before it was acknowledged. Reports of
-processes are best effort."""
 
 
 @lru_cache
@@ -56,96 +42,11 @@ def test_a_whole_run_adds_up() -> None:
         assert unit.total == sum(unit.terms.values())
 
 
-def names_of(topic: Topic, record: Record) -> list[str]:
-    """By which names a person would look for this record."""
-    value = record.value
-    match topic:
-        case Topic.OTLP_SPANS:
-            return [f"{RUN_HASH}"]
-        case Topic.LLM_CALLS:
-            try:
-                call_ = LLM_CALLS.decode(value)
-            except Exception:
-                return ["llm_calls"]
-            return [call_.call_id if isinstance(call_, CallRecord) else str(call_.rollout_id)]
-        case Topic.REWARDS:
-            return [REWARDS.decode(value).idempotency_key]
-        case Topic.ROLLOUT_EVENTS:
-            return [ROLLOUT_EVENTS.decode(value).rollout_id]
-        case Topic.ROLLOUTS:
-            return [ROLLOUTS.decode(value).rollout_id]
-        case Topic.EPISODE_EVENTS:
-            batch = EPISODE_EVENTS.decode(value)
-            assert isinstance(batch, Facts)
-            return [_fact_name(fact) for fact in batch.facts]
-        case Topic.CLOSED_EPISODES | Topic.CLOSED_GROUPS:
-            return [CLOSED.decode(value).id]
-        case Topic.EPISODES:
-            return [EPISODES.decode(value).episode_id]
-        case Topic.TRANSITIONS:
-            return [decode_group(value)[0].group_id]
-        case Topic.TRAINING_STEPS:
-            return [*TRAINING_STEPS.decode(value).group_ids, f"step {TRAINING_STEPS.decode(value).step}"]
-        case Topic.WEIGHTS:
-            weight = WEIGHTS.decode(value)
-            if isinstance(weight, VersionManifest):
-                return [f"version trained but not on weights: {weight.version}"]
-            assert isinstance(weight, EpochClaim)
-            return ["version trained but not on weights"]
-        case _:
-            return ["llm_calls/0/"]
-
-
-def _fact_name(fact: object) -> str:
-    match fact:
-        case CallFact(call=made):
-            return made.call_id
-        case CallsClosedFact(closed=made):
-            return made.rollout_id
-        case RolloutFact(event=made):
-            return made.rollout_id
-        case RewardFact(reward=made):
-            return made.idempotency_key
-        case SpanFact(span_id=id_):
-            return id_
-        case _:
-            raise AssertionError(fact)
-
-
-def is_told_by_others(topic: Topic, record: Record) -> bool:
-    """Records whose loss no other record can tell of: nothing points at them."""
-    if topic is Topic.WEIGHTS:
-        weight = WEIGHTS.decode(record.value)
-        return not (isinstance(weight, VersionManifest) and weight.version == 0)
-    if topic is Topic.LLM_CALLS:
-        # The undecodable one: its dead letter still says where it lay.
-        return record.value != b"\xc1 no call"
-    return True
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("topic", [topic for topic in Topic if topic not in UNTOLD])
-def test_a_record_that_is_gone_is_named(topic: Topic) -> None:
-    """Every single record of every topic, one copy each."""
-    tried = 0
-    for of_topic, record in records(run()):
-        if of_topic is not topic or not is_told_by_others(topic, record):
-            continue
-        tried += 1
-        report = audited(memory_log(run(), record))
-        assert not report.is_complete, record
-        assert any(name in line for name in names_of(topic, record) for line in report.missing), (
-            names_of(topic, record),
-            report.missing,
-        )
-    assert tried
-
-
 def test_what_is_on_its_way_is_open_not_missing() -> None:
     """A living run raises no alarm: nothing is committed past the new records."""
     log = memory_log(run())
     own = rollout(99)
-    log.append(TOPICS.name(Topic.LLM_CALLS), b"k", LLM_CALLS.encode(call("new", own)), (), 0)
+    log.append(TOPICS.name(Topic.LLM_CALLS), b"k", LLM_CALLS.encode(call("new", own, versions=(sampled_by(0),))), (), 0)
     group = event(own).group
     started = event(own, RolloutState.STARTED, group=group)
     log.append(TOPICS.name(Topic.ROLLOUT_EVENTS), b"k", ROLLOUT_EVENTS.encode(started), (), 0)
@@ -158,7 +59,7 @@ def test_a_rollout_that_its_runner_committed_and_lost_is_named() -> None:
     """Not even its start was heard of: open while the runner holds it, missing once its request is committed."""
     log = memory_log(run())
     own, name = rollout(99), TOPICS.name(Topic.ROLLOUTS)
-    where, group = TopicPartition(name, 0), GroupRef(id=f"{RUN_HASH}{99:016x}", size=2, member=0, index=99)
+    where, group = TopicPartition(name, 0), GroupRef(id=f"{RUN_HASH}{3:016x}", size=2, member=0, index=3)
     request = RolloutRequest(
         rollout_id=own, group=group, task_id="task-1", input="?", policy="policy", purpose=Purpose.TRAIN
     )
@@ -203,3 +104,104 @@ def test_steps_of_a_fenced_trainer_do_not_survive() -> None:
     """A later epoch that wrote step 2 resumed before the old step 3."""
     steps = [step(1, ("a",)), step(2, ("b",)), step(3, ("c",)), step(2, ("d",), epoch=2)]
     assert [(s.step, s.epoch) for s in surviving_steps(steps)] == [(1, 1), (2, 2)]
+
+
+def test_a_step_that_never_ran_is_named() -> None:
+    """It says that it trained the waiting group, which lies in its interval; but no version came of it."""
+    log = memory_log(run())
+    waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
+    made_up = step(3, (waiting,))
+    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
+    assert audited(log).missing == ["version trained but not on weights: 3"]
+
+
+def test_a_step_that_borrows_a_version_is_named() -> None:
+    """The version is there, of another step."""
+    log = memory_log(run())
+    waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
+    made_up = msgspec.structs.replace(step(3, (waiting,)), version=2)
+    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
+    assert audited(log).missing == [
+        "step that did not lead to the version that it names: step 3 up to offset 3, version 2 is of step 2 up to 2"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "num_groups", "named"),
+    [
+        (2, 3, 0, ["group in the interval of step 3 but not named by it: {2}"]),
+        (2, 9, 1, ["6 offsets that are not on transitions consumed by: step 3"]),
+        (3, 4, 1, [
+            "gap in the offsets before: step 3",
+            "1 offsets that are not on transitions consumed by: step 3",
+            "group named by step 3 but not in its interval of transitions: {2}",
+        ]),
+    ],
+    ids=["passed-by", "too-far", "elsewhere"],
+)  # fmt: skip
+def test_the_interval_of_a_step_is_compared_with_transitions(
+    begin: int, end: int, num_groups: int, named: list[str]
+) -> None:
+    """What a batch consumed is what lies there, and nothing else."""
+    log = memory_log(run())
+    groups = [decode_group(record.value)[0].group_id for record in log.records(TOPICS.name(Topic.TRANSITIONS))]
+    last = msgspec.structs.replace(
+        step(3, tuple(groups[2:][:num_groups])),
+        begin_offset=begin,
+        next_offset=end,
+        is_updated=False,
+        version=2,
+        accounting=Accounting(consumed=2 + num_groups, trained=2 + num_groups),
+    )
+    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(last), (), 0)
+    expected = [line.format(*groups) for line in named]
+    assert [line for line in audited(log).missing if "step 3" in line] == expected
+
+
+def asked(log: Log, index: int, member: int) -> RolloutRequest:
+    """One more rollout of training is asked for."""
+    group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
+    request = RolloutRequest(
+        rollout_id=rollout(100 + 2 * index + member), group=group, task_id="task-1", input="?", policy="policy",
+        purpose=Purpose.TRAIN,
+    )  # fmt: skip
+    log.writer().append(TOPICS.name(Topic.ROLLOUTS), key=b"k", value=ROLLOUTS.encode(request), partition=0).result(1)
+    return request
+
+
+def test_holes_in_what_was_asked_for_are_named() -> None:
+    """Groups and their members are numbered; only the newest group may be in the making."""
+    log = memory_log(run())
+    asked(log, 4, 0)
+    asked(log, 6, 1)
+    assert audited(log).missing == [
+        "group never asked for: train group 3",
+        "rollout never asked for: member 1 of train group 4",
+        "group never asked for: train group 5",
+    ]
+
+
+def test_groups_that_did_not_close_are_open_or_lost() -> None:
+    """Lost is one whose member was given up three times and has no episode; until then it is open."""
+    log = memory_log(run())
+    requests = [asked(log, 3, member) for member in range(2)]
+    assert audited(log).groups.terms == {"open": 1, "trained": 2, "waiting": 1}
+    for name in ("0000", "00aa", "00bb"):
+        assert "lost" not in audited(log).groups.terms
+        given_up = event(requests[1].rollout_id, RolloutState.GIVEN_UP, group=requests[1].group, attempt_id=name)
+        log.append(TOPICS.name(Topic.ROLLOUT_EVENTS), b"k", ROLLOUT_EVENTS.encode(given_up), (), 0)
+    report = audited(log)
+    assert (report.groups.terms, report.missing) == ({"lost": 1, "trained": 2, "waiting": 1}, [])
+
+
+def test_an_episode_whose_place_another_took_is_displaced() -> None:
+    """The real one of a rollout that was given up too soon: its group closed without it, as its reason says there."""
+    streams = small_run()
+    group = GroupRef(id=f"{RUN_HASH}{3:016x}", size=1, member=0, index=3)
+    request = RolloutRequest(
+        rollout_id=rollout(50), group=group, task_id="task-1", input="?", policy="policy", purpose=Purpose.TRAIN
+    )
+    streams.append(Topic.ROLLOUTS, ROLLOUTS.encode(request))
+    streams.feed(event(rollout(50), RolloutState.GIVEN_UP, group=group, attempt_id="0000"), *attempt(50, group))
+    report = audited(memory_log(streams))
+    assert (report.episodes.terms["displaced"], report.missing) == (1, [])

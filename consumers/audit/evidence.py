@@ -1,0 +1,99 @@
+"""What is known of a run from its topics: ids, places, and what points at what.
+
+In: `read.py` fills it. Out: the checks read it. Invariant: no payload is kept. Failure: none.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.protocol import Position, TopicPartition
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.rollouts import GroupRef
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.transitions import GroupSummary
+from tracegrad.schemas.records.weights import Lineage, VersionManifest
+from tracegrad.schemas.topics import Stage, Topic
+
+__all__ = ["Evidence", "SeenEpisode"]
+
+
+class SeenEpisode(msgspec.Struct, kw_only=True):
+    """An episode as it lies on `episodes`."""
+
+    position: Position
+    group: str | None
+    group_size: int
+    rollout: str | None
+    is_final: bool
+    is_validation: bool
+    closed_by: str
+    calls: frozenset[str]
+    rewards: tuple[str, ...]
+
+
+class Evidence(msgspec.Struct, kw_only=True):
+    """Ids and places, by topic."""
+
+    run: RunHash
+    committed: dict[Stage, dict[TopicPartition, int]]
+    lineage: Lineage
+    expired: set[Topic] = msgspec.field(default_factory=set)
+    """Topics whose first records retention has taken: absence there proves nothing."""
+    expired_names: set[str] = msgspec.field(default_factory=set)
+    """Their full names."""
+    raw: dict[str, Position] = msgspec.field(default_factory=dict)
+    """`call:ID`, `calls_closed:ROLLOUT/ATTEMPT`, `event:...`, `reward:...`, `span:...` of this run -> place."""
+    foreign_calls: set[str] = msgspec.field(default_factory=set)
+    """Calls of other runs' rollouts."""
+    outcomes: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
+    """Episode id -> the call ids that its `calls_closed` names."""
+    dead: set[Position] = msgspec.field(default_factory=set)
+    """Origins of dead letters."""
+    unseen_origins: dict[Position, bytes] = msgspec.field(default_factory=dict)
+    """Those of them where the record was not found -> its sha256, empty where the letter holds only a part of it."""
+    closes: set[tuple[str, str]] = msgspec.field(default_factory=set)
+    """(episode id, reason) of the proposals to close."""
+    undecodable_calls: set[Position] = msgspec.field(default_factory=set)
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
+    """Raw key -> episode id, as on `episode_events`."""
+    fact_places: dict[str, list[Position]] = msgspec.field(default_factory=dict)
+    """Episode id -> where its facts lie."""
+    dead_facts: set[str] = msgspec.field(default_factory=set)
+    """Raw keys in dead-lettered batches of facts."""
+    markers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Episode id -> disposition."""
+    episodes: dict[str, SeenEpisode] = msgspec.field(default_factory=dict)
+    differing: set[str] = msgspec.field(default_factory=set)
+    """Ids emitted again with other bytes."""
+    group_markers: set[str] = msgspec.field(default_factory=set)
+    groups: dict[str, tuple[int, GroupSummary]] = msgspec.field(default_factory=dict)
+    """Group id -> its first offset on `transitions`, and what it says."""
+    transitions: dict[int, str | None] = msgspec.field(default_factory=dict)
+    """Offset in the policy's partition -> the group there; None: the record names none."""
+    digests: dict[tuple[str, str], bytes] = msgspec.field(default_factory=dict)
+    """(topic, id) -> sha256 of what was emitted first."""
+    steps: list[TrainingStep] = msgspec.field(default_factory=list)
+    rollouts: dict[str, Position] = msgspec.field(default_factory=dict)
+    """Rollout id -> where it was first asked for."""
+    final_rollouts: set[str] = msgspec.field(default_factory=set)
+    """Rollouts with a final event."""
+    asked: dict[Purpose, dict[int, dict[int, tuple[str, GroupRef]]]] = msgspec.field(default_factory=dict)
+    """Purpose -> index of a group -> member -> its rollout and its place, as requested."""
+    given_up: dict[str, set[str]] = msgspec.field(default_factory=dict)
+    """Rollout -> attempts as which it was given up."""
+    manifests: list[VersionManifest] = msgspec.field(default_factory=list)
+    """Those that were in force when they were written."""
+    epochs: set[int] = msgspec.field(default_factory=set)
+    rolled_back_to: set[int] = msgspec.field(default_factory=set)
+    """Versions that somebody asked to have again."""
+    acknowledged: dict[str, set[str]] = msgspec.field(default_factory=dict)
+    """Label of a version -> engines that served it."""
+    sampled: dict[str, str] = msgspec.field(default_factory=dict)
+    """Label of a version -> a call of this run that it sampled."""
+
+    def is_done(self, stage: Stage, position: Position) -> bool:
+        """Whether the stage has committed past this input record."""
+        where = TopicPartition(position.topic, position.partition)
+        return position.offset < self.committed[stage].get(where, 0)

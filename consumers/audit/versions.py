@@ -1,0 +1,141 @@
+"""Steps, batches and versions against each other: who trained what, and whether it is all still there.
+
+In: Evidence, the surviving steps; a function that looks at a version's files. Out: `what: id` lines. Invariant: a step
+counts only if the groups that it names are those of its interval on `transitions` and the version that it led to is on
+`weights`; a version only if a step, a rollback or, for number 0, the beginning of the run led to it; what sampled, if
+it was published and acknowledged. Judged only where retention has taken nothing; what a living run has not finished is
+let pass. Failure: none.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.versions import parse_label
+from tracegrad.schemas.records.weights import VersionManifest
+from tracegrad.schemas.topics import Topic
+
+from .evidence import Evidence
+
+__all__ = ["Look", "check_versions"]
+
+Look = Callable[[VersionManifest], object]
+"""Looks at a version's files. Raises RecordError where one is not as its manifest says."""
+
+
+def check_versions(
+    seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool, look: Look | None, num_kept: int
+) -> Iterator[str]:
+    """Every step and version that does not fit the others."""
+    yield from _order(steps)
+    if Topic.TRANSITIONS not in seen.expired:
+        yield from _intervals(seen, steps)
+    if Topic.WEIGHTS not in seen.expired:
+        yield from _steps_to_versions(seen, steps)
+        yield from _numbers(seen)
+        if Topic.TRAINING_STEPS not in seen.expired:
+            yield from _versions_to_steps(seen, steps, is_live=is_live)
+        yield from _served(seen)
+        if look is not None:
+            yield from _files(seen, look, num_kept=num_kept, is_live=is_live)
+
+
+def _order(steps: Sequence[TrainingStep]) -> Iterator[str]:
+    expected = 0
+    for number, step in enumerate(steps, start=1):
+        if step.step != number:
+            yield f"step missing before: step {step.step}"
+            break
+        if step.begin_offset != expected:
+            yield f"gap in the offsets before: step {step.step}"
+        expected = step.next_offset
+
+
+def _intervals(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterator[str]:
+    """Each step's groups are those of its records, but for groups that came before."""
+    offsets = sorted(seen.transitions)
+    before: set[str] = set()
+    for step in steps:
+        held = offsets[bisect_left(offsets, step.begin_offset) : bisect_left(offsets, step.next_offset)]
+        num_gone = step.next_offset - step.begin_offset - len(held)
+        if num_gone:
+            yield f"{num_gone} offsets that are not on transitions consumed by: step {step.step}"
+        there = {group for offset in held if (group := seen.transitions[offset]) is not None} - before
+        named = {*step.group_ids, *step.excluded_ids}
+        for group in sorted(named - there):
+            yield f"group named by step {step.step} but not in its interval of transitions: {group}"
+        for group in sorted(there - named):
+            yield f"group in the interval of step {step.step} but not named by it: {group}"
+        before |= there | named
+
+
+def _steps_to_versions(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterator[str]:
+    for step in steps:
+        if not step.is_updated:
+            continue
+        manifest = seen.lineage.versions.get(step.version)
+        if manifest is None:
+            yield f"version trained but not on weights: {step.version}"
+        elif (manifest.step, manifest.next_offset) != (step.step, step.next_offset):
+            yield (
+                f"step that did not lead to the version that it names: step {step.step} up to offset "
+                f"{step.next_offset}, version {step.version} is of step {manifest.step} up to {manifest.next_offset}"
+            )
+
+
+def _numbers(seen: Evidence) -> Iterator[str]:
+    """Versions count from 0, epochs from 1, neither with a hole."""
+    newest = seen.lineage.newest
+    for number in range(newest.version if newest is not None else 0):
+        if number not in seen.lineage.versions:
+            yield f"version missing on weights: {number}"
+    for number in range(1, max(seen.epochs, default=0)):
+        if number not in seen.epochs:
+            yield f"epoch that nobody claimed: {number}"
+
+
+def _versions_to_steps(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -> Iterator[str]:
+    led_to = {step.version for step in seen.steps if step.policy == seen.lineage.policy}
+    last = steps[-1].step if steps else 0
+    for number, manifest in sorted(seen.lineage.versions.items()):
+        # A trainer that was killed before its record made the step again, and went on above this version.
+        was_redone = any(step.step == manifest.step and step.epoch > manifest.epoch for step in steps)
+        if number == 0 or number in led_to or was_redone or manifest.base_version in seen.rolled_back_to:
+            continue
+        if not (is_live and manifest.step > last):
+            yield f"version published but its step is not on training_steps: version {number}, step {manifest.step}"
+
+
+def _served(seen: Evidence) -> Iterator[str]:
+    """What samples was published, and acknowledged before it did."""
+    published = {manifest.label for manifest in seen.manifests}
+    runs = {manifest.run for manifest in seen.manifests}
+    for label, call in sorted(seen.sampled.items()):
+        version = parse_label(label)
+        if version is None or version.run not in runs:
+            continue  # raw topics are shared: a captured call may be of another run's engine
+        if label not in published:
+            yield f"version sampled call {call} but is not on weights: {label}"
+        if label not in seen.acknowledged and Topic.WEIGHT_ACKS not in seen.expired:
+            yield f"version sampled call {call} but is not on weight_acks: {label}"
+    for label, engines in sorted(seen.acknowledged.items()):
+        if label not in published:
+            yield f"version acknowledged by {', '.join(sorted(engines))} but not on weights: {label}"
+
+
+def _files(seen: Evidence, look: Look, *, num_kept: int, is_live: bool) -> Iterator[str]:
+    """Folders of older versions are removed as new ones are written, whole; what is there has to be sound."""
+    versions = seen.lineage.versions
+    # One more may lie there, written and not announced.
+    kept = {0, *sorted(versions)[-max(1, num_kept - 1) :]} if num_kept else set(versions)
+    for number, manifest in sorted(versions.items()):
+        if not os.path.isdir(manifest.uri) and (number not in kept or is_live):
+            continue
+        try:
+            look(manifest)
+        except RecordError as error:
+            yield f"files of version {number} on weights: {error}"
