@@ -169,7 +169,8 @@ class Gateway:
                 closed = LLM_CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
                 append = self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
                 await self.parts.acknowledged(append)
-                session.end_answer = msgspec.json.encode({"calls": answers, "fault": session.last_fault})
+                told = {"calls": answers, "fault": session.last_fault, "was_waiting": session.was_waiting()}
+                session.end_answer = msgspec.json.encode(told)
                 session.forget_calls()
                 self.parts.sessions.has_room(session)
                 self.parts.metrics.add(ATTEMPTS_ENDED)

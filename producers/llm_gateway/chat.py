@@ -98,8 +98,8 @@ class ChatEndpoints:
         self, session: Session, leave: Callable[[], None], served: Served | None, error: BaseException | None
     ) -> None:
         leave()
-        status = _status_of(error) if error is not None else 200
-        session.last_fault = status if status >= 500 else None
+        # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again for it.
+        session.last_fault = 503 if error is not None and _status_of(error) == 503 else None
         if served is not None:
             self._parts.metrics.add(CALLS_SERVED, served.answer.outcome)
         elif error is not None:

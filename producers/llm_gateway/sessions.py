@@ -77,7 +77,8 @@ class Session:
         self.num_ids_counted = 0
         """Token ids of its history as its registry counted them."""
         self.last_fault: int | None = None
-        """Status of the call that ended last, if it is the gateway's or the engine's fault (5xx)."""
+        """Status of the call that ended last, if that was the gateway's or the engine's fault (503)."""
+        self._was_waiting = False
         self._calls: list[_Registered] = []
         self._running: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
@@ -135,6 +136,7 @@ class Session:
 
         Raises SessionError (503) when some call can be neither finished nor cancelled in time.
         """
+        self._was_waiting = self._was_waiting or (not self.is_closing and not self._idle.is_set())
         self.is_closing = True
         if await self._is_idle(wait_s):
             return
@@ -148,6 +150,11 @@ class Session:
             async with asyncio.timeout(wait_s):
                 await self._idle.wait()
         return self._idle.is_set()
+
+    def was_waiting(self) -> bool:
+        """Whether the agent had no answer yet to its last call when the end came."""
+        last = self._calls[-1].answer.outcome if self._calls else None
+        return self._was_waiting or last is CallOutcome.CLIENT_DISCONNECTED
 
     def answers(self) -> list[Answer]:
         """All calls' in order; a disconnected one is superseded when the client asked the same again and got it."""

@@ -1,8 +1,8 @@
 """One attempt of a rollout: begin at the gateway, run the agent, end at the gateway, grade.
 
 In: a request, an attempt id, a place to run. Out: an Outcome, and the end event and rewards that tell it. Invariant:
-only gateway, engine and runner faults make it `aborted`; an attempt is graded unless aborted, and only after its calls
-are closed. Failure: none; every fault becomes part of the outcome.
+only what the gateway or the runner says makes it `aborted`, nothing that the agent says or does; an attempt is graded
+unless aborted, and only after its calls are closed. Failure: none; every fault becomes part of the outcome.
 """
 
 from __future__ import annotations
@@ -69,12 +69,9 @@ def records_of(
 
 
 async def perform(
-    run: RunAgent, request: RolloutRequest, attempt: str, gateway: GatewayClient, grader: Grader, *, is_alone: bool
+    run: RunAgent, request: RolloutRequest, attempt: str, gateway: GatewayClient, grader: Grader
 ) -> Outcome:
-    """One attempt; ends within its limits and the gateway's and the grader's time-outs.
-
-    `is_alone`: nothing else runs in the agent's process, so a crash of it is the agent's own failure.
-    """
+    """One attempt; ends within its limits and the gateway's and the grader's time-outs."""
 
     async def begin(host: Holder | None) -> None:
         await gateway.begin(request, attempt, host)
@@ -83,9 +80,6 @@ async def perform(
         outcome = await run(request, attempt, begin)
     except UnavailableError as error:
         return Outcome(state=RolloutState.ABORTED, error=str(error))
-    if outcome.is_crash and is_alone:
-        crashed = "the agent crashes its process"
-        outcome = replace(outcome, state=RolloutState.FAILED, error=crashed, is_crash=False)
     try:
         closed = await gateway.end(request.rollout_id, attempt)
     except UnavailableError as error:
@@ -93,6 +87,9 @@ async def perform(
     outcome = replace(outcome, calls_closed=True)
     if closed.fault is not None and outcome.state is not RolloutState.SUCCEEDED:
         outcome = _aborted(outcome, f"its last call was answered {closed.fault} ({outcome.error})")
+    if outcome.is_host_lost and (closed.was_waiting or not closed.calls):
+        # Who waits does nothing meanwhile, and who has asked for nothing has no answer to run away from.
+        outcome = _aborted(outcome, f"{outcome.error} while it waited for an answer")
     if outcome.state is RolloutState.ABORTED:
         return outcome
     seen_by_grader = {

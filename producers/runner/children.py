@@ -3,7 +3,8 @@
 In: a command line. Out: decoded messages from its stdout, their text clean and without the child's credential.
 Invariant: every child leads a process group of its own, known to the reaper from its start to its end, so none outlives
 the runner. What it writes to stderr goes to a log file, whose last lines are in the message that says why it died.
-Failure: `receive` returns None when the child's output ended.
+Failure: `receive` returns None when the child's output ended; what is no message is passed over, as user code may find
+the way to our pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
+
+import msgspec
 
 from tracegrad.schemas.credentials import masked
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -28,6 +31,7 @@ from .config import AgentConfig, RunnerHandles
 
 __all__ = ["Child", "Launcher"]
 
+M = TypeVar("M", bound=msgspec.Struct)
 _LINE_LIMIT = 8 * 1024 * 1024
 """Above an agent host's largest result, so that only a broken child exceeds it."""
 _START_TIMEOUT_S = 120.0
@@ -36,6 +40,16 @@ _TAIL_BYTES = 4096
 _FOLDER = Path(__file__).parent.resolve()
 
 logger = logging.getLogger(__name__)
+
+
+class _Started(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host says first."""
+
+    op: Literal["ready", "unusable"]
+    untraced: str = ""
+    """Why no span will be exported."""
+    error: str = ""
+    """Why the user's function cannot be loaded."""
 
 
 class Child:
@@ -57,6 +71,7 @@ class Child:
         self._on_end = on_end
         self._shown = shown
         """The credential that it was given, which it may quote in what it says."""
+        self._is_noisy = False
 
     @property
     def last_words(self) -> str:
@@ -74,15 +89,19 @@ class Child:
         self._stdin.write(json.dumps(message).encode() + b"\n")
         await self._stdin.drain()
 
-    async def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the output ended or was not what we speak."""
-        try:
-            line = masked(await self._stdout.readline(), self._shown)
-            message = decode_json(line) if line else None
-        except (ValueError, RecursionError) as error:
-            logger.warning("child %d wrote what is no message: %s", self._process.pid, type(error).__name__)
-            return None
-        return message if isinstance(message, dict) else None
+    async def receive(self, kind: type[M]) -> M | None:
+        """The next message of that kind; None when the output ended."""
+        while True:
+            line = b""
+            try:
+                line = await self._stdout.readline()
+                if not line:
+                    return None
+                return msgspec.convert(decode_json(masked(line, self._shown)), kind)
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+                if not self._is_noisy and line != b"\n":
+                    self._is_noisy = True
+                    logger.warning("child %d wrote what is no message: %s", self._process.pid, type(error).__name__)
 
     async def converse(self, data: bytes, limit: int) -> tuple[str, int]:
         """Writes all of stdin, then waits for its end: the last line of stdout that is not blank, of `limit` bytes
@@ -147,28 +166,26 @@ class Launcher:
         self._tell(f"+{process.pid}\n")
         return Child(process, log, begin, lambda: self._tell(f"-{process.pid}\n"), env.get("OPENAI_API_KEY", ""))
 
-    async def start_host(
-        self, script: str, reference: str, *, env: Mapping[str, str], name: str
-    ) -> tuple[Child, dict[str, Any]]:
-        """A process of `host_main.py` that has loaded the function, and what it said when it was ready.
+    async def start_host(self, script: str, reference: str, *, env: Mapping[str, str], name: str) -> tuple[Child, str]:
+        """A process of `host_main.py` that has loaded the function, and why it exports no span, if so.
 
         Raises ConfigurationError (the function cannot be loaded), UnavailableError (the process died or hung), OSError.
         """
         python, folder = self.agent.python or sys.executable, _FOLDER / "hosted"
         command = [python, str(folder / "host_main.py"), str(folder / script), reference]
         child = await self.start(command, env=env, name=name)
-        message: dict[str, Any] | None = None
+        started: _Started | None = None
         try:
             with contextlib.suppress(TimeoutError):
-                message = await asyncio.wait_for(child.receive(), _START_TIMEOUT_S)
-            if message is None:
+                started = await asyncio.wait_for(child.receive(_Started), _START_TIMEOUT_S)
+            if started is None:
                 raise UnavailableError(f"{reference}: {name} died or hung at its start: {child.last_words}")
-            if message["op"] != "ready":
-                raise ConfigurationError(f"{reference}: {message['error']}")
+            if started.op != "ready":
+                raise ConfigurationError(f"{reference}: {started.error}")
         except BaseException:
             await child.kill()
             raise
-        return child, message
+        return child, started.untraced
 
     def _tell(self, line: str) -> None:
         assert self._reaper.stdin is not None

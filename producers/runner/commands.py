@@ -1,9 +1,8 @@
 """Agents in any language: one process per rollout, the task on stdin, the answer on the last line of stdout.
 
 In: rollouts. Out: an Outcome each; spans are not counted (`spans_exported` None). Invariant: the whole process
-group is dead before the result is given; stdout is bounded. Failure: a non-zero status is `failed`, except 75
-(EX_TEMPFAIL of sysexits.h), by which a command says that it was not to blame: `aborted`, and tried again. So is any
-end but success after a last call that the gateway answered 5xx (`attempt.py` knows).
+group is dead before the result is given; stdout is bounded. Failure: a status other than 0 is `failed`, whatever it
+is: that nobody but us was to blame, the gateway says (`attempt.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from .outcome import Begin, Outcome, RunAgent
 __all__ = ["CommandPool", "check_command"]
 
 _MAX_OUTPUT_BYTES = 1_000_000
-_TEMPORARY_FAILURE = 75
 
 
 def check_command(agent: AgentConfig) -> None:
@@ -76,8 +74,7 @@ class CommandPool:
         duration_s = time.monotonic() - started
         if status == 0:
             return Outcome(state=RolloutState.SUCCEEDED, output=output, duration_s=duration_s)
-        state = RolloutState.ABORTED if status == _TEMPORARY_FAILURE else RolloutState.FAILED
-        return Outcome(state=state, error=f"exit status {status}", duration_s=duration_s)
+        return Outcome(state=RolloutState.FAILED, error=f"exit status {status}", duration_s=duration_s)
 
     async def close(self) -> None:
         """Nothing to do: each command is killed where it was awaited."""

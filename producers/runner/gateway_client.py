@@ -36,7 +36,9 @@ class ClosedCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: list[dict[str, Any]] = []
     fault: int | None = None
-    """The status (5xx) by which the last call ended; None when it was answered, or the agent was to blame."""
+    """The status (503) by which the last call ended; None when it was answered, or the agent was to blame."""
+    was_waiting: bool = False
+    """Its last call had no answer yet when the end came."""
 
 
 class GatewayClient:

@@ -13,6 +13,8 @@ import os
 import time
 from typing import Any
 
+import msgspec
+
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.records.rollouts import Reward, RolloutRequest
 
@@ -23,6 +25,8 @@ from .config import RewardConfig
 __all__ = ["Grader"]
 
 DEFAULT_REWARD = "reward"
+_MAX_ASKED = 2
+"""Times that a grader whose process dies is asked: whoever shares its user may have killed it."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,14 @@ def rewards_of(
     )
 
 
+class _Grade(msgspec.Struct, frozen=True, kw_only=True):
+    """What the grader's process says of one attempt."""
+
+    id: str
+    rewards: dict[str, float | None] = {}
+    unscored: str = ""
+
+
 class Grader:
     """One grader process, which judges one attempt at a time. Use from one event loop."""
 
@@ -77,34 +89,37 @@ class Grader:
         task = {"id": request.task_id, "input": request.input, "expected": request.expected}
         question = {"id": request.rollout_id, "task": task, "output": output, "attempt": how}
         async with self._turn:
-            values, unscored = await self._judge(question)
-        return rewards_of(values, unscored, request, attempt, source=self._reward.source)
+            for _ in range(_MAX_ASKED):
+                grade = await self._judge(question)
+                if grade is not None:
+                    break
+        grade = grade or _Grade(id=request.rollout_id, unscored="grader process died")
+        return rewards_of(grade.rewards, grade.unscored, request, attempt, source=self._reward.source)
 
-    async def _judge(self, question: dict[str, Any]) -> tuple[dict[str, float | None], str]:
-        """What the grader said, and why a value is None."""
-        is_well = False
+    async def _judge(self, question: dict[str, Any]) -> _Grade | None:
+        """What the grader said, or why it could not; None when its process died."""
+        answer, reason = None, ""
         try:
             child = self._child or await self.start()
             async with asyncio.timeout(self._reward.time_limit_s):
                 await child.send(question)
-                answer = await child.receive()
-            if answer is not None and answer.get("id") == question["id"]:
-                is_well = True
-                return answer.get("rewards", {}), answer.get("unscored", "")
-            reason = "grader process died"
+                answer = await child.receive(_Grade)
         except TimeoutError:
             reason = f"grader took more than {self._reward.time_limit_s:g} s"
         except ConnectionError:
-            reason = "grader process died"
+            pass
         except RecursionError:
             reason = "the output is nested too deep for the grader"
         except (ConfigurationError, OSError) as error:  # it worked at the start of this runner
             reason = f"grader cannot be restarted: {error}"[:300]
         finally:
+            is_well = answer is not None and answer.id == question["id"]
             if self._child is not None and not is_well:
                 status, self._child = await self._child.kill(), None
-                logger.warning("grader process ended (exit status %d); the next attempt gets a new one", status)
-        return {}, reason
+                logger.warning("grader process ended (exit status %d); the next question gets a new one", status)
+        if reason:
+            return _Grade(id=question["id"], unscored=reason)
+        return answer if is_well else None
 
     async def close(self) -> None:
         """Kills the process."""

@@ -1,7 +1,9 @@
 """A pool of long-lived agent hosts: each runs many rollouts of a callable at once.
 
-In: rollouts. Out: an Outcome each. Invariant: a host that died, hangs or is blocked takes no more and is
-replaced at once; its neighbours finish, or, when it died, are `aborted` so that they run again elsewhere.
+In: rollouts. Out: an Outcome each. Invariant: a host that died, hangs or is blocked takes no more and is replaced at
+once. If it hangs, the others in it finish. If it ends: the rollout that ended it, where the host could see which, has
+failed, and the others are `aborted`, so that they run again elsewhere; where it could not, each has failed unless the
+gateway says that it was waiting for an answer (`attempt.py`): an end that is nobody's would be everybody's way out.
 Failure: ConfigurationError when the agent cannot be imported, or its process dies again and again at start.
 """
 
@@ -11,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
@@ -24,15 +25,13 @@ from tracegrad.schemas.retry import retry_async
 
 from .agent_environment import host_environment
 from .children import Child, Launcher
-from .outcome import Begin, Outcome, RunAgent, from_host
+from .outcome import Begin, HostMessage, Outcome, RunAgent, from_host
 
 __all__ = ["HostPool"]
 
 _MAX_STARTS = 3
 _HANG_GRACE_S = 30.0
 """After a time limit, until a host that said nothing is held to be hung."""
-_KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-"""The out-of-memory killer or a person: no agent of this host is suspected of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +39,9 @@ logger = logging.getLogger(__name__)
 class _Host:
     """One host process and the rollouts in it."""
 
-    def __init__(self, child: Child, holder: Holder, llm_url: str, name: str) -> None:
+    def __init__(self, child: Child, holder: Holder, name: str) -> None:
         self._child = child
         self.holder = holder
-        self._llm_url = llm_url
         self._name = name
         self._pending: dict[str, asyncio.Future[Outcome]] = {}
         self._listening = asyncio.create_task(self._listen())
@@ -65,48 +63,63 @@ class _Host:
             return _aborted("its host was gone")
         except TimeoutError:
             logger.warning("%s: no word of a rollout past its time limit; killed", self._name)
-            await self._die("was killed: another rollout hung in it")
+            await self._end("was killed: a rollout hung in it")
             return Outcome(
                 state=RolloutState.TRUNCATED, error="time limit; its host hung", duration_s=time_s, spans_lost=1
             )
         finally:
             del self._pending[episode]
             if self.retired.is_set() and not self._pending:
-                await self._die("was retired")
+                await self._stop("was retired")
 
     async def _listen(self) -> None:
-        while (message := await self._child.receive()) is not None:
-            future = self._pending.get(message["episode"])
-            if future is not None and not future.done():
-                future.set_result(from_host(message, self._llm_url))
-            if message.get("hung"):
+        culprit = ""
+        while (message := await self._child.receive(HostMessage)) is not None:
+            if message.op == "ends":
+                culprit = message.episode
+                continue
+            if message.op == "result":
+                self._settle(message.episode, from_host(message))
+            if message.hung:
                 logger.warning("%s: a rollout does not end; it takes no more and will be replaced", self._name)
                 self.retired.set()
-            if message.get("blocked"):
-                await self._die("was killed: a rollout blocks its event loop")
+            if message.blocks or message.op == "blocks":
+                await self._end("was killed: a rollout blocks its event loop", message.episode)
         status = await self._child.kill()
         if not self.retired.is_set() or self._pending:
             logger.warning("%s died (exit status %d): %s", self._name, status, self._child.last_words)
-        self._abandon(f"died (exit status {status})", is_crash=status not in _KILLED_FROM_OUTSIDE)
+        await self._end(f"died (exit status {status})", culprit)
 
-    def _abandon(self, why: str, *, is_crash: bool) -> None:
+    def _settle(self, episode: str, outcome: Outcome) -> None:
+        future = self._pending.get(episode)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    async def _end(self, why: str, culprit: str = "") -> None:
+        """What runs in it has failed if it is the culprit, or if nobody knows which is."""
+        for episode in list(self._pending):
+            if culprit and episode != culprit:
+                self._settle(episode, _aborted(f"its host {why}, by another rollout"))
+                continue
+            error = f"the agent ends its process: its host {why}" if culprit else f"its host {why}"
+            failed = Outcome(state=RolloutState.FAILED, error=error, spans_lost=1, is_host_lost=not culprit)
+            self._settle(episode, failed)
+        await self._stop(why)
+
+    async def _stop(self, why: str) -> None:
         self.retired.set()
-        for future in self._pending.values():
-            if not future.done():
-                future.set_result(_aborted(f"its host {why}", is_crash=is_crash))
-
-    async def _die(self, why: str) -> None:
-        self._abandon(why, is_crash=False)
+        for episode in list(self._pending):
+            self._settle(episode, _aborted(f"its host {why}"))
         await self._child.kill()
 
     async def close(self) -> None:
         """Kills the host; what runs in it is aborted."""
-        await self._die("was stopped")
+        await self._stop("was stopped")
         await asyncio.wait([self._listening], timeout=5)
 
 
-def _aborted(error: str, *, is_crash: bool = False) -> Outcome:
-    return Outcome(state=RolloutState.ABORTED, error=error, spans_lost=1, is_crash=is_crash)
+def _aborted(error: str) -> Outcome:
+    return Outcome(state=RolloutState.ABORTED, error=error, spans_lost=1)
 
 
 class HostPool:
@@ -184,10 +197,10 @@ class HostPool:
         agent, handles = self._launcher.agent, self._launcher.handles
         holder = new_host()
         env, reference = host_environment(agent, handles, os.environ, holder=holder), str(agent.callable)
-        child, ready = await self._launcher.start_host("agent_host.py", reference, env=env, name=name)
-        if ready["untraced"]:
-            logger.warning("%s: its spans will be missing: %s", name, ready["untraced"])
-        return _Host(child, holder, handles.llm_url, name)
+        child, untraced = await self._launcher.start_host("agent_host.py", reference, env=env, name=name)
+        if untraced:
+            logger.warning("%s: its spans will be missing: %s", name, untraced)
+        return _Host(child, holder, name)
 
     async def _tell_all(self, failure: ConfigurationError | None = None) -> None:
         async with self._changed:

@@ -1,9 +1,13 @@
-"""How an attempt ended, as the agent's host or process tells, and whose fault it was."""
+"""How an attempt ended, as the agent's host or process tells.
+
+In: what user code's process says. Out: an Outcome. Invariant: nothing that it says makes an attempt `aborted`, which is
+tried again and left out: only what our own processes say does (`attempt.py`). Failure: what is no message is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,10 +15,10 @@ from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.records.rollouts import Reward, RolloutRequest, RolloutState
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["Begin", "Outcome", "RunAgent", "from_host", "gateway_fault"]
+__all__ = ["Begin", "HostMessage", "Outcome", "RunAgent", "from_host"]
 
-_GATEWAY_FAULTS = frozenset({408, 409, 410, 425, 429})
-"""Beside 5xx: the gateway forgot or closed the attempt, or was overloaded. Other 4xx are the agent's doing."""
+_MAX_DEPTH = 100
+"""Of an output: far below where Python's own JSON gives up, so that the grader gets whatever is let through."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +32,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     spans_lost: int = 0
     host: Holder | None = None
     """The agent host that it ran in."""
-    is_crash: bool = False
-    """Its process died of itself while this try ran in it, perhaps because of it."""
+    is_host_lost: bool = False
+    """Its host ended while it ran there, and nobody knows by whom: not by it if it was waiting for an answer."""
     calls_closed: bool = False
     rewards: tuple[Reward, ...] = ()
 
@@ -40,35 +44,51 @@ RunAgent = Callable[[RolloutRequest, str, Begin], Awaitable[Outcome]]
 """A place where an agent can run now: a request and its attempt -> how that ended; UnavailableError is `Begin`'s."""
 
 
-def gateway_fault(http_errors: list[dict[str, Any]], llm_url: str) -> str | None:
-    """Why the gateway is to blame for the error that ended the agent; None when it is not."""
-    for error in http_errors:
-        # Agents put anything into their exceptions: what is no URL is not taken apart.
-        if not f"{error['url']}/".startswith(f"{llm_url.rstrip('/')}/"):
-            continue
-        status = error["status"]
-        if status is None:
-            return "the LLM gateway did not answer"
-        if status >= 500 or status in _GATEWAY_FAULTS:
-            return f"the LLM gateway answered {status}"
-    return None
+class HostMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent host says of one of its rollouts."""
+
+    op: Literal["result", "blocks", "ends"]
+    """It has ended; it blocks the event loop; it is about to end the host's process."""
+    episode: str
+    """Empty where the host does not know which one."""
+    state: Literal["succeeded", "failed", "truncated"] = "failed"
+    output: str = "null"
+    """JSON."""
+    error: str | None = None
+    duration_s: float = 0.0
+    spans_exported: int = 0
+    spans_lost: int = 0
+    hung: bool = False
+    """Its thread or task does not end."""
+    blocks: bool = False
+    """It blocks the event loop."""
 
 
-def from_host(message: dict[str, Any], llm_url: str) -> Outcome:
+def from_host(message: HostMessage) -> Outcome:
     """The result that an agent host reported."""
-    state, error, output = RolloutState(message["state"]), message.get("error"), None
+    state, error, output = RolloutState(message.state), message.error, None
     try:
-        output = decode_json(message.get("output") or "null")
+        output = decode_json(message.output)
+        if _is_deeper(output, _MAX_DEPTH):
+            raise ValueError(f"expected an output of at most {_MAX_DEPTH} levels, got more")
     except (ValueError, RecursionError) as failure:
-        state, error = RolloutState.FAILED, f"its output cannot be decoded: {type(failure).__name__}"
-    fault = gateway_fault(message.get("http_errors", []), llm_url)
-    if state is RolloutState.FAILED and fault is not None:
-        state, error = RolloutState.ABORTED, fault
+        state, output = RolloutState.FAILED, None
+        error = f"its output cannot be used: {type(failure).__name__}: {failure}"[:500]
     return Outcome(
         state=state,
         output=output,
         error=error,
-        duration_s=message["duration_s"],
-        spans_exported=message["spans_exported"],
-        spans_lost=message["spans_lost"],
+        duration_s=message.duration_s,
+        spans_exported=message.spans_exported,
+        spans_lost=message.spans_lost,
     )
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        nested = [item for item in level if isinstance(item, list | dict)]
+        if not nested:
+            return False
+        level = [inner for item in nested for inner in (item.values() if isinstance(item, dict) else item)]
+    return True

@@ -65,8 +65,6 @@ class _Active:
     task: asyncio.Task[None] | None = None
     attempt: str | None = None
     """Running now, its end not yet written."""
-    is_suspect: bool = False
-    """Its next attempt must run alone, for it may crash its host."""
 
 
 class Runner:
@@ -79,7 +77,7 @@ class Runner:
         self._run_hash = launcher.handles.run_hash
         self._gateway = GatewayClient(launcher.handles)
         self._grader = Grader(reward, launcher)
-        self._pool, self._isolation = _pools(launcher)
+        self._pool = _pool(launcher)
         self._reader = reader
         self._journal = journal
         self._histories = journal.histories
@@ -111,7 +109,7 @@ class Runner:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=10)
-            await asyncio.gather(*(part.close() for part in (self._pool, self._isolation, self._gateway, self._grader)))
+            await asyncio.gather(*(part.close() for part in (self._pool, self._gateway, self._grader)))
             await asyncio.to_thread(self._launcher.close)
             await asyncio.to_thread(self._reader.close)
             await asyncio.to_thread(self._journal.close)
@@ -224,19 +222,16 @@ class Runner:
             return
         if number > 0:
             await asyncio.sleep(min(_RETRY_BACKOFF_S * 2 ** (number - 1), _MAX_BACKOFF_S) * random.random())
-        async with (self._isolation if active.is_suspect else self._pool).slot() as run_agent:
+        async with self._pool.slot() as run_agent:
             attempt = new_attempt()
             await self._journal.tell(event_of(request, attempt, number, RolloutState.STARTED))
             if self._histories.of(request).owners.get(number) != attempt:
                 await self._abort(request, number, attempt, "another runner has this attempt number", is_final=False)
                 return
             active.attempt = attempt
-            outcome = await perform(
-                run_agent, request, attempt, self._gateway, self._grader, is_alone=active.is_suspect
-            )
+            outcome = await perform(run_agent, request, attempt, self._gateway, self._grader)
             is_final = outcome.state is not RolloutState.ABORTED or number + 1 >= max_attempts
             await self._finish(active, attempt, number, outcome, is_final=is_final)
-        active.is_suspect = outcome.is_crash
 
     async def _abort(self, request: RolloutRequest, number: int, attempt: str, reason: str, *, is_final: bool) -> None:
         """Ends an attempt that nobody runs, so that its episode closes."""
@@ -261,15 +256,13 @@ class Runner:
         logger.log(level, "rollout %s attempt %s: %s: %s", request.rollout_id, attempt, event.state.value, event.error)
 
 
-def _pools(launcher: Launcher) -> tuple[HostPool | CommandPool, HostPool | CommandPool]:
-    """Where agents run, and where one runs alone that may have crashed its host."""
+def _pool(launcher: Launcher) -> HostPool | CommandPool:
+    """Where agents run."""
     agent = launcher.agent
     if agent.command is not None:
-        pool = CommandPool(launcher)
-        return pool, pool
+        return CommandPool(launcher)
     per_host = -(-agent.concurrency // agent.hosts)
-    main = HostPool(launcher, count=agent.hosts, per_host=per_host, name="agent-host")
-    return main, HostPool(launcher, count=1, per_host=1, name="agent-host-alone")
+    return HostPool(launcher, count=agent.hosts, per_host=per_host, name="agent-host")
 
 
 def run(

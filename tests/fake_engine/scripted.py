@@ -32,7 +32,11 @@ __all__ = ["EngineFault", "Reply", "ScriptedEngine", "chain_policy", "tool_call_
 
 
 class EngineFault(Exception):
-    """Raised by a policy: the engine answers this generation with 500."""
+    """Raised by a policy: the engine answers this generation with that status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 @dataclass
@@ -183,8 +187,8 @@ class ScriptedEngine(FakeWeights):
             await self.running.wait()
         try:
             ids, finish, stop, label = self.sample(body["token_ids"], body["sampling_params"])
-        except EngineFault:
-            return _error(500, "scripted fault")
+        except EngineFault as fault:
+            return _error(fault.status, "scripted fault")
         spans = [{"version": label, "start": 0, "end": len(ids)}]
         if before != self.label and label == self.label and len(ids) > 1:
             half = len(ids) // 2

@@ -2,56 +2,69 @@
 
 Loaded by `host_main.py` with the user's Python; imports only the standard library and, when installed, OpenTelemetry.
 In: JSON lines: `{"rollout", "attempt", "task": {id, input}, "time_s"}`; their end ends the process. Out: JSON lines:
-`result` (its output is JSON text: one that cannot be decoded costs no other rollout). Invariant: each rollout runs in
-a root context whose trace id is its episode id, and its result comes after its spans were flushed, with the number
-exported and lost.
-Failure: an agent out of time is `truncated`; `hung`: its thread or task still runs, `blocked`: nobody else can run.
+`result` (its output is JSON text: one that cannot be decoded costs no other rollout); `blocks`, of one that holds the
+event loop, so that nobody else can run; `ends`, of one that is about to end this process. Invariant: each rollout runs
+in a root context whose trace id is its episode id, and its result comes after its spans were flushed, with the number
+exported and lost. Who ends the process in a way that Python sees is named before.
+Failure: an agent out of time is `truncated`; `hung`: its thread or task still runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import json
+import logging
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Host", "http_errors", "prepare"]
+__all__ = ["Host", "name_who_ends", "prepare"]
 
 MAX_OUTPUT_BYTES = 1_000_000
 CANCEL_GRACE_S, BLOCKED_AFTER_S = 3.0, 2.0
 FLUSH_LIMIT_S = 20.0
 """Above the exporter's own time-out, so that only an exporter without one is left behind."""
 
+logger = logging.getLogger("tracegrad.agent_host")
+_exit_now = os._exit
 
-def http_errors(error: BaseException) -> list[dict[str, Any]]:
-    """Status and URL of each HTTP client error (openai, httpx, requests, urllib, aiohttp) in a chain of causes.
 
-    The runner judges by them whether the gateway is to blame. A status of None means that no answer came.
-    """
-    found: list[dict[str, Any]] = []
-    current: BaseException | None = error
-    for _ in range(20):  # a chain of causes may be a ring
-        if current is None:
-            break
-        with contextlib.suppress(RuntimeError, AttributeError):  # httpx raises when an error has no request
-            response = getattr(current, "response", None)
-            request = getattr(current, "request", None) or getattr(current, "request_info", None) or response
-            url = getattr(request, "url", None) or getattr(current, "url", None)
-            if not url and getattr(current, "port", None):  # aiohttp, when nobody listens
-                url = f"http://{current.host}:{current.port}"  # type: ignore[attr-defined]
-            status = getattr(current, "status_code", getattr(current, "status", None))
-            status = status or getattr(response, "status_code", None)
-            if url:
-                found.append({"status": status if isinstance(status, int) else None, "url": str(url)[:2000]})
-        current = current.__cause__ or current.__context__
-    return found
+def name_who_ends(episode: Callable[[], str], send: Callable[..., None]) -> None:
+    """Says, from here on, which rollout calls what ends this process, before it ends; none in another process."""
+    pid = os.getpid()
+    targets = {0, -1, pid, -pid}
+
+    def telling(end: Callable[..., Any], is_ours: Callable[..., bool]) -> Callable[..., Any]:
+        @functools.wraps(end)
+        def told(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() == pid and episode() and is_ours(*args):
+                send("ends", episode=episode())
+            return end(*args, **kwargs)
+
+        return told
+
+    def always(*_: Any) -> bool:
+        return True
+
+    def at_us(target: int = 0, sent: int = 0, *_: Any) -> bool:
+        return target in targets and sent != 0
+
+    for module, name, is_ours in (
+        (os, "_exit", always),
+        (os, "abort", always),
+        (os, "execv", always),
+        (os, "execve", always),
+        (os, "kill", at_us),
+        (os, "killpg", at_us),
+        (signal, "raise_signal", always),
+    ):
+        setattr(module, name, telling(getattr(module, name), is_ours))
 
 
 class Run:
@@ -87,6 +100,7 @@ class Host:
         self._finished: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._beat = time.monotonic()
+        self._is_blocked = False
 
     def serve(self, lines: Iterable[bytes]) -> None:
         """Runs rollouts until the lines end; then the process ends at once."""
@@ -94,7 +108,12 @@ class Host:
             threading.Thread(target=target, daemon=True).start()
         asyncio.set_event_loop(self._loop)
         self._loop.create_task(self._pulse())
-        self._loop.run_forever()
+        while True:
+            # A task of the agent's own that exits, or one that stops the loop, ends its attempt, not the host.
+            try:
+                self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit) as error:
+                logger.warning("a task of an agent raised %s", type(error).__name__)
 
     async def _pulse(self) -> None:
         while True:
@@ -112,7 +131,7 @@ class Host:
                 else:
                     threading.Thread(target=self._drive_sync, args=(run,), daemon=True).start()
         finally:
-            os._exit(0)
+            _exit_now(0)
 
     def _start_async(self, run: Run) -> None:
         run.task = self._loop.create_task(self._drive_async(run), name=run.episode)
@@ -142,7 +161,7 @@ class Host:
 
     def _fail(self, run: Run, error: BaseException) -> None:
         reason = "time limit" if run.is_expired else f"{type(error).__name__}: {error}"[:500]
-        self._finish(run, "failed", error=reason, http_errors=http_errors(error))
+        self._finish(run, "failed", error=reason)
 
     def _finish(self, run: Run, state: str, **more: Any) -> None:
         with self._lock:
@@ -162,18 +181,26 @@ class Host:
                 self._expire(run, now)
 
     def _expire(self, run: Run, now: float) -> None:
-        is_blocked = self._is_async and now - self._beat > BLOCKED_AFTER_S
-        if is_blocked:
-            holder = asyncio.current_task(self._loop)
-            if holder is not None and holder.get_name() == run.episode:
-                self._finish(run, "truncated", error="time limit; it blocks the event loop", hung=True, blocked=True)
-            else:
-                self._finish(run, "aborted", error="another rollout blocks the event loop", hung=True, blocked=True)
+        if self._is_async and now - self._beat > BLOCKED_AFTER_S:
+            self._tell_blocked()
         elif not run.is_expired and run.task is not None:
             run.is_expired = True
             self._loop.call_soon_threadsafe(run.task.cancel)
         elif not self._is_async or now > run.deadline + CANCEL_GRACE_S:
             self._finish(run, "truncated", error="time limit; it does not end", hung=True)
+
+    def _tell_blocked(self) -> None:
+        if self._is_blocked:
+            return
+        self._is_blocked = True
+        holder = asyncio.current_task(self._loop)
+        with self._lock:
+            run = self._running.get(holder.get_name()) if holder is not None else None
+        if run is None:
+            self._send("blocks", episode="")
+        else:
+            run.is_expired = True
+            self._finish(run, "truncated", error="time limit; it blocks the event loop", blocks=True)
 
     def _report(self) -> None:
         """Flushes once for all results that wait, then sends them."""
@@ -200,4 +227,5 @@ def prepare(
     beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "span_ledger.py")
     ledger = load_file(beside, "tracegrad_span_ledger").SpanLedger(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
     untraced = ledger.install()  # before the agent's modules, which it instruments
+    name_who_ends(ledger.current, send)
     return {"untraced": untraced}, Host(load(), ledger, send).serve

@@ -3,16 +3,20 @@
 Started by path with the user's Python; imports only the standard library. In: JSON lines on stdin, whose end ends it.
 Out: JSON lines on stdout, the first `ready`, or `unusable` when the user's function cannot be loaded; the rest is the
 named host's, whose `prepare` gives what serves the lines. What user code prints goes to stderr, and its stdin is
-empty. Invariant: the folder of this file is not on the user's module path.
+empty. Invariant: the folder of this file is not on the user's module path; our lines go by descriptors of high numbers,
+and each begins a line of its own, so that what user code writes or closes by number 0, 1, 2, ... breaks none.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
+import io
 import json
 import logging
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -44,19 +48,35 @@ def load_file(path: str, name: str) -> Any:
     return module
 
 
+class _Prints(io.TextIOWrapper):
+    """stdout and stderr of all user code in this process; one that closes it closes it for nobody."""
+
+    def close(self) -> None:
+        """Only flushes."""
+        self.flush()
+
+
+def _out_of_reach(fd: int) -> int:
+    """A duplicate with a number that no loop over the low ones meets; programs that are started do not get it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, min(limit, 1024) - 16))
+
+
 def _take_streams() -> tuple[Iterable[bytes], Callable[..., None]]:
     """Keeps stdin and stdout for the protocol; user code gets an empty stdin and stderr for its prints."""
-    lines = os.fdopen(os.dup(0), "rb")
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    lines = os.fdopen(_out_of_reach(0), "rb")
+    out = os.fdopen(_out_of_reach(1), "wb", buffering=0)
+    prints = _Prints(os.fdopen(_out_of_reach(2), "wb", buffering=0), errors="backslashreplace", write_through=True)
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    sys.stdout = sys.stderr
+    sys.stdout = sys.stderr = prints
     lock = threading.Lock()
 
     def send(op: str, **fields: Any) -> None:
-        data = json.dumps({"op": op, **fields}).encode() + b"\n"
+        # User code may have left half a line in the pipe.
+        data = b"\n" + json.dumps({"op": op, **fields}).encode() + b"\n"
         with lock:
             while data:
                 data = data[out.write(data) :]

@@ -56,6 +56,10 @@ class SpanLedger:
         root = TraceContextTextMapPropagator().extract(told, context.Context())
         context.attach(W3CBaggagePropagator().extract(told, root))
 
+    def current(self) -> str:
+        """The episode in whose context this is called; empty outside of all."""
+        return _CURRENT.get()
+
     def note(self, spans: Iterable[Any], *, is_exported: bool) -> None:
         """Takes spans that were handed in for export, or that were exported with success."""
         if os.getpid() != self._pid:

@@ -85,7 +85,7 @@ class Script:
             known.append(rollout)
         said = SCRIPT[task.partition(".")[0]][known.index(rollout)]
         if said == FAULT:
-            raise EngineFault
+            raise EngineFault(503)
         return Reply(said)
 
 

@@ -59,10 +59,10 @@ MEMBERS: dict[str, list[tuple[str, float | None, str]]] = {
 STEPS = {"constant": "no_advantage", "engine": "no_tokens", "grader-raises": "no_tokens"}
 """Kind -> why the step of its group alone changes no weights; every other one does."""
 WORDS = {
-    "engine": "the LLM gateway answered 502",
+    "engine": "its last call was answered 503",
     "hangs": "time limit",
     "blocks": "time limit; it blocks the event loop",
-    "crashes": "the agent crashes its process",
+    "crashes": "the agent ends its process",
     "raises": "ValueError: the agent's own",
     "garbage": "TypeError: Object of type object is not JSON serializable",
 }
@@ -100,6 +100,7 @@ def settings_of(folder: Path, engine: str, broker: str, tasks: list[str], **more
         "tasks.max_attempts": 4,
         "reward.grader": str(folder / "grade.py:grade"),
         "policy.model": str(POLICY),
+        "llm.engine_wait_s": 2,
         "engine.url": engine,
         "kafka.bootstrap_servers": broker,
         "kafka.topic_prefix": f"t{uuid.uuid4().hex[:12]}.",

@@ -8,7 +8,7 @@ import itertools
 import aiohttp
 import pytest
 
-from tests.fake_engine.scripted import Reply, ScriptedEngine
+from tests.fake_engine.scripted import EngineFault, Reply, ScriptedEngine
 from tests.producers.keys import by_host
 from tests.producers.llm_gateway.harness import ATTEMPT, CALC, ROLLOUT, TOPICS, rig, until
 from tests.serving import serve
@@ -129,6 +129,32 @@ async def test_end_tells_whether_the_last_call_failed_by_our_fault() -> None:
                     status, _ = await r.chat_raw(ASK, attempt=attempt, **fields)
                 assert status == {"away": 503, "answered": 200, "bad": 400, "torn": 400}[how]
             assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/end"))[1]["fault"] == fault
+
+
+async def test_an_answer_that_a_request_provokes_is_no_fault_of_ours() -> None:
+    """The engine fails on this input again and again: 502, and whoever ends by it is not tried again for it."""
+
+    def fail(*_: object) -> Reply:
+        raise EngineFault(500)
+
+    async with rig(ScriptedEngine(label=label(0), policy=fail)) as r:
+        await r.begin()
+        assert (await r.chat_raw(ASK))[0] == 502
+        assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]["fault"] is None
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+async def test_end_tells_whether_the_agent_waited_for_an_answer(is_waiting: bool) -> None:
+    """Also when its call has ended meanwhile, with nobody to answer."""
+    async with rig() as r:
+        r.engine.delay_s = 0.2 if is_waiting else 0.0
+        r.engine.replies.append(Reply("42"))
+        await r.begin()
+        call = asyncio.create_task(r.chat_raw(ASK))
+        await (until(lambda: r.asked(GENERATE)) if is_waiting else call)
+        told = (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]
+        assert (told["was_waiting"], len(told["calls"])) == (is_waiting, 1)
+        await call
 
 
 async def test_end_cancels_what_still_samples_past_its_wait() -> None:

@@ -20,9 +20,7 @@ from tests.producers.keys import by_host
 from tests.producers.runner.rig import Rig
 from tests.serving import free_port, until
 from tracegrad.producers.runner.hosted import agent_host, host_main, span_ledger
-from tracegrad.producers.runner.hosted.agent_host import http_errors
 from tracegrad.producers.runner.hosted.span_ledger import SpanLedger
-from tracegrad.producers.runner.outcome import gateway_fault
 from tracegrad.schemas import attributes
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic
@@ -117,7 +115,8 @@ class HostProcess:
     def read(self) -> dict[str, Any]:
         """The next message."""
         assert self.process.stdout is not None
-        message: dict[str, Any] = json.loads(self.process.stdout.readline())
+        line = next(line for line in self.process.stdout if line.strip())
+        message: dict[str, Any] = json.loads(line)
         return message
 
     def run(self, number: int, what: str, time_s: float = 20.0) -> str:
@@ -229,14 +228,13 @@ def test_a_time_limit_cancels_an_async_agent(rig: Rig, host: HostProcess) -> Non
 
 @pytest.mark.e2e
 def test_an_agent_that_blocks_the_loop_is_told_from_its_neighbour(tmp_path: Path, rig: Rig) -> None:
-    """The one that holds the loop is truncated, the one that waits behind it is aborted, and both say `blocked`."""
+    """The one that holds the loop is named, though the other one's time is over first; nothing is said of that."""
     with host_of(tmp_path, rig.otlp_url) as host:
-        waiting = host.run(1, "hang", time_s=2.6)
+        host.run(1, "hang", time_s=2.6)
         time.sleep(0.1)
-        blocking = host.run(2, "block", time_s=2.6)
-        results = {result["episode"]: result for result in (host.read(), host.read())}
-        assert (results[blocking]["state"], results[blocking]["blocked"]) == ("truncated", True)
-        assert (results[waiting]["state"], results[waiting]["blocked"]) == ("aborted", True)
+        blocking = host.run(2, "block", time_s=20.0)
+        result = host.read()
+        assert (result["episode"], result["state"], result["blocks"]) == (blocking, "truncated", True)
 
 
 @pytest.mark.e2e
@@ -285,31 +283,6 @@ def test_a_forked_process_marks_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(ledger.mark([span], mark)) == [span]
 
 
-class _Response(Exception):
-    def __init__(self, url: str, status: int | None) -> None:
-        self.request = type("Request", (), {"url": url})()
-        self.status_code = status
-
-
-@pytest.mark.parametrize(
-    ("url", "status", "is_fault"),
-    [
-        ("http://gw:1/v1/chat/completions", 503, True),
-        ("http://gw:1/v1/chat/completions", 409, True),
-        ("http://gw:1/v1/chat/completions", 410, True),
-        ("http://gw:1/v1/chat/completions", None, True),
-        ("http://gw:1/v1/chat/completions", 400, False),
-        ("http://elsewhere/v1", 503, False),
-        ("http://gw:2/v1", None, False),
-    ],
-)
-def test_only_the_gateways_errors_are_faults(url: str, status: int | None, is_fault: bool) -> None:
-    """A tool's web service that fails is the agent's business; so is a request that the gateway refuses."""
-    outer = RuntimeError("framework")
-    outer.__cause__ = _Response(url, status)
-    assert (gateway_fault(http_errors(outer), "http://gw:1") is not None) == is_fault
-
-
 @pytest.mark.slow
 def test_the_ledger_is_bounded() -> None:
     """Spans of episodes that nobody asks for do not fill the memory."""
@@ -338,8 +311,3 @@ def test_an_exporter_is_ours_by_its_whole_endpoint(endpoint: str | None, is_ours
         _endpoint = endpoint
 
     assert SpanLedger("http://127.0.0.1:4318/").is_ours(Exporter()) is is_ours
-
-
-def test_a_url_that_is_none_blames_nobody() -> None:
-    """Agents put anything into their exceptions."""
-    assert gateway_fault([{"status": 500, "url": "http://[bad"}], "http://gw:1") is None

@@ -30,7 +30,7 @@ import asyncio, json, os, sys, time, urllib.request
 
 def ask(task):
     from opentelemetry import propagate
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     propagate.inject(headers)
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": task["input"]}]}).encode()
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
@@ -171,10 +171,11 @@ def test_many_rollouts_run_at_once_each_with_its_own_calls(rig: Rig) -> None:
         ("object", RolloutState.FAILED, "TypeError"),
         ("surrogate", RolloutState.FAILED, "ValueError: ?x"),
         ("giant", RolloutState.FAILED, "at most 1000000 bytes"),
+        ("deep", RolloutState.FAILED, "at most 100 levels"),
     ],
 )
 def test_the_agents_own_errors_are_failed_and_graded(rig: Rig, what: str, state: RolloutState, error: str) -> None:
-    """An exception, a sys.exit, an output that is no JSON, half a surrogate pair, an output without measure."""
+    """An exception, a sys.exit, an output that is no JSON, half a surrogate pair, outputs without measure."""
     rollout = rig.request(input=what)
     event = rig.final(rollout)
     assert event.state is state and error in (event.error or "")
@@ -218,12 +219,6 @@ def test_half_a_surrogate_pair_becomes_a_question_mark(rig: Rig) -> None:
     assert rig.rewards(named)["bad?"].value == 0.5
 
 
-def test_an_output_nested_to_the_limit_harms_nobody(rig: Rig) -> None:
-    """Whoever cannot take it says so: this attempt has a final event, and the runner goes on."""
-    assert rig.final(rig.request(input="deep")).state in (RolloutState.SUCCEEDED, RolloutState.FAILED)
-    assert rig.final(rig.request(input="go")).state is RolloutState.SUCCEEDED
-
-
 def test_an_outcome_that_no_record_can_hold_fails_its_attempt_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should text slip through uncleaned: failed and unscored with the reason; the runner lives."""
     monkeypatch.setattr(children, "decode_json", json.loads)
@@ -248,19 +243,20 @@ def test_a_hung_agent_is_truncated_and_its_neighbour_finishes(rig: Rig) -> None:
 
 
 def test_an_agent_that_crashes_its_host_fails_alone(rig: Rig) -> None:
-    """The neighbour is aborted and runs again; the culprit runs again alone, and is then its own fault."""
+    """The neighbour is aborted and runs again; the culprit does not, as its host could see who ends it."""
     neighbour = rig.request(input="slow")
     until(lambda: RolloutState.STARTED in rig.states(neighbour))
     culprit = rig.request(input="exit")
     event = rig.final(culprit)
-    assert (event.state, event.attempt_number, event.error) == (RolloutState.FAILED, 1, "the agent crashes its process")
+    assert (event.state, event.attempt_number) == (RolloutState.FAILED, 0)
+    assert event.error == "the agent ends its process: its host died (exit status 3)"
     assert rig.rewards(culprit)["reward"].value == 0.0
     assert rig.final(neighbour).state is RolloutState.SUCCEEDED
     assert rig.states(neighbour)[:2] == [RolloutState.STARTED, RolloutState.ABORTED]
 
 
 def test_a_killed_host_loses_nothing(rig: Rig) -> None:
-    """SIGKILL from outside: what ran there is aborted and made again elsewhere."""
+    """SIGKILL from outside, before it asked for anything: it is aborted and made again elsewhere."""
     rollout = rig.request(input="slow")
     until(lambda: RolloutState.STARTED in rig.states(rollout))
     hosts = [p for p in psutil.Process().children() if any("agent_host.py" in part for part in p.cmdline())]
@@ -271,7 +267,7 @@ def test_a_killed_host_loses_nothing(rig: Rig) -> None:
 
 
 def test_an_engine_fault_is_aborted_and_retried(rig: Rig) -> None:
-    """The gateway gives up on the engine with 5xx; the agent ends by it; the next attempt succeeds."""
+    """The gateway gives up on the engine with 503; the agent ends by it; the next attempt succeeds."""
     rig.engine.label = "default"
     try:
         rollout = rig.request(input="go")
