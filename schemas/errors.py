@@ -5,8 +5,10 @@
     |  |- ConfigurationError    (ValueError)   the user's settings cannot work
     |  |- LogGapError           (LookupError)  committed offsets lie outside the log: records were lost
     |  |- FencedError           (PermissionError) another process owns what this one wanted to write
+    |  |- UnreadableError       (ValueError)   record after record cannot be decoded: writer and reader do not fit
     |  `- DivergedError         (ArithmeticError) training gives no numbers any more (exit status 70)
     |- RecordError           (ValueError)   dead-letter this record and go on with its neighbours
+    |  |- UndecodableError                     its bytes are no record that this reader knows
     |  `- IdentityError                        a request's identity claims cannot be believed: quarantined
     |- RequestError          (ValueError)   answer with `status`; whoever asked has to ask otherwise
     |  |- SessionError          (LookupError)  the attempt takes no such request
@@ -40,6 +42,8 @@ __all__ = [
     "SessionError",
     "TracegradError",
     "UnavailableError",
+    "UndecodableError",
+    "UnreadableError",
 ]
 
 FATAL_EXIT_STATUS = 78
@@ -71,6 +75,10 @@ class FencedError(FatalError, PermissionError):
     """A higher claim exists; this writer's records are void from there on."""
 
 
+class UnreadableError(FatalError, ValueError):
+    """A topic that only our own processes write brings nothing that can be decoded; nothing of it was committed."""
+
+
 class DivergedError(FatalError, ArithmeticError):
     """Loss, gradients or logits are NaN or infinite; the message names the step and what to change."""
 
@@ -83,6 +91,10 @@ class RecordError(TracegradError, ValueError):
     def __init__(self, message: str, *, reason: str = "malformed") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class UndecodableError(RecordError):
+    """The bytes are no record that this reader knows; many in a row mean that a wrong release reads or wrote them."""
 
 
 class IdentityError(RecordError):

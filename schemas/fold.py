@@ -4,7 +4,7 @@ In: one input record after the other, of each partition in its order. Out: Emiss
 follow from the records alone, so that whoever drives a fold, a worker on a live log or a replay of a recorded one,
 gets the same bytes. The driver appends the outputs, waits for their acknowledgement, appends the marker, waits for it,
 and only then marks the inputs in `done` as done, so that the committed offset never passes a record whose effect is
-not on the log. Failure: none of the input's; see `Fold.fold`.
+not on the log. Failure: see `Fold.fold`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class Fold(Protocol):
         """Takes the marker partitions from their beginning to their end, before any input."""
 
     def fold(self, record: Record) -> Emission:
-        """Takes one input record. Never raises for bad input: it becomes a dead letter in the outputs."""
+        """Takes one input record. Bad input becomes a dead letter in the outputs.
+
+        Raises UnreadableError when nothing of this kind can be decoded any more; it is no single record's fault.
+        """
 
     def propose(self, now_s: float) -> Sequence[Output]:
         """Close proposals that the clock makes due, to be appended to the stage's own input partition."""

@@ -42,7 +42,6 @@ __all__ = [
     "GROUPS_TRAINED",
     "IN_FLIGHT",
     "LAG",
-    "MARKERS_REFUSED",
     "MEMBERS_EXCLUDED",
     "NOT_SELECTED",
     "OFFSETS_WITHOUT_RECORD",
@@ -54,6 +53,7 @@ __all__ = [
     "PROPOSALS",
     "READY",
     "RECORDS",
+    "RECORDS_REFUSED",
     "RENDERS_LOCALLY",
     "REQUESTS",
     "REQUESTS_QUARANTINED",
@@ -63,11 +63,11 @@ __all__ = [
     "SPANS",
     "SPLICES",
     "STEPS",
+    "UNREADABLE_ROWS",
     "VERSIONS_LOADED",
     "VERSIONS_REFUSED",
     "VERSIONS_SERVED",
     "VERSIONS_SKIPPED",
-    "WEIGHT_RECORDS_REFUSED",
     "Counter",
     "Gauge",
     "Metrics",
@@ -116,7 +116,6 @@ PROPOSALS = Counter("proposals", "Proposals to close an episode.", ("reason",))
 DELIVERIES_DROPPED = Counter("deliveries_dropped", "Of an earlier assignment, or delivered before.", ("reason",))
 OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no record, passed by.")
 CLOSED_IDS_FORGOTTEN = Counter("closed_ids_forgotten", "Closed ids that were forgotten because they are too many.")
-MARKERS_REFUSED = Counter("markers_refused", "Closed markers that cannot be read.", ("reason",))
 # Its stages: normalize, assemble, credit.
 FACTS = Counter("facts", "Facts made of raw records.", ("kind",))
 NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
@@ -128,6 +127,14 @@ GROUPS = Counter("groups", "Groups closed.")
 MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
 # Any process that writes them.
 DEAD_LETTERS = Counter("dead_letters", "Items that could not be used.", ("reason",), terminal="dead letters")
+# Any process that reads topics.
+RECORDS_REFUSED = Counter("records_refused", "Records that cannot be decoded.", ("topic", "reason"))
+UNREADABLE_ROWS = Counter(
+    "unreadable_rows",
+    "Alarms: many records in a row cannot be decoded.",
+    ("topic",),
+    terminal="rows of unreadable records",
+)
 # OTLP gateway.
 SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
 REQUESTS = Counter("requests", "Export requests acknowledged.")
@@ -151,7 +158,6 @@ CALLS_NOT_REMEMBERED = Counter("calls_not_remembered", "Calls for whose splice t
 SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that were forgotten.", ("state", "why"))
 GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")
 RENDERS_LOCALLY = Gauge("renders_locally", "1 when prompts are rendered without the engine.")
-WEIGHT_RECORDS_REFUSED = Counter("weight_records_refused", "Records of `weights` that cannot be read.", ("reason",))
 # Tasks.
 GROUPS_ADMITTED = Counter("groups_admitted", "Groups asked for.", ("purpose",), terminal="groups admitted")
 # Runner.

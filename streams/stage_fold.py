@@ -3,7 +3,9 @@
 In: the markers at assignment, then the input. Out: an Emission for each record. Invariant: an id closes once, so that a
 restart emits nothing twice; its marker follows its outputs, and only then are its inputs done. Closed ids are bounded:
 beyond `max_closed_ids` the oldest are forgotten; facts of a forgotten id would open it anew, as a stray. Failure: an
-input that cannot be used is a dead letter, so that its neighbours go on.
+input that cannot be used is a dead letter, so that its neighbours go on. Of inputs that cannot even be decoded the dead
+letter is held until the partition brings one that can: a whole row of them, where only our own stages write, is
+UnreadableError, with nothing of the row acknowledged.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-from tracegrad.schemas.errors import RecordError
+import msgspec
+
+from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.log.protocol import Position, Record
-from tracegrad.schemas.metrics import CLOSED_IDS_FORGOTTEN, MARKERS_REFUSED, Metrics
+from tracegrad.schemas.log.follow import decoded
+from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.metrics import CLOSED_IDS_FORGOTTEN, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
 from tracegrad.schemas.topics import Stage, Topic, Topics, closed_key, original_key
@@ -24,6 +30,8 @@ from .config import StreamRules
 __all__ = ["StageFold", "dead_letter"]
 
 Opened = TypeVar("Opened")
+_MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Of dead letters that are held; those beyond are by reference."""
 
 
 class StageFold(Generic[Opened]):
@@ -39,6 +47,9 @@ class StageFold(Generic[Opened]):
         self._closed: dict[bytes, None] = {}
         """Packed ids, in the order in which they were closed."""
         self._open: dict[str, Opened] = {}
+        self._refusals = Refusals(topics, self.metrics, stops=True)
+        self._held: dict[TopicPartition, list[tuple[Position, Output]]] = {}
+        """Records in a row that could not be decoded, and their dead letters."""
 
     @property
     def num_open(self) -> int:
@@ -49,21 +60,46 @@ class StageFold(Generic[Opened]):
         """As Fold.reset."""
         self._open.clear()
         self._closed.clear()
+        self._refusals.reset()
+        self._held.clear()
 
     def restore(self, markers: Iterable[Record]) -> None:
         """As Fold.restore; a marker that cannot be read is counted and skipped."""
-        for record in markers:
-            try:
-                self._remember(CLOSED.decode(record.value).id)
-            except RecordError as error:
-                self.metrics.add(MARKERS_REFUSED, error.reason)
+        if self.marker_topic is None:
+            return
+        for _, marker in decoded(markers, {self._topics.name(self.marker_topic): CLOSED}, self._refusals):
+            self._remember(marker.id)
 
     def fold(self, record: Record) -> Emission:
-        """As Fold.fold."""
+        """As Fold.fold. Raises UnreadableError: stop, and fold the whole row again once it can be read."""
+        where = TopicPartition(record.topic, record.partition)
         try:
-            return self._take(record)
+            emission = self._take(record)
+        except UndecodableError as error:
+            if self._refusals.refuse(record, error):
+                return self._hold(record, error)
+            emission = self._refused(record, error)
         except RecordError as error:
-            return Emission(outputs=(dead_letter(record, error, stage=self.stage),), done=(record.position,))
+            emission = self._refused(record, error)
+        if not self._held or where in self._refusals.rows:
+            return emission
+        held = self._held.pop(where, ())
+        return msgspec.structs.replace(
+            emission,
+            outputs=(*(letter for _, letter in held), *emission.outputs),
+            done=tuple(sorted({*(position for position, _ in held), *emission.done})),
+        )
+
+    def _refused(self, record: Record, error: RecordError) -> Emission:
+        return Emission(outputs=(dead_letter(record, error, stage=self.stage),), done=(record.position,))
+
+    def _hold(self, record: Record, error: RecordError) -> Emission:
+        """Nothing yet: neither the dead letter nor the input is done before the row ends."""
+        num_bytes = sum(len(letter.value) for held in self._held.values() for _, letter in held)
+        value = b"" if num_bytes + len(record.value or b"") > _MAX_HELD_BYTES else None
+        letter = dead_letter(record, error, stage=self.stage, value=value)
+        self._held.setdefault(TopicPartition(record.topic, record.partition), []).append((record.position, letter))
+        return Emission()
 
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; nothing is ever due."""

@@ -1,7 +1,7 @@
 """The trainer's loop, from `transitions` to `weights`.
 
     read       TransitionsSource, OpenBatch   consumes transitions; waits for G new groups (says so, with the lag);
-                                              unblocked by credit. Dead letters are acknowledged here.
+                                              unblocked by credit
     advantage  training_rows, Recipe          returns -> advantages, token weights
     loss       Learner.step, Recipe           micro-batches, forward, backward
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
@@ -14,8 +14,8 @@ after the claim is void). A fresh run checkpoints step 0 and publishes version 0
 again, under the new epoch, if no surviving manifest names it, and emits its training_step again if it is missing,
 byte for byte; from an older checkpoint it replays the log (store/store.py).
 Invariant: a batch is consumed by one checkpoint, so no group is trained twice or skipped.
-On failure: FencedError and ConfigurationError, LogGapError, DivergedError end the process for good; UnavailableError
-and OSError end it to be restarted, which resumes.
+On failure: FencedError, ConfigurationError, LogGapError, UnreadableError, DivergedError end the process for good;
+UnavailableError and OSError end it to be restarted, which resumes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch
 
 from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TRAINED, STEPS, Metrics
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
@@ -103,7 +104,10 @@ class Trainer:
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))
         self._policy_log.claim()
-        self._store = Store(config, handles, learner=self._learner, policy_log=self._policy_log)
+        self._refusals = Refusals(topics, metrics, stops=True)
+        self._store = Store(
+            config, handles, learner=self._learner, policy_log=self._policy_log, refusals=self._refusals
+        )
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
@@ -136,6 +140,7 @@ class Trainer:
             num_groups=self._config.groups_per_step,
             consumed=self._store.consumed.keys(),
             limits=self._limits,
+            refusals=self._refusals,
         )
         busy_s = 0.0
         said_at = time.monotonic()
@@ -167,7 +172,6 @@ class Trainer:
     # advantage, loss, optimise, conclude
 
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
-        self._policy_log.dead_letter(batch.dead)
         before = self._store.state
         with self._in_work.step(batch):
             rows, result = self._learn(batch)

@@ -19,6 +19,8 @@ import msgspec
 from tracegrad.schemas.ids import RunHash, run_hash_of
 from tracegrad.schemas.log.follow import decoded, read_to_end
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.episodes import rebuild_prompt
@@ -61,14 +63,14 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | str:
     """The proof, or why there is none."""
     lineage = Lineage(policy)
-    for record in _all(log, topics.name(Topic.WEIGHTS), WEIGHTS):
+    for record in _all(log, topics, Topic.WEIGHTS, WEIGHTS):
         lineage.fold(record)
     versions = lineage.versions
     trained = {manifest.label: manifest for manifest in versions.values() if manifest.version > 0}
     if not trained:
         return "no version was trained in this run"
     since_ms: dict[str, int] = {}
-    for ack in _all(log, topics.name(Topic.WEIGHT_ACKS), WEIGHT_ACKS):
+    for ack in _all(log, topics, Topic.WEIGHT_ACKS, WEIGHT_ACKS):
         if ack.policy == policy and ack.label in trained:
             since_ms[ack.label] = min(ack.at_ms, since_ms.get(ack.label, ack.at_ms))
     if not since_ms:
@@ -94,13 +96,14 @@ def find_proof(log: Log, topics: Topics, run: RunHash, policy: str) -> Proof | s
     return "the folders of the versions that served calls are gone; raise [trainer] keep_versions"
 
 
-def _all(log: Log, topic: str, codec: Codec[T]) -> Iterator[T]:
+def _all(log: Log, topics: Topics, topic: Topic, codec: Codec[T]) -> Iterator[T]:
     """What a topic holds now."""
-    return (record for _, record in decoded(read_to_end(log, topic), {topic: codec}))
+    name = topics.name(topic)
+    return (value for _, value in decoded(read_to_end(log, name), {name: codec}, Refusals(topics, Metrics())))
 
 
 def _calls(log: Log, topics: Topics) -> Iterator[CallRecord]:
-    return (call for call in _all(log, topics.name(Topic.LLM_CALLS), LLM_CALLS) if isinstance(call, CallRecord))
+    return (call for call in _all(log, topics, Topic.LLM_CALLS, LLM_CALLS) if isinstance(call, CallRecord))
 
 
 def _sampler(call: CallRecord, *, run: RunHash, policy: str, since_ms: Mapping[str, int]) -> str | None:

@@ -117,7 +117,9 @@ def _groups(seen: Evidence) -> Iterator[str]:
 
 
 def _rollouts(seen: Evidence) -> Iterator[str]:
-    events, given = [key.split(":")[1].split("/") for key in seen.raw if key.startswith("event:")], seen.final_rollouts
+    # From the right: an id that somebody made up may hold a slash itself.
+    events = [key.removeprefix("event:").rsplit("/", 2) for key in seen.raw if key.startswith("event:")]
+    given = seen.final_rollouts
     ran = {rollout for rollout, _, _ in events}
     yield from _absent(seen, Topic.ROLLOUTS, ran, seen.rollouts, "rollout ran but was never asked for")
     for rollout, attempt, state in events:

@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,15 +30,15 @@ import httpx
 import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
-from tracegrad.schemas.log.follow import follow
+from tracegrad.schemas.log.follow import decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
+from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import (
     ENGINE_AWAY,
     VERSIONS_LOADED,
     VERSIONS_REFUSED,
     VERSIONS_SERVED,
     VERSIONS_SKIPPED,
-    WEIGHT_RECORDS_REFUSED,
     Metrics,
 )
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightFile
@@ -54,6 +54,8 @@ POLL_S = 1.0
 """How often the engine's label is looked at; a new record is acted on at once."""
 _ACK_TIMEOUT_S = 30.0
 """For an acknowledgement by the broker."""
+_TOLD_CHARS = 500
+"""Of a manifest's own words in an error: it may be of megabytes."""
 _logger = logging.getLogger(__name__)
 
 
@@ -85,6 +87,8 @@ class WeightSync:
 
     def __post_init__(self) -> None:
         self._lineage = Lineage(self.handles.policy)
+        self._codecs = {self.topics.name(Topic.WEIGHTS): WEIGHTS}
+        self._refusals = Refusals(self.topics, self.metrics)
         self._refused_until: dict[str, float] = {}
         self._acknowledged = ""
         self._served: VersionManifest | None = None
@@ -93,13 +97,10 @@ class WeightSync:
         """The label of what was loaded and not resumed yet: it is acknowledged first."""
         self._was_stuck = False
 
-    def fold(self, record: Record) -> None:
-        """Takes the next record of `weights`. Never raises for a bad one."""
-        try:
-            self._lineage.fold(WEIGHTS.decode(record.value))
-        except RecordError as error:
-            self.metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
-            _logger.warning("passing over %r (%s): %s", record, error.reason, error)
+    def fold(self, records: Iterable[Record]) -> None:
+        """Takes the next records of `weights`. Never raises for a bad one."""
+        for _, weight in decoded(records, self._codecs, self._refusals):
+            self._lineage.fold(weight)
 
     def reconcile(self) -> None:
         """One look at the engine, and whatever it takes to have it serve the newest sound version.
@@ -192,16 +193,23 @@ def verify_version(manifest: VersionManifest, weight_root: str) -> Path:
     """
     if manifest.kind != "full":
         raise RecordError(f"expected kind 'full', got {manifest.kind!r}, version {manifest.label}", reason="kind")
-    root = Path(os.path.realpath(weight_root))
-    folder = Path(os.path.realpath(manifest.uri))
-    if not os.path.isabs(manifest.uri) or root not in folder.parents:
-        raise RecordError(f"expected a folder under {root}, got {folder}, version {manifest.label}", reason="uri")
-    if not folder.is_dir():
-        raise RecordError(f"expected a folder at {folder}, got none, version {manifest.label}", reason="missing")
     if not any(file.name.endswith(".safetensors") for file in manifest.files):
         raise RecordError(f"expected safetensors files, got none, version {manifest.label}", reason="files")
-    for file in manifest.files:
-        _verify_file(folder, file)
+    root = Path(os.path.realpath(weight_root))
+    try:
+        folder = Path(os.path.realpath(manifest.uri))
+        if not os.path.isabs(manifest.uri) or root not in folder.parents:
+            raise RecordError(f"expected a folder under {root}, got {folder}, version {manifest.label}", reason="uri")
+        if not folder.is_dir():
+            raise RecordError(f"expected a folder at {folder}, got none, version {manifest.label}", reason="missing")
+        for file in manifest.files:
+            _verify_file(folder, file)
+    except RecordError:
+        raise
+    except (OSError, ValueError) as error:
+        # A name that is too long, a NUL in it, a disk that fails: of whichever call, the version cannot be read.
+        told = str(error)[:_TOLD_CHARS]
+        raise RecordError(f"cannot read {manifest.uri[:_TOLD_CHARS]!r}: {told}", reason="unreadable") from error
     return folder
 
 
@@ -211,14 +219,11 @@ def _verify_file(folder: Path, file: WeightFile) -> None:
         raise RecordError(f"expected {file.name} inside {folder}, got {path}", reason="files")
     if not path.is_file():
         raise RecordError(f"expected file {path}, got none", reason="missing")
-    try:
-        with path.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size != file.bytes:
-                raise RecordError(f"expected {file.bytes} bytes, got {size}, in {path}", reason="size")
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}", reason="unreadable") from error
+    with path.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != file.bytes:
+            raise RecordError(f"expected {file.bytes} bytes, got {size}, in {path}", reason="size")
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
     if digest != file.sha256:
         raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {digest[:16]}..., in {path}", reason="sha256")
 
@@ -243,8 +248,7 @@ def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threadin
     with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=POLL_S, stop=stop)) as chunks:
         was_away = False
         for chunk in chunks:
-            for record in chunk.records:
-                sync.fold(record)
+            sync.fold(chunk.records)
             if not chunk.is_caught_up:
                 continue
             try:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN, DEAD_LETTERS, OUTCOMES, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent, RolloutState
@@ -56,6 +57,8 @@ class Journal:
         self._chunks = follow(log, [self._events_topic], starts=starts, poll_s=_POLL_S, stop=stop)
         self._stop = stop
         self._metrics = metrics
+        self.refusals = Refusals(topics, metrics)
+        """Of whatever the runner reads."""
         self._writer = log.writer()
         self._followed = Chunk((), {}, {})
         self._has_followed = asyncio.Event()
@@ -64,7 +67,7 @@ class Journal:
         """Folds every runner's events until `stop` is set, and hands each one on."""
         async with contextlib.aclosing(in_thread(self._chunks)) as steps:
             async for chunk in steps:
-                for _, event in decoded(chunk.records, {self._events_topic: ROLLOUT_EVENTS}):
+                for _, event in decoded(chunk.records, {self._events_topic: ROLLOUT_EVENTS}, self.refusals):
                     self.histories.fold(event)
                     on_event(event)
                 self._followed = chunk

@@ -166,7 +166,7 @@ class Runner:
 
     async def _take(self, record: Record) -> None:
         try:
-            request = ROLLOUTS.decode(record.value)
+            request = self._decode(record)
             parse_rollout_id(request.rollout_id)
             if run_hash_of(request.rollout_id) != self._run_hash:
                 raise RecordError(f"expected a rollout of run {self._run_hash}", reason="foreign_run")
@@ -182,6 +182,15 @@ class Runner:
         active = self._active[request.rollout_id] = _Active(request, record.position)
         active.task = asyncio.create_task(self._work(active))
         active.task.add_done_callback(self._note_failure)
+
+    def _decode(self, record: Record) -> RolloutRequest:
+        try:
+            request = ROLLOUTS.decode(record.value)
+        except RecordError as error:
+            self._journal.refusals.refuse(record, error)
+            raise
+        self._journal.refusals.accept(record)
+        return request
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():

@@ -4,8 +4,9 @@
 
 In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, `process_status`, from where
 the run began. Out: `rollouts`, and a final `rollout_events` record for a rollout that nobody will end, or of which no
-episode came, so that its group closes; for a group that does not even then another is admitted. Invariant: ids follow
-from run, purpose and number, so that a restart (or a second process) asks for the same rollouts again and no others.
+episode came, so that its group closes; for a group that does not even then another is admitted; `dead_letters` of
+unreadable records that no stage reads as a group. Invariant: ids follow from run, purpose and number, so that a restart
+(or a second process) asks for the same rollouts again and no others.
 Failure: a dataset that cannot be read -> ConfigurationError; the log is away -> waits.
 """
 
@@ -21,13 +22,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
-from tracegrad.schemas.log.protocol import Log, LogWriter, TopicPartition
-from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
+from tracegrad.schemas.log.protocol import Log, LogWriter, Record, TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.process_status import PROCESS_STATUS
 from tracegrad.schemas.records.rollouts import (
@@ -43,7 +46,7 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS
-from tracegrad.schemas.topics import Topic, Topics, rollout_key
+from tracegrad.schemas.topics import Topic, Topics, original_key, rollout_key
 
 from ..rollout_histories import event_of
 from .admission_state import AdmissionState, OpenRollout
@@ -61,6 +64,8 @@ _GIVE_UP_S = 1800.0
 attempt's time limit and ten minutes."""
 _USED_UP_GRACE_S = 60.0
 """After its last attempt was aborted, until a rollout is given up in its runner's stead."""
+_ONLY_READ_HERE = (Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS, Topic.PROCESS_STATUS)
+"""No stage reads them as a group, so that the dead letters of their records are written here."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,16 +106,41 @@ class TaskAdmission:
         self._said: tuple[str, float] = ("", 0.0)
         self._reported: set[str] = set()
         self.state = AdmissionState(handles.run_hash, handles.policy)
+        self._refusals = Refusals(topics, metrics, then=self._set_aside)
+        self._dead: list[tuple[Record, RecordError]] = []
 
     def fold(self, chunk: Chunk) -> bool:
         """Takes what is new on the topics. True: the run is complete."""
-        for _, record in decoded(chunk.records, self.codecs):
+        for _, record in decoded(chunk.records, self.codecs, self._refusals):
             self.state.fold(record)
         try:
+            self._write_dead_letters()
             return chunk.is_caught_up and self._advance()
         except (UnavailableError, OverloadedError, TimeoutError) as error:
             logger.warning("tasks: the log did not take a record, trying again: %s", error)
             return False
+
+    def _set_aside(self, record: Record, error: RecordError) -> None:
+        if record.topic in {self._topics.name(topic) for topic in _ONLY_READ_HERE}:
+            self._dead.append((record, error))
+
+    def _write_dead_letters(self) -> None:
+        """Raises as `_write`; again after a restart, which reads them again."""
+        name, stage = self._topics.name(Topic.DEAD_LETTERS), "tasks"
+        futures = [
+            self._writer.append(
+                name,
+                key=original_key(record),
+                value=record.value,
+                headers=dead_letter_headers(record, stage=stage, reason=error.reason, detail=str(error)),
+            )
+            for record, error in self._dead
+        ]
+        for future in futures:
+            future.result(_ACK_TIMEOUT_S)
+        for _, error in self._dead:
+            self._metrics.add(DEAD_LETTERS, error.reason)
+        self._dead.clear()
 
     def _advance(self) -> bool:
         """Admits what may be admitted now; the state holds all that lay on the log at the start."""

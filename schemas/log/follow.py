@@ -24,6 +24,7 @@ from ..errors import LogGapError, RecordError, UnavailableError
 from ..records.codec import Codec
 from ..retry import retry
 from .protocol import Log, LogReader, Position, Record, TopicPartition
+from .refusals import Refusals
 
 __all__ = ["Chunk", "decoded", "follow", "in_thread", "read_to_end"]
 
@@ -208,12 +209,15 @@ async def in_thread(steps: Generator[T, None, None]) -> AsyncGenerator[T, None]:
         await asyncio.to_thread(steps.close)
 
 
-def decoded(records: Iterable[Record], codecs: Mapping[str, Codec[Any]]) -> Iterator[tuple[str, Any]]:
-    """(topic, record) in order; malformed ones are logged and left out: their dead letter is the business of the
-    stage that reads the topic as a group.
-    """
+def decoded(
+    records: Iterable[Record], codecs: Mapping[str, Codec[Any]], refusals: Refusals
+) -> Iterator[tuple[Record, Any]]:
+    """(record, what it says) in order; those that cannot be decoded are handed to `refusals` and left out."""
     for record in records:
         try:
-            yield record.topic, codecs[record.topic].decode(record.value)
+            value = codecs[record.topic].decode(record.value)
         except RecordError as error:
-            logger.warning("left out %s: %s", record, error.reason)
+            refusals.refuse(record, error)
+        else:
+            refusals.accept(record)
+            yield record, value

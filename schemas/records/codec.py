@@ -1,7 +1,7 @@
 """How records become bytes: one typed encoder and decoder per record family, built once.
 
 Bytes out are deterministic (equal records, equal bytes). Bytes in are checked: a record names its released
-schema in the field `schema`; a reader accepts every released name and refuses others with RecordError, which
+schema in the field `schema`; a reader accepts every released name and refuses others with UndecodableError, which
 the caller turns into a dead letter.
 """
 
@@ -12,11 +12,13 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 
-from ..errors import RecordError
+from ..errors import UndecodableError
 
 __all__ = ["Codec", "OpenEnum"]
 
 T = TypeVar("T")
+_TOLD_CHARS = 200
+"""Of what the record says itself, which may be of megabytes, in an error."""
 
 
 class OpenEnum(StrEnum):
@@ -51,18 +53,20 @@ class Codec(Generic[T]):
         """The record of these bytes.
 
         Raises:
-            RecordError: not decodable (reason `malformed`) or an unreleased schema (reason `unknown_schema`).
+            UndecodableError: no such record (reason `malformed`), an unreleased schema (`unknown_schema`), a tombstone
+                (`null_value`).
         """
         if data is None:
-            raise RecordError("expected a record, got a tombstone (null value)", reason="null_value")
+            raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
         try:
             record: T = self._decoder.decode(data)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-            raise RecordError(f"expected one of {self._released}, got {error}") from error
+            raise UndecodableError(f"expected one of {self._released}, got {str(error)[:_TOLD_CHARS]}") from error
         schema = getattr(record, "schema", None)
         if schema not in self._released:
-            raise RecordError(
-                f"expected schema in {self._released}, got {schema!r}; this reader is older than the writer",
+            told = str(schema)[:_TOLD_CHARS]
+            raise UndecodableError(
+                f"expected schema in {self._released}, got {told!r}; this reader is older than the writer",
                 reason="unknown_schema",
             )
         return record

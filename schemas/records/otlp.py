@@ -1,7 +1,7 @@
 """OTLP requests, the values of `otlp_spans` and `otlp_logs`: bytes become a message, a message its spans.
 
 In: bytes, of our gateway's or any Collector's. Out: protobuf messages; nothing is copied. Invariant: bytes that are
-no request are a RecordError (`undecodable`), never protobuf's own.
+no request are an UndecodableError (`undecodable`), never protobuf's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from ..attributes import SERVICE_NAME
-from ..errors import RecordError
+from ..errors import UndecodableError
 
 __all__ = ["decode_logs", "decode_spans", "service_of", "spans_of"]
 
@@ -23,12 +23,12 @@ M = TypeVar("M", bound=Message)
 
 
 def decode_spans(value: bytes | None) -> ExportTraceServiceRequest:
-    """Raises RecordError."""
+    """Raises UndecodableError."""
     return _parsed(ExportTraceServiceRequest(), value)
 
 
 def decode_logs(value: bytes | None) -> ExportLogsServiceRequest:
-    """Raises RecordError."""
+    """Raises UndecodableError."""
     return _parsed(ExportLogsServiceRequest(), value)
 
 
@@ -37,7 +37,7 @@ def _parsed(message: M, value: bytes | None) -> M:
     try:
         message.ParseFromString(value or b"")
     except DecodeError as error:
-        raise RecordError(f"expected {type(message).__name__} bytes, got {error}", reason="undecodable") from error
+        raise UndecodableError(f"expected {type(message).__name__} bytes, got {error}", reason="undecodable") from error
     return message
 
 

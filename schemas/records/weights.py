@@ -6,7 +6,10 @@ when a higher claim precedes it on the partition: `Lineage` folds that rule, for
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from ..ids import RunHash
 from .codec import Codec
@@ -24,13 +27,19 @@ __all__ = [
 ]
 
 
+_Run = Annotated[RunHash, Meta(pattern=r"^[0-9a-f]{8}$")]
+_Number = Annotated[int, Meta(ge=0, lt=10**12)]
+_Epoch = Annotated[int, Meta(ge=0, lt=10**9)]
+"""What a label can hold (`versions.parse_label`): a greater claim would leave no epoch for any trainer after it."""
+
+
 class EpochClaim(msgspec.Struct, frozen=True, kw_only=True, tag="epoch_claim"):
     """A starting trainer takes the policy."""
 
     schema: str = "epoch_claim/1"
     policy: str
-    run: RunHash
-    epoch: int
+    run: _Run
+    epoch: _Epoch
     trainer_id: str
     """Unique per process start; how a trainer recognises its own claim."""
     at_ms: int = 0
@@ -48,6 +57,9 @@ class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
     """A complete version that engines may load. Example: version 18 of epoch 4 under `.../7c1f3e9a-v18-e4`."""
 
     schema: str = "version/1"
+    run: _Run
+    version: _Number
+    epoch: _Epoch
     policy: str
     base_version: int
     """The number of the version that it was trained from; of a rollback, of the one whose content it has. A number
@@ -82,6 +94,9 @@ class WeightAck(Version, frozen=True, kw_only=True):
     it samples comes after this record."""
 
     schema: str = "weight_ack/1"
+    run: _Run
+    version: _Number
+    epoch: _Epoch
     engine_id: str
     policy: str
     load_s: float

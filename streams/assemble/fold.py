@@ -110,6 +110,9 @@ class Assemble(StageFold[OpenEpisode]):
 
     def _take(self, record: Record) -> Emission:
         event = EPISODE_EVENTS.decode(record.value)
+        # That this worker can read its own proposals says nothing of what normalize writes.
+        if isinstance(event, Facts):
+            self._refusals.accept(record)
         if self._is_closed(event.episode_id):
             self._count_late(event)
             return Emission(done=(record.position,))

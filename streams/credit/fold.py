@@ -76,6 +76,7 @@ class Credit(StageFold[_OpenGroup]):
 
     def _take(self, record: Record) -> Emission:
         episode = EPISODES.decode(record.value)
+        self._refusals.accept(record)
         group = episode.group
         ends_here = self._ends_here(episode)
         if ends_here or group is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Record
@@ -74,8 +74,9 @@ class Normalize(StageFold[None]):
 
     def _fold_spans(self, record: Record) -> list[Output]:
         if record.value is None:
-            raise RecordError("expected a record, got a tombstone (null value)", reason="null_value")
+            raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
         scan = self._spans.read(record.value)
+        self._refusals.accept(record)
         outputs = []
         for episode, facts in scan.facts.items():
             self.metrics.add(FACTS, "spans", num=len(facts))
@@ -89,6 +90,7 @@ class Normalize(StageFold[None]):
     def _fold_item(self, record: Record, codec: Codec[Any]) -> list[Output]:
         """The single fact of a record, by the identity that it claims."""
         item: CallRecord | CallsClosed | Reward | RolloutEvent = codec.decode(record.value)
+        self._refusals.accept(record)
         fact: Fact
         trace = None
         match item:

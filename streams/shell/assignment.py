@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracegrad.schemas.errors import RecordError, UnavailableError
+from tracegrad.schemas.errors import FatalError, RecordError, UnavailableError
 from tracegrad.schemas.fold import Emission, Fold
 from tracegrad.schemas.log.follow import follow, in_thread
 from tracegrad.schemas.log.ledger import Ledger
@@ -107,7 +107,7 @@ class Assignment:
 
     def on_agent_end(self, error: BaseException | None) -> None:
         """The agent never ends by itself: whatever it was ends the process."""
-        if self._folding is not None and error is not None:
+        if self._folding is not None and error is not None and not isinstance(error, FatalError):
             count = self.poison.add(self._folding)
             logger.error("streams %s: folding %s failed, time %d", self.fold.stage, self._folding, count)
         self.fail(error or UnavailableError("expected the Faust agent to run, got its end"))

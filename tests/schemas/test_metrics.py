@@ -28,8 +28,9 @@ def test_every_metric_is_counted_somewhere() -> None:
     """One that nobody counts would be shown as nothing for ever."""
     used = {
         node.id
-        for room in ("producers", "streams", "trainer", "consumers", "compose")
+        for room in ("schemas", "producers", "streams", "trainer", "consumers", "compose")
         for path in (ROOT / room).rglob("*.py")
+        if path.name != "metrics.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Name)
     }

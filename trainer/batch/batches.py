@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.schemas.errors import LogGapError, UnavailableError, UndecodableError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import Accounting
 
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions
@@ -83,6 +84,8 @@ class OpenBatch:
     consumed: Collection[str]
     """Groups of earlier batches."""
     limits: GroupLimits
+    refusals: Refusals
+    """Of all batches: told of each record whether it could be decoded."""
     _verdicts: list[tuple[Verdict, bool]] = field(default_factory=list)
     """Each with whether its group was consumed before."""
     _seen: set[str] = field(default_factory=set)
@@ -105,7 +108,8 @@ class OpenBatch:
     def add(self, record: Record) -> None:
         """Takes the partition's next record. Not to be called once the batch is complete.
 
-        Raises LogGapError when it is another record than the next: a batch is a contiguous interval.
+        Raises LogGapError when it is another record than the next: a batch is a contiguous interval; UnreadableError
+        when it is one of too many in a row that cannot be decoded.
         """
         assert not self.is_complete
         if record.offset != self.next_offset:
@@ -114,6 +118,10 @@ class OpenBatch:
                 "records are gone (retention, compaction?): restore the topic, or start a new run"
             )
         verdict = judge(record, self.limits)
+        if verdict.is_decoded:
+            self.refusals.accept(record)
+        else:
+            self.refusals.refuse(record, UndecodableError(verdict.detail, reason=verdict.reason))
         group_id = verdict.group_id
         is_duplicate = group_id in self.consumed or group_id in self._seen
         self._verdicts.append((verdict, is_duplicate))

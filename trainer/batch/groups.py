@@ -73,12 +73,16 @@ class Verdict:
     reason: str = ""
     """Dead letter's reason when malformed."""
     detail: str = ""
+    is_decoded: bool = True
+    """False: the bytes are no record of this schema, whatever the policy."""
 
 
 def judge(record: Record, limits: GroupLimits) -> Verdict:
     """The record's verdict. Never raises for bad input."""
+    is_decoded = False
     try:
         summary, rows = decode_group(record.value)
+        is_decoded = True
         _check_summary(summary, limits)
         for row in rows:
             _check_row(row, limits)
@@ -86,7 +90,7 @@ def judge(record: Record, limits: GroupLimits) -> Verdict:
     except RecordError as error:
         named = group_id_of(record.value)
         group_id = named if named is not None and _GROUP_ID.fullmatch(named) else None
-        return Verdict(record, group_id, None, error.reason, str(error))
+        return Verdict(record, group_id, None, error.reason, str(error), is_decoded)
     return Verdict(record, summary.group_id, Group(summary, tuple(rows), record.offset))
 
 

@@ -6,8 +6,8 @@ trainer goes on; rollback requests for the live trainer. Invariant: nothing is a
 to be its own to announce; a record that a higher claim precedes is void for every reader (schemas/records/weights.py
 Lineage), and its writer learns so on reading. On failure: FencedError, which ends the process with status 78: two
 trainers must not restart against each other; UnavailableError past a minute: the process ends, resumes from its
-checkpoint and appends again (a dead letter may then stand there twice, a training step only if its first append was
-still under way).
+checkpoint and appends again (a dead letter may then stand there twice, as each trainer writes one of each record of
+`weights` that it cannot read, a training step only if its first append was still under way).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from concurrent.futures import Future
 from functools import partial
 
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
-from tracegrad.schemas.log.follow import Chunk, follow, read_to_end
-from tracegrad.schemas.log.protocol import Log, LogWriter, Position, TopicPartition
+from tracegrad.schemas.log.follow import Chunk, decoded, follow, read_to_end
+from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
@@ -57,6 +58,8 @@ class PolicyLog:
         self._metrics = metrics
         self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=_PATIENCE_S)
         self._next_offset = 0
+        self._refused: list[Verdict] = []
+        self._refusals = Refusals(topics, metrics, then=self._set_aside)
         self._requests: deque[tuple[int, RollbackRequest]] = deque()
         self.trainer_id = uuid.uuid4().hex
         self.epoch = 0
@@ -164,15 +167,15 @@ class PolicyLog:
                 )
 
     def _take(self, chunk: Chunk) -> None:
-        for record in chunk.records:
-            try:
-                decoded = WEIGHTS.decode(record.value)
-            except RecordError as error:
-                _log.warning("weights offset=%d is not readable and skipped: %s", record.offset, error.reason)
-                continue
-            if self.lineage.fold(decoded) and isinstance(decoded, RollbackRequest):
-                self._requests.append((record.offset, decoded))
+        for record, weight in decoded(chunk.records, {self._at.topic: WEIGHTS}, self._refusals):
+            if self.lineage.fold(weight) and isinstance(weight, RollbackRequest):
+                self._requests.append((record.offset, weight))
         self._next_offset = chunk.positions.get(self._at, 0)
+        refused, self._refused = self._refused, []
+        self.dead_letter(refused)
+
+    def _set_aside(self, record: Record, error: RecordError) -> None:
+        self._refused.append(Verdict(record, None, None, error.reason, str(error)))
 
 
 def _acknowledged(future: Future[Position]) -> Position:

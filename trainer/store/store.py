@@ -1,6 +1,7 @@
 """Where one policy's training stands, and all that is kept of it: checkpoint, version, record, in this order.
 
-    conclude   a batch: checkpoint (every `checkpoint_every` steps; one rename), then publish, then `training_steps`
+    conclude   a batch: checkpoint (every `checkpoint_every` steps, unless it ends with undecodable records; dead
+               letters, then one rename), then publish, then `training_steps`
     begin      what the trainer before had not done when it ended; all of it where there was none
     look       fenced? rollbacks asked for?
 
@@ -22,11 +23,13 @@ from typing import Any
 
 import msgspec
 
+from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.versions import Version
 from tracegrad.schemas.records.weights import RollbackRequest
 
 from ..batch.batches import Batch
+from ..batch.groups import Verdict
 from ..config import TrainerConfig, TrainerHandles
 from ..step import Learner
 from .checkpoint import Checkpoints, CheckpointState, resume
@@ -42,12 +45,21 @@ class Store:
     """One policy's, by the trainer that claimed it; one thread. Its learner holds the weights."""
 
     def __init__(
-        self, config: TrainerConfig, handles: TrainerHandles, *, learner: Learner, policy_log: PolicyLog
+        self,
+        config: TrainerConfig,
+        handles: TrainerHandles,
+        *,
+        learner: Learner,
+        policy_log: PolicyLog,
+        refusals: Refusals,
     ) -> None:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
         self._learner = learner
         self._policy_log = policy_log
+        self._refusals = refusals
+        self._dead: list[Verdict] = []
+        """Records of the batches since the last checkpoint."""
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
         self._publisher = Publisher(handles, keep=config.keep_versions)
         self._progress = resume(handles, self._checkpoints, lineage=policy_log.lineage, learner=learner)
@@ -82,6 +94,7 @@ class Store:
     def conclude(self, batch: Batch, record: TrainingStep) -> None:
         """A batch that was consumed, and led to the learner's present weights."""
         before = self.state
+        self._dead += batch.dead
         encoded = TRAINING_STEPS.encode(record)
         began = time.perf_counter()
         self._progress.consumed.update(dict.fromkeys(batch.consumed))
@@ -103,9 +116,11 @@ class Store:
         self._progress.state = msgspec.structs.replace(self.state, seconds=seconds)
 
     def save(self) -> None:
-        """Checkpoints what is there, unless it is."""
-        if self._is_saved:
+        """Checkpoints what is there, unless it is, or ends with records that a mended reader may read after all."""
+        if self._is_saved or self._refusals.rows:
             return
+        self._policy_log.dead_letter(self._dead)
+        self._dead.clear()
         self._checkpoints.save(self._progress, self._learner.tensors())
         self._is_saved = True
 

@@ -3,7 +3,7 @@
 In: prompt ids and sampling parameters; records of `weights` from the beginning, which say what labels an engine may
 bear. Out: a Generation. An answer of any other kind (a restarted engine bears the label `default`) is refused, counted,
 and sampled again within the call's wait; then UnavailableError. An undecodable record of `weights` is counted and
-passed over (the trainer and weight sync log theirs); a broker that is away is waited for. A fatal error is kept in
+passed over; a broker that is away is waited for. A fatal error is kept in
 `KnownVersions.fatal` and ends the gateway: the log's, or a version of the policy under which answer after answer has no
 finite logprobs, with which the run could only exclude group after group and end as if it had trained.
 """
@@ -20,10 +20,11 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import DivergedError, FatalError, RecordError, UnavailableError
-from tracegrad.schemas.log.follow import follow, in_thread
-from tracegrad.schemas.log.protocol import Log, Record
-from tracegrad.schemas.metrics import GENERATIONS_REFUSED, WEIGHT_RECORDS_REFUSED, Metrics
+from tracegrad.schemas.errors import DivergedError, FatalError, UnavailableError
+from tracegrad.schemas.log.follow import decoded, follow, in_thread
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.metrics import GENERATIONS_REFUSED, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.versions import Version, VersionSpan, parse_label
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
@@ -95,7 +96,7 @@ class KnownVersions:
         self._lineage = Lineage(policy)
         self._topic = topics.name(Topic.WEIGHTS)
         self._log = log
-        self._metrics = metrics
+        self._refusals = Refusals(topics, metrics)
         self.stop = threading.Event()
         """Ends reading, within a poll."""
         self._changed = asyncio.Event()
@@ -123,20 +124,12 @@ class KnownVersions:
         try:
             async with contextlib.aclosing(in_thread(steps)) as chunks:
                 async for chunk in chunks:
-                    if sum(self._fold(record) for record in chunk.records):
+                    weights = decoded(chunk.records, {self._topic: WEIGHTS}, self._refusals)
+                    if sum(self._lineage.fold(weight) for _, weight in weights):
                         self._changed.set()
                         self._changed = asyncio.Event()
         except FatalError as error:
             self.fatal = error
-
-    def _fold(self, record: Record) -> bool:
-        """Takes the next record; False when it changed nothing."""
-        try:
-            weight = WEIGHTS.decode(record.value)
-        except RecordError as error:
-            self._metrics.add(WEIGHT_RECORDS_REFUSED, error.reason)
-            return False
-        return self._lineage.fold(weight)
 
 
 class Generator:

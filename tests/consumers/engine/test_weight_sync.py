@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from tests.fake_engine.weights import FakeWeights, write_version
@@ -17,7 +18,7 @@ from tracegrad.consumers.engine import weight_sync
 from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S, WeightSync, WeightSyncHandles
 from tracegrad.schemas.errors import LogGapError, UnavailableError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.metrics import VERSIONS_REFUSED, VERSIONS_SKIPPED, WEIGHT_RECORDS_REFUSED, Metrics
+from tracegrad.schemas.metrics import RECORDS_REFUSED, VERSIONS_REFUSED, VERSIONS_SKIPPED, Metrics
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, VersionManifest
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -61,8 +62,7 @@ class Bench:
     def look(self) -> None:
         """What one turn of the loop does."""
         records = self.log.records(WEIGHTS_TOPIC)
-        for record in records[self.next_offset :]:
-            self.sync.fold(record)
+        self.sync.fold(records[self.next_offset :])
         self.next_offset = len(records)
         self.sync.reconcile()
 
@@ -201,7 +201,7 @@ def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> N
     bench.put(write_version(bench.root, 1))
     bench.look()
     assert bench.engine.label == label(1)
-    assert bench.sync.metrics.value(WEIGHT_RECORDS_REFUSED) == 5
+    assert bench.sync.metrics.value(RECORDS_REFUSED) == 5
 
 
 def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -383,3 +383,23 @@ def test_lost_records_are_fatal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 def _wait_for(bench: Bench, num_acks: int) -> None:
     with bench.log.changed:
         assert bench.log.changed.wait_for(lambda: len(bench.log.records(ACKS_TOPIC)) >= num_acks, 5)
+
+
+@pytest.mark.parametrize("name", ["\x00", "a\x00b", "n" * 300, "n/" * 3000, "\ud800"], ids=range(5))
+@pytest.mark.parametrize("where", ["folder", "file"])
+def test_names_that_no_file_system_takes_end_nothing(bench: Bench, name: str, where: str) -> None:
+    """The newest version bears one; the sound one before it is served, and a later one too."""
+    bench.put(write_version(bench.root, 1))
+    good = write_version(bench.root, 2)
+    if where == "folder":
+        bad = msgspec.structs.replace(good, uri=f"{bench.root}/{name}")
+    else:
+        file = msgspec.structs.replace(good.files[-1], name=f"{name}.safetensors")
+        bad = msgspec.structs.replace(good, files=(file,))
+    bench.sync._lineage.fold(claim(1))
+    bench.sync._lineage.fold(bad)
+    bench.look()
+    assert (bench.acks(), bench.sync.metrics.value(VERSIONS_REFUSED)) == ([label(1)], 1)
+    bench.put(write_version(bench.root, 3))
+    bench.look()
+    assert bench.acks()[-1] == label(3)

@@ -12,9 +12,13 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, in_thread, read_to_end
 from tracegrad.schemas.log.protocol import Offsets, Position, Record, TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim
+from tracegrad.schemas.topics import Topics
 
 TOPIC = "t"
 AT = TopicPartition(TOPIC, 0)
@@ -188,7 +192,9 @@ def test_an_event_loop_follows_in_a_thread_and_may_be_cancelled(log: MemoryLog) 
 
 
 def test_malformed_records_are_left_out(log: MemoryLog) -> None:
-    """The others come with their topic, in order."""
-    claim = EpochClaim(policy="p", run="r", epoch=1, trainer_id="t", at_ms=0)  # type: ignore[arg-type]
+    """The others come with their record, in order."""
+    claim = EpochClaim(policy="p", run=RunHash("7c1f3e9a"), epoch=1, trainer_id="t", at_ms=0)
     write(log, b"{", WEIGHTS.encode(claim))
-    assert list(decoded(read_to_end(log, TOPIC), {TOPIC: WEIGHTS})) == [(TOPIC, claim)]
+    refusals = Refusals(Topics(run=RunName("test")), Metrics())
+    found = decoded(read_to_end(log, TOPIC), {TOPIC: WEIGHTS}, refusals)
+    assert [value for _, value in found] == [claim]

@@ -82,6 +82,7 @@ class Bench:
         max_delay_s: float = 0.0,
         is_killed_before_marker: bool = False,
         session_timeout_s: float = 6.0,
+        is_outdated: bool = False,
     ) -> Worker:
         """Starts a worker; `name` is its instance id when it is static."""
         plan = Plan(
@@ -98,6 +99,7 @@ class Bench:
             topics=self.topics,
             counting=counting,
             max_delay_s=max_delay_s,
+            is_outdated=is_outdated,
             kill_once=str(self.folder / "killed") if is_killed_before_marker else None,
         )
         worker = Worker(plan, self.folder / f"{name}.log")

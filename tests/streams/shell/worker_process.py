@@ -23,6 +23,7 @@ from tracegrad.compose.kafka.writer import KafkaWriter
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.facts import EPISODE_EVENTS
 from tracegrad.schemas.topics import Stage, Topics
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold
@@ -47,6 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     commit_interval_s: float = worker.COMMIT_INTERVAL_S
     max_delay_s: float = 0.0
     """Acknowledgements arrive late by up to this, out of order."""
+    is_outdated: bool = False
+    """Of a release that does not know the schemas of `episode_events` yet."""
 
 
 class _LateLog(KafkaLog):
@@ -85,6 +88,8 @@ def main() -> int:
     if plan.max_delay_s:
         log = _LateLog(plan.handles.bootstrap_servers)
         log.max_delay_s = plan.max_delay_s
+    if plan.is_outdated:
+        EPISODE_EVENTS._released = ()
     if plan.counting is not None:
         fold: Any = CountingFold(**plan.counting)
     else:

@@ -10,9 +10,13 @@ from tests.memory_log import MemoryLog
 from tests.trainer.material import VOCABULARY, append_groups, group_bytes, record, segment, summary, turn
 from tests.versions import OTHER_RUN, RUN, sampled_by
 from tracegrad.schemas.errors import LogGapError
+from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.training import Accounting
 from tracegrad.schemas.records.transitions import encode_group
+from tracegrad.schemas.topics import Topics
 from tracegrad.trainer.batch.batches import Batch, OpenBatch, TransitionsSource, account
 from tracegrad.trainer.batch.groups import GroupLimits
 
@@ -26,7 +30,8 @@ def gid(index: int) -> str:
 
 def open_batch(values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = ()) -> OpenBatch:
     """These records, as many as the batch takes."""
-    batch = OpenBatch(begin_offset=10, num_groups=num_groups, consumed=consumed, limits=LIMITS)
+    refusals = Refusals(Topics(run=RunName("test")), Metrics())
+    batch = OpenBatch(begin_offset=10, num_groups=num_groups, consumed=consumed, limits=LIMITS, refusals=refusals)
     for offset, value in enumerate(values, 10):
         if not batch.is_complete:
             batch.add(record(value, offset))

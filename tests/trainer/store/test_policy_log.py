@@ -21,8 +21,9 @@ WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
 
 @pytest.fixture
 def log(memory_log: MemoryLog) -> MemoryLog:
-    """With a weights topic."""
+    """With a weights topic, and one for what cannot be read of it."""
     memory_log.create_topic(WEIGHTS_TOPIC, 1)
+    memory_log.create_topic(TOPICS.name(Topic.DEAD_LETTERS), 1)
     return memory_log
 
 
