@@ -2,19 +2,22 @@
 
 In: argv and the environment. Out: effects, words for people, an exit status: 0 done, 1 failed, 78 settings that
 cannot work, 130 stopped by Ctrl-C. Invariant: an error that tracegrad raises on purpose is one clear message,
-never a traceback.
+never a traceback; whatever is printed, tracebacks and warnings too, holds no control character of others.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import traceback
 
 import typer
 
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError, TracegradError
 
 from ..loopback import without_proxy
+from ..printable_log import log_to_stderr
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
 from . import look, run, topics
@@ -43,6 +46,7 @@ app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 def main() -> None:
     """The console script."""
     os.environ.update(without_proxy(os.environ))
+    log_to_stderr(logging.WARNING, "%(message)s")
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except TracegradError as error:
@@ -60,7 +64,8 @@ def main() -> None:
     except Exception as error:
         show = getattr(error, "show", None)
         if show is None:
-            raise
+            echo("".join(traceback.format_exception(error)), is_error=True)
+            sys.exit(1)
         # A usage error of the command line library, whose class its vendored parser owns.
         show()
         sys.exit(getattr(error, "exit_code", 2))

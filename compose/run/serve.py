@@ -21,11 +21,11 @@ from pathlib import Path
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.section import nearest
-from tracegrad.schemas.text import printable
 from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..kafka.errors import Seldom
 from ..loopback import without_proxy
+from ..printable_log import log_to_stderr
 from .process import process_name
 from .run_dir import RunDir
 from .status_reports import reporting
@@ -67,18 +67,10 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
     return 0
 
 
-class _Formatter(logging.Formatter):
-    """For a terminal, in which a log is read too."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 def _set_up_logging() -> None:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     is_due = Seldom()
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         # Of an away broker aiokafka writes hundreds of lines a second.
         handler.addFilter(lambda record: not record.name.startswith("aiokafka") or is_due(str(record.msg)))
     for noisy in ("abc", "aiokafka", "faust", "httpcore", "httpx", "kafka", "mode"):

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer import Exit
 
+from tests.memory_log import MemoryLog
+from tests.streams.make import TOPICS
 from tracegrad.compose import cli
+from tracegrad.compose.cli import look
 from tracegrad.compose.cli.common import echo
+from tracegrad.compose.run import report as report_module
 from tracegrad.compose.run.serve import _set_up_logging
 from tracegrad.compose.run.show import JsonShow, RichShow, Show
+from tracegrad.consumers.audit.account import Report, Unit
 from tracegrad.consumers.views.tail import as_text
 from tracegrad.consumers.views.terminal import Event
 from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessState, SupervisedProcess
 from tracegrad.schemas.topics import Topic
 
 EVIL = "a\x1b]0;title\x07b\x9b31mc\x85d\u202ee\u2066f\u200fg\x08h\ri\x7fj\x00"
@@ -32,25 +43,83 @@ def is_harmless(text: str) -> bool:
     return "a" in text and not controls
 
 
-def _error() -> None:
-    def fail(**_: object) -> None:
-        raise UnavailableError(EVIL)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(cli, "app", fail)
-        cli.main()
-
-
-def _log() -> None:
+@contextlib.contextmanager
+def _without_handlers() -> Iterator[None]:
+    """As a process begins; pytest's own handlers would be taken for those of a user."""
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     root.handlers = []
     try:
-        _set_up_logging()
-        logging.getLogger("tracegrad.test").warning("said: %s", EVIL)
+        yield
     finally:
         root.handlers = handlers
         root.setLevel(level)
+
+
+def _main(run: Callable[[], None]) -> None:
+    with _without_handlers(), pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(cli, "app", lambda **_: run())
+        cli.main()
+
+
+def _error() -> None:
+    def fail() -> None:
+        raise UnavailableError(EVIL)
+
+    _main(fail)
+
+
+def _fault() -> None:
+    def fail() -> None:
+        try:
+            raise KeyError(EVIL)
+        except KeyError as error:
+            raise ZeroDivisionError(EVIL) from error
+
+    _main(fail)
+
+
+def _warning() -> None:
+    _main(lambda: logging.getLogger("tracegrad.test").warning("said: %s", EVIL))
+
+
+def _log() -> None:
+    with _without_handlers():
+        _set_up_logging()
+        logging.getLogger("tracegrad.test").warning("said: %s", EVIL)
+        logging.getLogger("tracegrad.test").error("failed", exc_info=ZeroDivisionError(EVIL))
+
+
+def _look(command: Callable[..., None], **options: Any) -> None:
+    """A command on a run whose every word is somebody else's."""
+    log = MemoryLog()
+    log.create_topics(TOPICS, policies=["policy"])
+    told = SupervisedProcess(process=EVIL, state=ProcessState.RUNNING, pid=1, num_restarts=1, why=EVIL)
+    report = ProcessReport(process=EVIL, pid=1, since_ms=0, at_ms=0, counters={EVIL: 1.0})
+    for record in (told, report):
+        log.append(TOPICS.name(Topic.PROCESS_STATUS), b"x", PROCESS_STATUS.encode(record), ((EVIL, b"x"),), 0)
+    folder = SimpleNamespace(path=EVIL, is_locked=lambda: True, endpoints_file=SimpleNamespace(stat=_no_stat))
+    wiring = SimpleNamespace(
+        run_dir=folder,
+        record=SimpleNamespace(name=EVIL, hash="1f2e3d4c"),
+        topics=TOPICS,
+        settings=SimpleNamespace(policy=SimpleNamespace(name="policy")),
+        endpoints={"a": EVIL},
+    )
+    unit = Unit(total=1, terms={EVIL: 1})
+    missing = Report(
+        run=RunHash("1f2e3d4c"), calls=unit, episodes=unit, groups=unit, missing=[EVIL], num_missing=1, num_steps=0,
+        expired=[EVIL],
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Exit):
+        patch.setattr(look, "find_run", lambda *_: wiring)
+        patch.setattr(look, "reachable_log", lambda _: log)
+        patch.setattr(report_module, "account", lambda *_, **__: missing)
+        command(**options)
+
+
+def _no_stat() -> SimpleNamespace:
+    return SimpleNamespace(st_mtime=0.0)
 
 
 def _rich() -> None:
@@ -75,6 +144,14 @@ def _tail() -> None:
         pytest.param(lambda: JsonShow().result("report", {"a": EVIL}, []), id="JSON"),
         pytest.param(_tail, id="tail"),
         pytest.param(_error, id="an error"),
+        pytest.param(_fault, id="an error that nobody expected"),
+        pytest.param(_warning, id="a warning of a command"),
+        pytest.param(lambda: _look(look.status), id="status"),
+        pytest.param(lambda: _look(look.status, as_json=True), id="status as JSON"),
+        pytest.param(lambda: _look(look.audit), id="audit"),
+        pytest.param(lambda: _look(look.audit, as_json=True), id="audit as JSON"),
+        pytest.param(lambda: _look(look.tail, topic="process_status"), id="tail of a topic"),
+        pytest.param(lambda: _look(look.tail, topic="process_status", as_json=True), id="tail as JSON"),
         pytest.param(_log, id="a process's log"),
     ],
 )
