@@ -7,7 +7,10 @@ process was fatal or the report's checks failed, 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -149,20 +152,59 @@ def _supervise(
     )
     show.say(f"run {wiring.record.name} in {wiring.run_dir.path}")
     show.say(f"starting {len(processes)} processes; the engine takes longest (their logs: {wiring.run_dir.logs})")
+
+    def is_kept(spec: ProcessSpec) -> bool:
+        return keep or spec.name == BROKER
+
     try:
-        outcome = supervisor.run(keep=lambda spec: keep or spec.name == BROKER, ends_with_jobs=ends_with_jobs)
+        outcome = supervisor.run(keep=is_kept, is_done=None if ends_with_jobs else _never)
         wiring.run_dir.write_outcome(outcome)
-        status = _end(outcome, wiring, show, report)
-        if keep and outcome.kind is OutcomeKind.DONE:
+        status = 0
+        if outcome.kind is OutcomeKind.DONE and report is not None:
+            made = _in_thread(functools.partial(_make_report, report, wiring, show))
+            # The broker that the report is read from is looked after meanwhile: it may die as at any other time.
+            outcome = supervisor.run(keep=is_kept, is_done=made.done)
+            wiring.run_dir.write_outcome(outcome)
+            status = made.result() if outcome.kind is OutcomeKind.DONE else status
+        if outcome.kind is not OutcomeKind.DONE:
+            return _ended_otherwise(outcome, wiring, show)
+        if keep:
             show.say("the pipeline goes on (--keep); Ctrl-C stops it")
             onlookers.report(supervisor)
-            supervisor.run(ends_with_jobs=False)
+            supervisor.run(is_done=_never)
         return status
     finally:
         supervisor.close()
 
 
-def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | None) -> int:
+def _never() -> bool:
+    return False
+
+
+def _in_thread(make: Callable[[], int]) -> Future[int]:
+    """Runs it beside the main thread, in which signals arrive; a process that ends does not wait for it."""
+    made: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="report", daemon=True).start()
+    return made
+
+
+def _make_report(report: ReportMaker, wiring: Wiring, show: Show) -> int:
+    try:
+        return 0 if report(wiring, show) else 1
+    except UnavailableError as error:
+        show.say(f"no report: {error}")
+        return 1
+
+
+def _ended_otherwise(outcome: Outcome, wiring: Wiring, show: Show) -> int:
+    """Says why, and gives the exit status."""
     from ..engine.health import explain
 
     if outcome.kind is OutcomeKind.FATAL:
@@ -170,16 +212,8 @@ def _end(outcome: Outcome, wiring: Wiring, show: Show, report: ReportMaker | Non
         if outcome.why.startswith("engine:") and (reason := explain(outcome.why)):
             show.say(f"the engine: {reason}")
         return FATAL_EXIT_STATUS if outcome.exit_status == FATAL_EXIT_STATUS else 1
-    if outcome.kind is not OutcomeKind.DONE:
-        show.say(f"stopped; start run {wiring.record.name} again to resume it")
-        return INTERRUPTED
-    if report is None:
-        return 0
-    try:
-        return 0 if report(wiring, show) else 1
-    except UnavailableError as error:
-        show.say(f"no report: {error}")
-        return 1
+    show.say(f"stopped; start run {wiring.record.name} again to resume it")
+    return INTERRUPTED
 
 
 def watch_steps(wiring: Wiring, show: Show) -> Watcher:

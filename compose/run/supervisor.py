@@ -120,17 +120,17 @@ class Supervisor:
         self,
         *,
         keep: Callable[[ProcessSpec], bool] = lambda _: False,
-        ends_with_jobs: bool = True,
+        is_done: Callable[[], bool] | None = None,
     ) -> Outcome:
-        """Starts all, watches, and stops all but those that `keep` names when every job is done.
+        """Starts all, watches, and stops all but those that `keep` names when every job is done, or `is_done` says so.
 
         Kept processes go on until `close`, or until the next `run`, which watches them again. Whatever ends `run`
-        otherwise, nothing is left. Without `ends_with_jobs` only a person or a fatal process ends it.
+        otherwise, nothing is left: a person, or a fatal process.
         """
         previous = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         outcome = Outcome(kind=OutcomeKind.FATAL, why="the supervisor itself failed")
         try:
-            outcome = self._watch(ends_with_jobs)
+            outcome = self._watch(is_done or self._are_jobs_done)
             return outcome
         finally:
             done = outcome.kind is OutcomeKind.DONE
@@ -150,7 +150,11 @@ class Supervisor:
         if self._num_interrupts == 2 and self._is_before_stop:
             raise _KillAllAtOnce
 
-    def _watch(self, ends_with_jobs: bool) -> Outcome:
+    def _are_jobs_done(self) -> bool:
+        jobs = [child for child in self.children if child.spec.is_job]
+        return bool(jobs) and all(child.state is ProcessState.DONE for child in jobs)
+
+    def _watch(self, is_done: Callable[[], bool]) -> Outcome:
         self._num_interrupts = 0
         while True:
             if self._num_interrupts:
@@ -162,8 +166,7 @@ class Supervisor:
                     self._on_change()
                     why = f"{child.spec.name}: {child.why}"
                     return Outcome(kind=OutcomeKind.FATAL, why=why, exit_status=child.exit_status)
-            jobs = [child for child in self.children if child.spec.is_job]
-            if ends_with_jobs and jobs and all(child.state is ProcessState.DONE for child in jobs):
+            if is_done():
                 return Outcome(kind=OutcomeKind.DONE)
             time.sleep(_TICK_S)
 

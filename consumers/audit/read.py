@@ -8,15 +8,16 @@ payload is kept: ids, positions and hashes only. Undecodable records are the sta
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
@@ -54,12 +55,14 @@ from tracegrad.schemas.records.weights import (
     WeightAck,
     WeightRecord,
 )
+from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Topic, Topics
 
 from .evidence import Evidence, SeenEpisode
 
 __all__ = ["gather"]
 
+T = TypeVar("T")
 _COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
@@ -68,19 +71,21 @@ _PARTITION = 0
 def gather(
     log: Log, topics: Topics, run: RunHash, policy: str, *, starts: Mapping[TopicPartition, int] | None
 ) -> Evidence:
-    """Reads every topic of the run once. `starts`: where the run began on the raw topics."""
+    """Reads every topic of the run once; a log that is away is waited for. `starts`: where the run began on the raw
+    topics. Raises UnavailableError: it was away for too long.
+    """
     committed = {
         stage: {
             TopicPartition(topics.name(topic), partition): offset
             for topic in read
-            for partition, offset in log.committed(topics.group(stage), topics.name(topic)).items()
+            for partition, offset in _patiently(log.committed, topics.group(stage), topics.name(topic)).items()
         }
         for stage, read in INPUTS.items()
     }
     seen = Evidence(run=run, committed=committed, lineage=Lineage(policy))
     for topic, decode, fold in _FOLDS:
         name = topics.name(topic)
-        if any(offsets.begin > 0 for offsets in log.offsets(name).values()) and topic not in _COMPACTED:
+        if any(offsets.begin > 0 for offsets in _patiently(log.offsets, name).values()) and topic not in _COMPACTED:
             seen.expired.add(topic)
             seen.expired_names.add(name)
         for record in read_to_end(log, name, starts=starts):
@@ -96,6 +101,10 @@ def gather(
             else:
                 fold(seen, record, decoded)
     return seen
+
+
+def _patiently(ask: Callable[..., T], *args: str) -> T:
+    return retry(functools.partial(ask, *args), doing="asking Kafka for offsets", patience_s=PATIENCE_S)
 
 
 def _step(seen: Evidence, record: Record, step: TrainingStep) -> None:

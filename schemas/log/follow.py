@@ -26,8 +26,11 @@ from ..retry import retry
 from .protocol import Log, LogReader, Position, Record, TopicPartition
 from .refusals import Refusals
 
-__all__ = ["Chunk", "decoded", "follow", "in_thread", "read_to_end"]
+__all__ = ["PATIENCE_S", "Chunk", "decoded", "follow", "in_thread", "read_to_end"]
 
+PATIENCE_S = 600.0
+"""How long what reads to an end and tells of it waits for a log that is away: a broker restarts, a cluster fails over,
+and giving up would throw away all that was read."""
 _READ_RECORDS = 2_000
 _END = object()
 
@@ -41,7 +44,7 @@ def read_to_end(
     topic: str,
     *,
     starts: Mapping[TopicPartition, int] | None = None,
-    patience_s: float = 30.0,
+    patience_s: float = PATIENCE_S,
 ) -> Generator[Record, None, None]:
     """The records of a topic up to the end it has at the first step. Blocks; an event loop takes slices in a thread.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,21 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.compose.verify.served_proof import Proof, find_proof
 from tracegrad.compose.verify.verdict import EXACT, Tolerance, compare
 from tracegrad.producers.llm_gateway.config import PolicyConfig
-from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, DivergedError, RecordError
+from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, DivergedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.protocol import Offsets, Record, TopicPartition
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
 
-DONE = Outcome(kind=OutcomeKind.DONE)
-
 
 @pytest.fixture(autouse=True)
 def folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version folders of the small run are there."""
+    """The version folders of the small run are there, and whole."""
     monkeypatch.setattr("tracegrad.compose.verify.served_proof.Path.is_dir", lambda self: True)
+    monkeypatch.setattr(report, "verify_version", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def status(wiring: Wiring, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, *, i
 
     monkeypatch.setattr(wiring, "log", lambda: log)
     monkeypatch.setattr(demo, "verify_apart", verify)
-    return session._end(DONE, wiring, JsonShow(io.StringIO()), demo.demo_report)
+    return session._make_report(demo.demo_report, wiring, JsonShow(io.StringIO()))
 
 
 def changed(streams: Streams, topic: Topic, change: Any) -> Streams:
@@ -131,11 +132,43 @@ def test_calls_before_the_acknowledgement_prove_nothing(wiring: Wiring, monkeypa
     assert isinstance(find_proof(memory_log(later), TOPICS, RunHash(RUN_HASH), "policy"), Proof)
 
 
+class RestartingLog(MemoryLog):
+    """A log that is away the first time that each kind of question is asked."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.__dict__.update(log.__dict__)
+        self._asked: set[str] = set()
+
+    def _ask(self, what: str) -> None:
+        if what not in self._asked:
+            self._asked.add(what)
+            raise UnavailableError(f"away: {what}")
+
+    def offsets(self, topic: str) -> Mapping[int, Offsets]:
+        self._ask("offsets")
+        return super().offsets(topic)
+
+    def committed(self, group: str, topic: str) -> Mapping[int, int]:
+        self._ask("committed")
+        return super().committed(group, topic)
+
+    def read(self, positions: dict[TopicPartition, int], max_records: int) -> list[Record]:
+        self._ask("read")
+        return super().read(positions, max_records)
+
+
+def test_a_log_that_is_away_while_the_report_is_made_is_waited_for(
+    wiring: Wiring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results, audit and verdict: whatever is asked first."""
+    assert status(wiring, RestartingLog(memory_log(small_run())), monkeypatch) == 0
+
+
 def test_only_the_demo_recomputes_what_was_served(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other runs end without the minutes that it takes."""
     monkeypatch.setattr(wiring, "log", lambda: memory_log(small_run()))
     monkeypatch.setattr(demo, "verify_apart", None)
-    assert session._end(DONE, wiring, JsonShow(io.StringIO()), report.make_report) == 0
+    assert session._make_report(report.make_report, wiring, JsonShow(io.StringIO())) == 0
     assert not (wiring.run_dir.results / "verdict.json").exists()
 
 
@@ -164,4 +197,4 @@ def test_a_process_that_diverged_says_so_by_its_status(wiring: Wiring, monkeypat
 )
 def test_a_run_that_was_ended(wiring: Wiring, outcome: Outcome, expected: int) -> None:
     """By the process's own exit status, whatever its log says."""
-    assert session._end(outcome, wiring, JsonShow(io.StringIO()), report.make_report) == expected
+    assert session._ended_otherwise(outcome, wiring, JsonShow(io.StringIO())) == expected
