@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,3 +22,12 @@ def test_transitions_benchmark_still_runs(monkeypatch: pytest.MonkeyPatch, capsy
     runpy.run_path(str(BENCHMARKS / "transitions.py"), run_name="__main__")
     steps = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert steps == ["credit", "encode", "judge", "rows", "batches"]
+
+
+def test_head_benchmark_still_runs() -> None:
+    """On a small vocabulary, one bound; its own figures say that a step was taken."""
+    arguments = ("--vocabulary", "512", "--tokens", "16", "--bounds", "1024")
+    command = [sys.executable, str(BENCHMARKS / "head.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    bound, gibibytes, _, loss, grad_norm = done.stdout.splitlines()[1].split()
+    assert bound == "1024" and float(gibibytes) > 0 and float(loss) != 0 and float(grad_norm) > 0

@@ -71,7 +71,7 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     fastest for small models), 16,384 on an accelerator."""
     micro_batch_logits: Count = 1 << 28
     """Logits (tokens x vocabulary) that exist at once: beyond, the head is computed in pieces, each again in the
-    backward pass. The default takes 1 GiB in float32, and its gradient as much."""
+    backward pass. Of the default a copy takes 1 GiB in float32, and the backward pass has about four."""
     max_row_tokens: Count = 32768
     """A longer row makes its group malformed (`too_long`)."""
     keep_versions: Whole = 20
