@@ -2,7 +2,8 @@
 
 In: an application, an address. The event loop is uvicorn's choice: uvloop where it is installed, else asyncio's.
 Invariant: no signal handler is installed (the composition root owns signals); requests in flight get `grace_s` to
-end; a request's header has at most 16 KiB. Failure: UnavailableError when the address cannot be bound.
+end; a request's header has at most 16 KiB and 10 s; a client that does not take its answer is let go. Failure:
+UnavailableError when the address cannot be bound.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+import h11
 import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tracegrad.schemas.errors import UnavailableError
 
@@ -25,8 +28,54 @@ __all__ = ["serve"]
 _POLL_S = 0.1
 _BACKLOG = 1024
 _MAX_HEADER_BYTES = 16 * 1024
+_HEADER_TIMEOUT_S = 10.0
+"""Each connection is a file descriptor, and uvicorn waits for a header for ever."""
+_UNREAD_TIMEOUT_S = 30.0
+"""A client that takes nothing of its answer holds it, and its place among the requests in flight."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, with a time-out for each wait on a client; the body's is `http_request.read_body`'s."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A header is awaited."""
+        super().connection_made(transport)
+        self._due: dict[str, asyncio.TimerHandle] = {}
+        self._await("header", _HEADER_TIMEOUT_S)
+
+    def data_received(self, data: bytes) -> None:
+        """Its first part on a connection that was kept begins the wait anew; more parts do not prolong it."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
+            self._await("header", _HEADER_TIMEOUT_S)
+        else:
+            self._has_come("header")
+
+    def pause_writing(self) -> None:
+        """More was sent than the client takes."""
+        super().pause_writing()
+        self._await("reading", _UNREAD_TIMEOUT_S)
+
+    def resume_writing(self) -> None:
+        """It takes it again."""
+        super().resume_writing()
+        self._has_come("reading")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is awaited any more."""
+        super().connection_lost(exc)
+        self._has_come("header")
+        self._has_come("reading")
+
+    def _await(self, what: str, timeout_s: float) -> None:
+        if what not in self._due:
+            self._due[what] = self.loop.call_later(timeout_s, self.transport.abort)
+
+    def _has_come(self, what: str) -> None:
+        if timer := self._due.pop(what, None):
+            timer.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -82,7 +131,7 @@ def serve(
     config = uvicorn.Config(
         _bounded(app),
         # The faster parser, httptools, has no bound on what it waits for.
-        http="h11",
+        http=_Protocol,
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         log_config=None,
         access_log=False,

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
 from tests.serving import Background, free_port, until
+from tracegrad.producers import asgi
 from tracegrad.producers.asgi import serve
 
 pytestmark = pytest.mark.slow
@@ -42,8 +45,9 @@ def _status_of_headers(port: int, num_bytes: int) -> bytes:
     return b"reset"
 
 
-def test_headers_are_bounded() -> None:
-    """16 KiB in all, whether they come in one packet or drip; smaller ones pass."""
+@contextlib.contextmanager
+def _served(body: bytes = b"") -> Iterator[int]:
+    """The port of a server that answers every request with this body, once the request's own is here."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -52,8 +56,11 @@ def test_headers_are_bounded() -> None:
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
             return
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
+        while (await receive()).get("more_body"):
+            pass
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     port = free_port()
 
@@ -67,6 +74,71 @@ def test_headers_are_bounded() -> None:
 
     with Background(run):
         until(is_up)
+        yield port
+
+
+def test_headers_are_bounded() -> None:
+    """16 KiB in all, whether they come in one packet or drip; smaller ones pass."""
+    with _served() as port:
         assert _status_of_headers(port, 15_000) == b"HTTP/1.1 200"
         for num_bytes in (17_000, 60_000, 5_000_000):
             assert _status_of_headers(port, num_bytes) in (b"HTTP/1.1 400", b"HTTP/1.1 431", b"reset")
+
+
+def _seconds_until_closed(client: socket.socket, drip: bytes = b"") -> float:
+    """How long the server bears with a client that sends a byte now and then, or nothing."""
+    began = time.monotonic()
+    client.settimeout(0.05)
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - began < 5:
+            client.sendall(drip)
+            with contextlib.suppress(TimeoutError):
+                if not client.recv(65536):
+                    break
+    return time.monotonic() - began
+
+
+GOOD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"], ids=["silent", "dripping"])
+@pytest.mark.parametrize("before", [b"", GOOD], ids=["first", "kept"])
+@pytest.mark.parametrize("part", [b"", b"GET / HTTP/1.1\r\nx-a: "], ids=["nothing", "half"])
+def test_a_header_that_does_not_come_is_given_up(
+    drip: bytes, before: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly it goes on; one that was answered may be silent for as long as connections are kept."""
+    monkeypatch.setattr(asgi, "_HEADER_TIMEOUT_S", 0.3)
+    with _served() as port, socket.create_connection(("127.0.0.1", port)) as client:
+        if before:
+            client.sendall(before)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        client.sendall(part)
+        seconds = _seconds_until_closed(client, drip)
+    is_idle = before and not part and not drip
+    assert (seconds > 4) if is_idle else (0.2 < seconds < 2)
+
+
+def test_a_body_that_drips_is_no_slow_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a time of its own."""
+    monkeypatch.setattr(asgi, "_HEADER_TIMEOUT_S", 0.2)
+    with _served() as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n")
+        for _ in range(8):
+            time.sleep(0.1)
+            client.sendall(b"x")
+        client.settimeout(5)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held memory, and its place among the requests in flight, for as long as the client liked."""
+    monkeypatch.setattr(asgi, "_UNREAD_TIMEOUT_S", 0.3)
+    with _served(b"x" * 50_000_000) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(GOOD)
+        time.sleep(1.0)
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(1_000_000):
+                received += len(piece)
+        assert received < 50_000_000
