@@ -190,8 +190,11 @@ def _absolute_paths(data: dict[str, Any], folder: Path) -> None:
         if section is None or not isinstance(table, dict):
             continue
         for key, path_kind in section.path_kinds().items():
-            if isinstance(table.get(key), str) and table[key]:
-                table[key] = _absolute(table[key], path_kind, folder)
+            value = table.get(key)
+            if isinstance(value, str) and value:
+                table[key] = _absolute(value, path_kind, folder)
+            elif isinstance(value, list):
+                table[key] = [_absolute(str(item), path_kind, folder) for item in value]
     agent = data.get("agent")
     if isinstance(agent, dict) and ("callable" in agent or "command" in agent):
         agent.setdefault("cwd", str(folder))

@@ -131,6 +131,10 @@ class RunDir:
         run._make_key()
         return run
 
+    def beside(self) -> list[Path]:
+        """The folders of the runs that lie where this one lies, itself among them."""
+        return sorted(mark.parent for mark in self.path.parent.glob(f"*/{_MARK}"))
+
     @property
     def record(self) -> RunRecord:
         """What the run is."""

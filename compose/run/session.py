@@ -18,6 +18,8 @@ import msgspec
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.consumers.views.watch import Watcher, stream_lag
+from tracegrad.producers.runner.config import AgentConfig
+from tracegrad.producers.runner.sandbox import Sandbox
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
 from ..engine.fetch_model import with_local_model
@@ -65,6 +67,8 @@ def run_session(
         settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
         run_dir = RunDir(path.resolve())
         with run_dir.lock():
+            if for_training and settings.agent is not None:
+                check_agent(settings.agent, show.say)
             if only in ENGINE_PARTS:
                 check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
@@ -74,6 +78,20 @@ def run_session(
     finally:
         # Whatever was raised, the terminal gets its cursor back.
         show.close()
+
+
+def check_agent(agent: AgentConfig, say: Callable[[str], None]) -> None:
+    """Makes the agent's sandbox for a trial, or says what it can do without one.
+
+    Raises ConfigurationError with the remedy when there is to be one and there cannot.
+    """
+    if agent.sandbox == "bubblewrap":
+        Sandbox(agent, ())
+        return
+    say(
+        "agents run as this user: one that looks for them can read this run's key, its tasks' answers and its weights; "
+        '[agent] sandbox = "bubblewrap" hides them (docs/security.md)'
+    )
 
 
 def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[str], None]) -> None:

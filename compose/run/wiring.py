@@ -6,6 +6,9 @@ it imports is light: a process pays for its own room only, and torch is needed b
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
@@ -119,7 +122,18 @@ class Wiring:
             llm_token=self.settings.llm.token,
             otlp_token=self.settings.otlp.token,
             log_dir=str(self.run_dir.logs),
+            hidden=tuple(self._hidden()),
         )
+
+    def _hidden(self) -> Iterator[str]:
+        """What no agent may see: all runs, the tasks with what is expected, and settings, which may hold passwords."""
+        yield str(self.run_dir.path.parent)
+        yield from map(str, self.run_dir.beside())
+        tasks, agent = self.settings.tasks, self.settings.agent
+        if tasks is not None:
+            yield from filter(None, (tasks.file, tasks.eval_file))
+        if agent is not None and agent.cwd is not None:
+            yield from (str(path) for path in Path(agent.cwd).glob("*.toml") if _is_settings(path))
 
     def trainer(self) -> TrainerHandles:
         """`serve trainer`."""
@@ -158,6 +172,14 @@ class Wiring:
 def _gpu_of(device: str) -> int | None:
     """Which of the visible GPUs a `device` key means, if there are any."""
     return None if device == "cpu" else int(device.partition(":")[2] or 0)
+
+
+def _is_settings(path: Path) -> bool:
+    """Whether a file is one that a run can be made of; there is none without a policy."""
+    try:
+        return "policy" in tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def port_of(url: str) -> int:

@@ -28,6 +28,7 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.text import decode_json
 
 from .config import AgentConfig, RunnerHandles
+from .sandbox import Sandbox
 
 __all__ = ["Child", "Launcher"]
 
@@ -134,12 +135,13 @@ class Child:
 
 class Launcher:
     """Starts the children of one agent, and tells a small process which process groups to kill if this process dies
-    without a word.
+    without a word. Raises ConfigurationError when the agent's sandbox cannot be made.
     """
 
     def __init__(self, agent: AgentConfig, handles: RunnerHandles) -> None:
         self.agent = agent
         self.handles = handles
+        self._sandbox = Sandbox(agent, handles.hidden) if agent.sandbox == "bubblewrap" else None
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", str(_FOLDER / "reaper.py")],
             stdin=subprocess.PIPE,
@@ -148,8 +150,13 @@ class Launcher:
             text=True,
         )
 
-    async def start(self, command: Sequence[str], *, env: Mapping[str, str], name: str) -> Child:
-        """In the agent's folder; `name` is its log file's. Raises OSError when it cannot be executed."""
+    async def start(self, command: Sequence[str], *, env: Mapping[str, str], name: str, is_agent: bool) -> Child:
+        """In the agent's folder, an agent in its sandbox; `name` is its log file's.
+
+        Raises OSError when it cannot be executed.
+        """
+        if is_agent and self._sandbox is not None:
+            command = self._sandbox.wrap(command)
         log = Path(self.handles.log_dir, f"{name}.log")
         with log.open("ab") as stderr:
             begin = stderr.tell()  # before the child, which shares the offset, moves it
@@ -166,14 +173,16 @@ class Launcher:
         self._tell(f"+{process.pid}\n")
         return Child(process, log, begin, lambda: self._tell(f"-{process.pid}\n"), env.get("OPENAI_API_KEY", ""))
 
-    async def start_host(self, script: str, reference: str, *, env: Mapping[str, str], name: str) -> tuple[Child, str]:
+    async def start_host(
+        self, script: str, reference: str, *, env: Mapping[str, str], name: str, is_agent: bool
+    ) -> tuple[Child, str]:
         """A process of `host_main.py` that has loaded the function, and why it exports no span, if so.
 
         Raises ConfigurationError (the function cannot be loaded), UnavailableError (the process died or hung), OSError.
         """
         python, folder = self.agent.python or sys.executable, _FOLDER / "hosted"
         command = [python, str(folder / "host_main.py"), str(folder / script), reference]
-        child = await self.start(command, env=env, name=name)
+        child = await self.start(command, env=env, name=name, is_agent=is_agent)
         started: _Started | None = None
         try:
             with contextlib.suppress(TimeoutError):

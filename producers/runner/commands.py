@@ -60,7 +60,7 @@ class CommandPool:
             agent, self._launcher.handles, os.environ, rollout=request.rollout_id, attempt=attempt, span=span
         )
         try:
-            child = await self._launcher.start(agent.argv, env=env, name="agent-command")
+            child = await self._launcher.start(agent.argv, env=env, name="agent-command", is_agent=True)
         except OSError as error:
             reason = f"cannot start: {error.strerror}"
             return Outcome(state=RolloutState.ABORTED, error=reason)

@@ -7,7 +7,7 @@ at load. Imports nothing heavy: the command line reads it for its help.
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -41,6 +41,11 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     """Wall-clock seconds of one attempt; beyond it the attempt is `truncated` and graded."""
     service: str = "agent"
     """`service.name` of its spans."""
+    sandbox: Literal["off", "bubblewrap"] = "off"
+    """`bubblewrap`: agents read their folder, their Python and the system alone, without the tasks and the run, see no
+    other process, and write to memory; needs the program bwrap. `off`: what this user can read, they can."""
+    sandbox_paths: tuple[Folder, ...] = ()
+    """Further folders and files that agents in a sandbox may read."""
     env: dict[str, str] = field(default_factory=dict)
     """More variables for the agent."""
     pass_env: tuple[str, ...] = ()
@@ -97,3 +102,5 @@ class RunnerHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise the OTLP gateway."""
     log_dir: str
     """Where agents' and graders' stderr goes."""
+    hidden: tuple[str, ...] = ()
+    """Folders and files that agents in a sandbox do not see."""

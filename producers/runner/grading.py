@@ -77,7 +77,9 @@ class Grader:
         """Starts the process. Raises ConfigurationError when the grader cannot be imported."""
         env, grader = grader_environment(self._reward, os.environ), self._reward.grader
         try:
-            self._child, _ = await self._launcher.start_host("grader_host.py", grader, env=env, name="grader")
+            self._child, _ = await self._launcher.start_host(
+                "grader_host.py", grader, env=env, name="grader", is_agent=False
+            )
         except (ConfigurationError, UnavailableError) as error:
             raise ConfigurationError(f"[reward] grader {error}") from error
         return self._child

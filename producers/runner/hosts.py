@@ -197,7 +197,7 @@ class HostPool:
         agent, handles = self._launcher.agent, self._launcher.handles
         holder = new_host()
         env, reference = host_environment(agent, handles, os.environ, holder=holder), str(agent.callable)
-        child, untraced = await self._launcher.start_host("agent_host.py", reference, env=env, name=name)
+        child, untraced = await self._launcher.start_host("agent_host.py", reference, env=env, name=name, is_agent=True)
         if untraced:
             logger.warning("%s: its spans will be missing: %s", name, untraced)
         return _Host(child, holder, name)

@@ -121,19 +121,19 @@ class Rig:
         self.otlp_url = f"http://127.0.0.1:{port}"
         until(lambda: is_healthy(self.otlp_url))
 
-    def start_runner(self, agent: AgentConfig, reward: RewardConfig, folder: Path, **tokens: str) -> None:
+    def start_runner(self, agent: AgentConfig, reward: RewardConfig, folder: Path, **more: Any) -> None:
         """A runner; what its children write to stderr goes into the folder."""
-        handles = self.runner_handles(folder, **tokens)
+        handles = self.runner_handles(folder, **more)
         self.spawn(
             lambda stop: runner.run(
                 agent, reward, handles, topics=self.topics, log=self.log, stop=stop, metrics=self.metrics
             )
         )
 
-    def runner_handles(self, folder: Path, **tokens: str) -> RunnerHandles:
+    def runner_handles(self, folder: Path, **more: Any) -> RunnerHandles:
         """Where a runner of the test run works."""
         urls = {"llm_url": self.llm_url, "otlp_endpoint": self.otlp_url}
-        return RunnerHandles(run_hash=RUN_HASH, key=KEY, log_dir=str(folder), **urls, **tokens)
+        return RunnerHandles(run_hash=RUN_HASH, key=KEY, log_dir=str(folder), **{**urls, **more})
 
     @cached_property
     def writer(self) -> LogWriter:

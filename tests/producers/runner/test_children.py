@@ -26,7 +26,7 @@ def test_a_host_that_dies_at_its_start_is_told_with_its_own_last_words(tmp_path:
     async def start() -> None:
         launcher = Launcher(AgentConfig(callable="agent.py:solve", cwd=str(tmp_path)), handles)
         try:
-            await launcher.start_host("grader_host.py", "agent.py:solve", env=os.environ, name="host-0")
+            await launcher.start_host("grader_host.py", "agent.py:solve", env=os.environ, name="host-0", is_agent=False)
         finally:
             launcher.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,7 +60,7 @@ def test_a_rollout_succeeds_through_guarded_gateways(tmp_path: Path) -> None:
 def test_a_credential_stands_in_the_place_of_both_tokens() -> None:
     """An agent that a runner starts gets no token; one that nobody starts gets both, as key and as export header."""
     agent = AgentConfig(command=("x",), env={"OPENAI_API_KEY": "mine", "OTEL_EXPORTER_OTLP_HEADERS": "a=b"})
-    handles = {"llm_url": "http://gw", "otlp_endpoint": "http://otlp", "log_dir": "/logs"}
+    handles: dict[str, Any] = {"llm_url": "http://gw", "otlp_endpoint": "http://otlp", "log_dir": "/logs"}
     plain = RunnerHandles(run_hash=RUN_HASH, key=KEY, **handles)
     rollout = {"rollout": "ab12cd34" + "0" * 20, "attempt": "0a0b", "span": "f" * 16}
     guarded = msgspec.structs.replace(plain, llm_token="a", otlp_token="b,c=d")
