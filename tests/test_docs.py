@@ -122,6 +122,16 @@ def test_the_docs_name_commands_at_all() -> None:
         parse(["up", "--onlly", "train"])
 
 
+def test_every_test_that_security_names_is_one() -> None:
+    """Each defence has its test: `FILE::FUNCTION` under tests/, the file left out when it is the one before."""
+    named, file = [], ""
+    for path, function in re.findall(r"`([\w/.]*)::(\w+)`", (ROOT / "docs" / "security.md").read_text()):
+        file = path or file
+        named.append(function)
+        assert re.search(rf"def {function}\(", (ROOT / "tests" / file).read_text()), (file, function)
+    assert len(named) >= 20
+
+
 def test_every_make_target_in_the_docs_exists() -> None:
     """And the ARGS of `make demo` are the demo's."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
