@@ -64,6 +64,7 @@ __all__ = [
     "SPLICES",
     "STEPS",
     "UNREADABLE_ROWS",
+    "UNVERIFIED",
     "VERSIONS_LOADED",
     "VERSIONS_REFUSED",
     "VERSIONS_SERVED",
@@ -135,6 +136,7 @@ UNREADABLE_ROWS = Counter(
     ("topic",),
     terminal="rows of unreadable records",
 )
+UNVERIFIED = Counter("unverified", "Records left out because no key vouches for them.", ("topic", "reason"))
 # OTLP gateway.
 SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
 REQUESTS = Counter("requests", "Export requests acknowledged.")

@@ -12,7 +12,7 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, parse_run_hash
 from tracegrad.schemas.records.rollouts import PeersRule
-from tracegrad.schemas.section import Count, Seconds, Section
+from tracegrad.schemas.section import Count, Folder, Seconds, Section
 
 from .assemble.air.rules import AirConfig
 from .normalize.dialects.judge_tool import ToolRule
@@ -30,8 +30,9 @@ class SelectConfig(Section, frozen=True, kw_only=True):
     capture_all: bool | None = None
     """Every episode without a rollout, whatever its service and agent; None: `up` does, when no other key of this
     section names anything, for it is there to show what arrives; `train` does not."""
-    runs: tuple[str, ...] = ()
-    """Hashes (8 hex) of other runs whose rollouts are taken too: a replay names the run it replays."""
+    runs: tuple[Folder, ...] = ()
+    """Other runs whose rollouts are taken too, as a replay takes those of the run it replays: their folders, or copies
+    of their `key.json`, for what they wrote counts by their key."""
     services: tuple[str, ...] = ()
     """Globs on `service.name`."""
     agents: tuple[str, ...] = ()
@@ -40,14 +41,6 @@ class SelectConfig(Section, frozen=True, kw_only=True):
     """Only episodes without a rollout whose first span or call began at or after this time (unix ns)."""
     until_ns: int | None = None
     """Only those that began before this time."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for run in self.runs:
-            try:
-                parse_run_hash(run)
-            except ValueError as error:
-                raise ConfigurationError(f"runs: {error}") from error
 
 
 class StreamsConfig(Section, frozen=True, kw_only=True):
@@ -108,16 +101,19 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     streams: StreamsConfig = StreamsConfig()
     air: AirConfig = AirConfig()
     select: SelectConfig = SelectConfig()
+    selected: tuple[str, ...] = ()
+    """Hashes of the runs that `select.runs` names."""
 
     @property
     def runs(self) -> frozenset[str]:
         """Hashes of the runs whose rollouts this run takes: its own and those selected."""
-        return frozenset((self.run_hash, *self.select.runs))
+        return frozenset((self.run_hash, *self.selected))
 
     def __post_init__(self) -> None:
-        try:
-            parse_run_hash(self.run_hash)
-        except ValueError as error:
-            raise ConfigurationError(f"run_hash: {error}") from None
+        for run in self.runs:
+            try:
+                parse_run_hash(run)
+            except ValueError as error:
+                raise ConfigurationError(f"run_hash: {error}") from None
         if not self.policies or len(set(self.policies)) != len(self.policies):
             raise ConfigurationError("policies: expected one or more distinct names; name each trained policy once")

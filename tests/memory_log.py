@@ -117,6 +117,10 @@ class MemoryLog:
             self.rebalance(group)
         return member
 
+    def admits(self, record: Record) -> bool:
+        """All of them."""
+        return True
+
     def offsets(self, topic: str) -> Mapping[int, Offsets]:
         """First and next offsets."""
         with self.changed:

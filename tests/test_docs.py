@@ -28,7 +28,16 @@ ROOMS = (
 )
 YOURS = {"my_agent.py", "agent.py", "file.py", "tasks.jsonl", "train.jsonl.gz", "eval.jsonl", "tracegrad.toml"}
 """Files of the reader's own, or that a command beside them makes."""
-MADE = {"config.json", "results.json", "verdict.json", "audit.json", "chart.svg", "run.json", "server.properties"}
+MADE = {
+    "config.json",
+    "key.json",
+    "results.json",
+    "verdict.json",
+    "audit.json",
+    "chart.svg",
+    "run.json",
+    "server.properties",
+}
 """Files of a run or of a model folder."""
 _FILE = re.compile(
     r"(?<![\w/.*-])(?:\.\./)*[A-Za-z_][\w-]*(?:/[\w.-]+)*\.(?:py|md|toml|svg|jsonl\.gz|jsonl|json|lock)\b"

@@ -90,13 +90,12 @@ def load_settings(file: Path | None, flags: Mapping[str, Any], *, for_training: 
 
 def reachable_log(wiring: Wiring) -> Log:
     """The run's log, asked one question first, so that a stopped run is said in one sentence."""
-    log = wiring.log()
     try:
-        log.admin.partition_counts()
+        wiring.kafka().admin.partition_counts()
     except UnavailableError as error:
         raise UnavailableError(
             f"Kafka of run {wiring.record.name} does not answer at {wiring.endpoints.bootstrap_servers}; "
             f"start the run again, or its broker alone: python -m tracegrad.compose.local_kafka.broker --data "
             f"{wiring.run_dir.kafka} --port {wiring.endpoints.bootstrap_servers.rpartition(':')[2]}"
         ) from error
-    return log
+    return wiring.log()

@@ -94,10 +94,16 @@ def tail(
         raise ConfigurationError(f"no topic {topic!r}; {nearest(topic, list(Topic))}")
     chosen = Topic(topic)
     wiring = find_run(run, run_dir, runs_dir)
-    log = reachable_log(wiring)
+    reachable_log(wiring)
+    log, ring = wiring.kafka(), wiring.ring
     with closing(_records(log, wiring.topics.name(chosen), from_, must_wait=is_following or from_ == "end")) as records:
         for record in islice(records, count):
-            echo(json.dumps(json_of(chosen, record)) if as_json else as_text(chosen, record))
+            refusal = ring.refusal(chosen, record)
+            # Also what rooms leave out is shown, and said to be that.
+            if as_json:
+                echo(json.dumps(json_of(chosen, record) | ({"left_out": refusal} if refusal else {})))
+            else:
+                echo(as_text(chosen, record) + (f" [left out: {refusal}]" if refusal else ""))
 
 
 def _starts(log: Log, name: str, from_: str) -> dict[TopicPartition, int]:
@@ -139,7 +145,8 @@ def audit(
     from ..run.report import account, report_lines
 
     wiring = find_run(run, run_dir, runs_dir)
-    report = account(wiring, reachable_log(wiring), is_live=wiring.run_dir.is_locked())
+    reachable_log(wiring)
+    report = account(wiring, is_live=wiring.run_dir.is_locked())
     if as_json:
         echo(msgspec.json.encode(report).decode())
     else:

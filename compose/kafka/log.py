@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from tracegrad.schemas.log.protocol import LogReader, Offsets, TopicPartition
+from tracegrad.schemas.log.protocol import LogReader, Offsets, Record, TopicPartition
 
 from .admin import KafkaAdmin, checked
 from .client_settings import consumer_settings, producer_settings, shared_settings
@@ -55,6 +55,10 @@ class KafkaLog:
         """A member of a consumer group, from its committed offsets, else the beginning."""
         self.admin.partition_counts(topics)
         return GroupReader(self.admin, consumer_settings(self._base, group=group), group, topics)
+
+    def admits(self, record: Record) -> bool:
+        """All of them: who judges records stands above (schemas/log/signed.py)."""
+        return True
 
     def offsets(self, topic: str) -> Mapping[int, Offsets]:
         """First and next offsets of each partition of a topic."""

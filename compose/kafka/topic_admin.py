@@ -17,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.mac import MAC_HEADER, SIGNED
 from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
 
 from .client_settings import TAIL_GROUP, KafkaConfig
@@ -178,6 +179,11 @@ def topics_markdown() -> str:
         + ".",
         f"`max.message.bytes` is {MAX_MESSAGE_BYTES}, or as the last column says; `[kafka.max_message_bytes]` sets it.",
         "Private topics may change between releases.",
+        f"A record of {', '.join(f'`{topic}`' for topic in Topic if topic in SIGNED)} counts only with the header",
+        f"`{MAC_HEADER}`: a run's hash, a colon, and in hex the HMAC-SHA256 by its key (`key.json` in its folder)",
+        "over `tracegrad/record/1`, the topic's name in this table, the key and the value, each of these three",
+        "after its length in 4 bytes, big-endian (`ffffffff` for none). The run is the topic's, on a raw topic that of",
+        "the rollout in the key.",
         f"Equal partition counts: {', '.join(f'`{topic}`' for topic in CO_PARTITIONED)}.",
         "",
         "| topic | scope | key | value | written by | read by | partitions | settings |",

@@ -193,8 +193,8 @@ def _absolute_paths(data: dict[str, Any], folder: Path) -> None:
             value = table.get(key)
             if isinstance(value, str) and value:
                 table[key] = _absolute(value, path_kind, folder)
-            elif isinstance(value, list):
-                table[key] = [_absolute(str(item), path_kind, folder) for item in value]
+            elif isinstance(value, list | tuple):
+                table[key] = [_absolute(one, path_kind, folder) if isinstance(one, str) else one for one in value]
     agent = data.get("agent")
     if isinstance(agent, dict) and ("callable" in agent or "command" in agent):
         agent.setdefault("cwd", str(folder))
@@ -216,9 +216,10 @@ def _check_paths(settings: RunSettings) -> None:
         section = getattr(settings, name)
         for key, kind in section.path_kinds().items() if isinstance(section, Section) else ():
             path = f"{name}.{key}"
-            text = getattr(section, key)
-            if text is not None and (problem := _problem(text, kind)):
-                raise ConfigurationError(f"{_spelt(path)}: {problem}{_or_flag(path).replace(', or', ';')}")
+            value = getattr(section, key)
+            for text in value if isinstance(value, tuple) else (value,):
+                if text is not None and (problem := _problem(text, kind)):
+                    raise ConfigurationError(f"{_spelt(path)}: {problem}{_or_flag(path).replace(', or', ';')}")
 
 
 def _problem(text: str, kind: PathKind) -> str | None:

@@ -89,7 +89,7 @@ def _port(asked: int | None, last: str | None, taken: Iterable[int]) -> int:
 
 def prepare_topics(wiring: Wiring) -> None:
     """Makes the run's topics and start offsets; called when the broker answers."""
-    settings, log = wiring.settings, wiring.log()
+    settings, log = wiring.settings, wiring.kafka()
     plans = plan_topics(wiring.topics, policies=(settings.policy.name,), kafka=settings.kafka)
     create_topics(log, wiring.topics, plans)
     wiring.run_dir.write_starts(start_run(log, wiring.topics))

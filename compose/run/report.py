@@ -17,7 +17,6 @@ from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.chart import draw
 from tracegrad.consumers.views.results import RESULTS_TOPICS, HeldOut, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
-from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.versions import parse_label
 
 from ..files import write_atomically
@@ -41,7 +40,7 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     write_record(folder / "results.json", results)
     write_atomically(folder / "chart.svg", draw(results).encode())
     _show_results(results, show)
-    report = account(wiring, log, is_live=False)
+    report = account(wiring, is_live=False)
     write_record(folder / "audit.json", report)
     show.result("audit", msgspec.to_builtins(report), report_lines(report))
     model = newest_folder(wiring.run_dir.weights)
@@ -53,13 +52,14 @@ def make_report(wiring: Wiring, show: Show) -> bool:
     return report.is_complete
 
 
-def account(wiring: Wiring, log: Log, *, is_live: bool) -> Report:
+def account(wiring: Wiring, *, is_live: bool) -> Report:
     """The accounting of the run."""
     return audit(
-        log,
+        wiring.kafka(),
         wiring.topics,
         wiring.record.hash,
         wiring.settings.policy.name,
+        ring=wiring.ring,
         starts=wiring.run_dir.starts,
         is_live=is_live,
         look=partial(verify_version, weight_root=str(wiring.run_dir.weights)),
@@ -75,13 +75,17 @@ def report_lines(report: Report) -> list[str]:
     ]
     if report.expired:
         lines.append(f"not judged where retention has taken records: {', '.join(report.expired)}")
+    if report.num_unverified:
+        lines.append(f"{report.num_unverified} records were left out, for no key of the run says who wrote them:")
+        lines += _some(report.unverified, report.num_unverified)
     if report.is_complete:
         return [*lines, "every id is accounted for"]
     lines.append(f"{report.num_missing} not accounted for:")
-    lines += [f"  {text}" for text in report.missing[:_NAMED]]
-    if report.num_missing > _NAMED:
-        lines.append(f"  ... and {report.num_missing - _NAMED} more")
-    return lines
+    return lines + _some(report.missing, report.num_missing)
+
+
+def _some(named: list[str], num: int) -> list[str]:
+    return [f"  {text}" for text in named[:_NAMED]] + ([f"  ... and {num - _NAMED} more"] if num > _NAMED else [])
 
 
 def _unit_line(name: str, unit: Unit) -> str:

@@ -34,7 +34,7 @@ from ..files import hold_lock, write_atomically
 from .settings import RunSettings
 from .supervisor import Outcome
 
-__all__ = ["Endpoints", "RunDir", "RunKey", "RunRecord", "write_record"]
+__all__ = ["Endpoints", "RunDir", "RunKey", "RunRecord", "read_key", "write_record"]
 
 T = TypeVar("T")
 _MARK = "run.json"
@@ -142,12 +142,11 @@ class RunDir:
 
     def key(self) -> bytes:
         """The run's secret of 32 bytes. Raises ConfigurationError when its file is lost or damaged."""
-        path = self.path / _KEY
-        found = _read(path, RunKey)
-        if found.run != self.record.hash or len(found.key) != _KEY_BYTES:
+        found = read_key(self.path)
+        if found.run != self.record.hash:
             raise ConfigurationError(
-                f"{path}: expected a key of {_KEY_BYTES} bytes of run {self.record.hash}, got one of "
-                f"{len(found.key)} bytes of run {found.run}; put the run's own file back"
+                f"{self.path / _KEY}: expected the key of run {self.record.hash}, got that of run {found.run}; "
+                "put the run's own file back"
             )
         return found.key
 
@@ -199,8 +198,13 @@ class RunDir:
             ) from error
 
     def _make_key(self) -> None:
-        """Draws the key of a run that has none."""
+        """Draws the key of a run that was never started."""
         if not (self.path / _KEY).exists():
+            if self.config.exists():
+                raise ConfigurationError(
+                    f"no {_KEY} in {self.path}, and by another key nothing counts that run {self.record.name!r} wrote: "
+                    "put the file back; a run of an earlier release never had one: start another (--run NAME)"
+                )
             drawn = RunKey(run=self.record.hash, key=secrets.token_bytes(_KEY_BYTES))
             write_record(self.path / _KEY, drawn, is_private=True)
 
@@ -251,6 +255,17 @@ class RunDir:
                 return False
         except ConfigurationError:
             return True
+
+
+def read_key(path: Path) -> RunKey:
+    """The key of the run in a folder, or in a copy of its key.json. Raises ConfigurationError when there is none."""
+    file = path / _KEY if path.is_dir() else path
+    found = _read(file, RunKey)
+    if len(found.key) != _KEY_BYTES:
+        raise ConfigurationError(
+            f"{file}: expected a key of {_KEY_BYTES} bytes, got {len(found.key)}; put the run's own file back"
+        )
+    return found
 
 
 def write_record(path: Path, record: msgspec.Struct, *, is_private: bool = False) -> None:

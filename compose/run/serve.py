@@ -86,7 +86,7 @@ def _check_name(name: str, stage: str | None) -> None:
 
 def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threading.Event, metrics: Metrics) -> None:
     """The room's loop. A process imports its own room only."""
-    settings, log, topics, starts = wiring.settings, wiring.log(), wiring.topics, wiring.run_dir.starts
+    settings, log, topics, starts = wiring.settings, wiring.log(metrics), wiring.topics, wiring.run_dir.starts
     match name:
         case "otlp":
             from tracegrad.producers.otlp_gateway import app as otlp

@@ -72,6 +72,7 @@ def run_session(
             if only in ENGINE_PARTS:
                 check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
+            _ = wiring.keys  # one that is missing is said before any process starts
             processes = specs(wiring, for_training=for_training, only=only)
             onlookers = _Onlookers(wiring, show, watch or watch_steps)
             return _supervise(onlookers, processes, ends_with_jobs=for_training, keep=keep, report=report)

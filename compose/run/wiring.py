@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
 from tracegrad.producers.otlp_gateway.config import OtlpHandles
 from tracegrad.producers.runner.config import RunnerHandles
 from tracegrad.producers.tasks.config import TasksHandles
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.signed import SignedLog
+from tracegrad.schemas.mac import KeyRing
+from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Stage
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.shell.config import StreamsHandles
@@ -22,7 +28,7 @@ from tracegrad.trainer.config import TrainerHandles
 
 from ..engine.config import EngineHandles
 from ..kafka.log import KafkaLog
-from .run_dir import RunDir
+from .run_dir import RunDir, read_key
 
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
@@ -47,9 +53,30 @@ class Wiring:
         self.settings, self.record, self.endpoints = run_dir.settings, run_dir.record, run_dir.endpoints
         self.topics = self.settings.topics
 
-    def log(self) -> KafkaLog:
-        """The log of the run."""
+    @cached_property
+    def keys(self) -> dict[RunHash, bytes]:
+        """The keys of this run and of those that it selects. Raises ConfigurationError when one is not to be had."""
+        keys = {self.record.hash: self.run_dir.key()}
+        for path in self.settings.select.runs:
+            try:
+                selected = read_key(Path(path))
+            except (ConfigurationError, OSError) as error:
+                raise ConfigurationError(f"[select] runs: expected a run's folder or key.json: {error}") from error
+            keys.setdefault(selected.run, selected.key)
+        return keys
+
+    @property
+    def ring(self) -> KeyRing:
+        """What signs and verifies in the run's name."""
+        return KeyRing(self.record.hash, self.keys)
+
+    def kafka(self) -> KafkaLog:
+        """The cluster, whose records nobody has judged: to administer it, and to look at what rooms leave out."""
         return KafkaLog(self.endpoints.bootstrap_servers, self.settings.kafka.client)
+
+    def log(self, metrics: Metrics | None = None) -> SignedLog:
+        """The log of the run, for its rooms; `metrics` counts what it leaves out."""
+        return SignedLog(self.kafka(), self.ring, topics=self.topics, metrics=metrics or Metrics())
 
     def otlp(self) -> OtlpHandles:
         """`serve otlp`."""
@@ -84,6 +111,7 @@ class Wiring:
             streams=settings.streams,
             air=settings.air,
             select=settings.select,
+            selected=tuple(run for run in self.keys if run != self.record.hash),
         )
 
     def streams(self, stage: Stage, ordinal: int) -> StreamsHandles:

@@ -4,10 +4,10 @@
     episodes = in groups + open groups + superseded + displaced + validation + captured
     groups   = trained + excluded{reason} + waiting + open + lost
 
-In: a Log, a run's topics and hash. Out: a Report. Invariant: each term is counted where it happens and none by
-subtraction, so an id that is in no term is missing, and is named. Works on a living run too (`open` holds what is
-on its way); only a run that stands still can be expected to have nothing open. The trainer's own ledger is checked
-against the count, never used for it.
+In: a Log that leaves nothing out, a run's topics, hash and keys. Out: a Report. Invariant: each term is counted where
+it happens and none by subtraction, so an id that is in no term is missing, and is named. Works on a living run too
+(`open` holds what is on its way); only a run that stands still can be expected to have nothing open. The trainer's own
+ledger is checked against the count, never used for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
@@ -32,7 +33,7 @@ from .versions import Look, check_versions
 __all__ = ["Report", "Unit", "audit"]
 
 MAX_NAMED = 1_000
-"""Missing ids that a report names; the rest are counted."""
+"""Missing ids, and unverified records, that a report names; the rest are counted."""
 
 
 class Unit(msgspec.Struct, kw_only=True):
@@ -56,6 +57,10 @@ class Report(msgspec.Struct, kw_only=True):
     num_steps: int
     expired: list[str]
     """Topics whose oldest records retention has taken: absence there was not judged."""
+    unverified: list[str]
+    """`topic/partition/offset: reason` of records that no key vouches for, on topics where one must: others wrote or
+    changed them, and every reader leaves them out."""
+    num_unverified: int
 
     @property
     def is_complete(self) -> bool:
@@ -69,6 +74,7 @@ def audit(
     run: RunHash,
     policy: str,
     *,
+    ring: KeyRing,
     starts: Mapping[TopicPartition, int] | None = None,
     is_live: bool = False,
     look: Look | None = None,
@@ -77,10 +83,11 @@ def audit(
     """Reads the run's topics and counts.
 
     Args:
-        log: where to read.
+        log: where to read; not the rooms' own, which leaves out what does not verify.
         topics: the run's.
         run: its hash.
         policy: the policy whose groups are counted.
+        ring: the run's keys.
         starts: where the run began on the raw topics; None: at their beginning.
         is_live: a step may be under way between its manifest and its record.
         look: compares a version's files with its manifest, which takes a second a gigabyte; None: they are not looked
@@ -89,7 +96,7 @@ def audit(
     Raises:
         UnavailableError: Kafka is away.
     """
-    seen = gather(log, topics, run, policy, starts=starts)
+    seen = gather(log, topics, run, policy, ring=ring, starts=starts)
     missing: list[str] = []
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
     calls, episodes = _calls(seen, missing), _episodes(seen, missing)
@@ -107,6 +114,8 @@ def audit(
         num_missing=len(named),
         num_steps=len(steps),
         expired=sorted(topic.value for topic in seen.expired),
+        unverified=seen.unverified[:MAX_NAMED],
+        num_unverified=len(seen.unverified),
     )
 
 

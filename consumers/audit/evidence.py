@@ -92,6 +92,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Label of a version -> engines that served it."""
     sampled: dict[str, str] = msgspec.field(default_factory=dict)
     """Label of a version -> a call of this run that it sampled."""
+    unverified: list[str] = msgspec.field(default_factory=list)
+    """`topic/partition/offset: reason` of records that no key vouches for; those of other runs are not among them."""
 
     def is_done(self, stage: Stage, position: Position) -> bool:
         """Whether the stage has committed past this input record."""

@@ -2,7 +2,8 @@
 
 In: a Log, a run's topics and hash. Out: `Evidence`. Invariant: topics are read from the last to the first, and
 committed offsets before all, so that on a living run an id that went on meanwhile looks open, never lost. No
-payload is kept: ids, positions and hashes only. Undecodable records are the stages' business (dead letters).
+payload is kept: ids, positions and hashes only. Undecodable records are the stages' business (dead letters); those
+that no key vouches for are nobody's: they are evidence of nothing but themselves.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
+from tracegrad.schemas.mac import KeyRing, Refusal
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -69,7 +71,7 @@ _PARTITION = 0
 
 
 def gather(
-    log: Log, topics: Topics, run: RunHash, policy: str, *, starts: Mapping[TopicPartition, int] | None
+    log: Log, topics: Topics, run: RunHash, policy: str, *, ring: KeyRing, starts: Mapping[TopicPartition, int] | None
 ) -> Evidence:
     """Reads every topic of the run once; a log that is away is waited for. `starts`: where the run began on the raw
     topics. Raises UnavailableError: it was away for too long.
@@ -91,6 +93,10 @@ def gather(
         for record in read_to_end(log, name, starts=starts):
             if seen.unseen_origins.get(record.position) in (b"", hashlib.sha256(record.value or b"").digest()):
                 del seen.unseen_origins[record.position]
+            if refusal := ring.refusal(topic, record):
+                if refusal is not Refusal.OTHER_RUN:
+                    seen.unverified.append(f"{name}/{record.partition}/{record.offset}: {refusal}")
+                continue
             try:
                 decoded = decode(record.value)
             except RecordError:

@@ -55,7 +55,7 @@ def read_to_end(
     Raises:
         UnavailableError: nothing came for `patience_s` before the end was reached.
     """
-    moved_at = time.monotonic()
+    moved_at, positions = time.monotonic(), dict[TopicPartition, int]()
     chunks = follow(
         log,
         [topic],
@@ -71,8 +71,9 @@ def read_to_end(
                 yield record
         if chunk.is_caught_up:
             return
-        if chunk.records:
-            moved_at = time.monotonic()
+        # Not by its records: those that the log leaves out move it too.
+        if chunk.positions != positions:
+            moved_at, positions = time.monotonic(), dict(chunk.positions)
         elif time.monotonic() - moved_at > patience_s:
             raise UnavailableError(f"expected the end of {topic}, got nothing for {patience_s:g} s; is Kafka up?")
 

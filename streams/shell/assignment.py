@@ -88,12 +88,17 @@ class Assignment:
             self.metrics.add(DELIVERIES_DROPPED, "again")
             return
         record = _record(message)
+        await self.emissions.emit(self._fold(record), record, epoch=epoch)
+
+    def _fold(self, record: Record) -> Emission:
+        if not self.log.admits(record):
+            return Emission(done=(record.position,))
         # Kept only while folding: an error that leaves the agent is then known to be this record's doing.
         self._folding = record.position
         emission = self._poison_letter(record) if record.position in self.poison else self.fold.fold(record)
         self._folding = None
         self.metrics.add(RECORDS)
-        await self.emissions.emit(emission, record, epoch=epoch)
+        return emission
 
     async def _judge_jump(self, where: TopicPartition, expected: int, delivered: int) -> None:
         await asyncio.to_thread(self.liveness.refuse_skipped, where, expected=expected, delivered=delivered)

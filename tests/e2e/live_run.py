@@ -28,7 +28,7 @@ from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.watch import fold_processes
 from tracegrad.schemas.errors import TracegradError
 from tracegrad.schemas.log.follow import follow
-from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
@@ -94,7 +94,7 @@ class LiveRun:
             self._process.kill()
 
     @cached_property
-    def _told(self) -> tuple[KafkaLog, Topics, RunState]:
+    def _told(self) -> tuple[Log, Topics, RunState]:
         wiring = self.wiring
         state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
         return wiring.log(), wiring.topics, state

@@ -19,7 +19,6 @@ from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import STREAMS, Topic, Topics
-from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.shell.config import StreamsHandles
 
 REPLAY = RunName("replay")
@@ -43,7 +42,7 @@ def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, 
     rules = msgspec.structs.replace(
         wiring.stream_rules(),
         run_hash=run_hash(REPLAY, "2026-01-01T00:00:00.000+00:00"),
-        select=SelectConfig(runs=(wiring.record.hash,)),
+        selected=(wiring.record.hash,),
     )
     handles = StreamsHandles(bootstrap_servers=bootstrap_servers, data_dir=str(folder), partitions=4)
     plans = {stage: Plan(rules=rules, handles=handles, stage=stage, topics=topics) for stage in STREAMS}

@@ -145,7 +145,7 @@ def test_real_problems_need_a_tasks_file_and_a_model_folder_only(
         ("up", "", True),
         ("up", "select.capture_all=false", False),
         ("up", 'select.services=["shop"]', None),
-        ("up", 'select.runs=["0123abcd"]', None),
+        ("up", 'select.runs=["runs/other"]', None),
         ("train", "select.capture_all=true", True),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from typer import Exit
 
+from tests.consumers.audit.small_run import RING
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS
 from tracegrad.compose import cli
@@ -105,11 +106,13 @@ def _look(command: Callable[..., None], **options: Any) -> None:
         topics=TOPICS,
         settings=SimpleNamespace(policy=SimpleNamespace(name="policy")),
         endpoints={"a": EVIL},
+        kafka=lambda: log,
+        ring=RING,
     )
     unit = Unit(total=1, terms={EVIL: 1})
     missing = Report(
         run=RunHash("1f2e3d4c"), calls=unit, episodes=unit, groups=unit, missing=[EVIL], num_missing=1, num_steps=0,
-        expired=[EVIL],
+        expired=[EVIL], unverified=[EVIL], num_unverified=1,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Exit):
         patch.setattr(look, "find_run", lambda *_: wiring)

@@ -66,6 +66,12 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
     assert settings.seed == 4
 
 
+def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
+    """As a single one is."""
+    settings = load(write(folder, GOOD + '[select]\nruns = ["runs/a", "/b.json"]\n'), environ={}, flags={})
+    assert settings.select.runs == (str(folder / "runs" / "a"), "/b.json")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -104,7 +110,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
         ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
         ('[kafka.client]\nfoo = "1"\n', r"\[kafka\] client: foo is not allowed; expected one of"),
         ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
-        ('[select]\nruns = ["zz"]\n', r"\[select\] runs: expected a run hash matching .0-9a-f..8., got 'zz'"),
+        ("[select]\nruns = [7]\n", r"\[select\] runs: expected list of text, got \[7\]"),
         ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set a token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
         ("[llm]\nport = 99999\n", r"\[llm\] port: expected at most 65535, got 99999"),

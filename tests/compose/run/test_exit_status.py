@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import memory_log, records, small_run
+from tests.consumers.audit.small_run import KEY, memory_log, records, small_run
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams
 from tracegrad.compose.run import demo, report, serve, session
-from tracegrad.compose.run.run_dir import Endpoints, RunDir
+from tracegrad.compose.run.run_dir import Endpoints, RunDir, RunKey, write_record
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
@@ -48,7 +48,8 @@ def wiring(tmp_path: Path) -> Wiring:
         settings, Endpoints(bootstrap_servers="none:1", llm_url="none", otlp_endpoint="none", engine_url="none")
     )
     record = msgspec.structs.replace(run_dir.record, hash=RunHash(RUN_HASH))
-    (run_dir.path / "run.json").write_bytes(msgspec.json.encode(record))
+    write_record(run_dir.path / "run.json", record)
+    write_record(run_dir.path / "key.json", RunKey(run=record.hash, key=KEY))
     return Wiring(run_dir)
 
 
@@ -64,7 +65,7 @@ def status(wiring: Wiring, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, *, i
             else compare(proof, own, other, tolerance=EXACT)
         )
 
-    monkeypatch.setattr(wiring, "log", lambda: log)
+    monkeypatch.setattr(wiring, "kafka", lambda: log)
     monkeypatch.setattr(demo, "verify_apart", verify)
     return session._make_report(demo.demo_report, wiring, JsonShow(io.StringIO()))
 
@@ -166,7 +167,7 @@ def test_a_log_that_is_away_while_the_report_is_made_is_waited_for(
 
 def test_only_the_demo_recomputes_what_was_served(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other runs end without the minutes that it takes."""
-    monkeypatch.setattr(wiring, "log", lambda: memory_log(small_run()))
+    monkeypatch.setattr(wiring, "kafka", lambda: memory_log(small_run()))
     monkeypatch.setattr(demo, "verify_apart", None)
     assert session._make_report(report.make_report, wiring, JsonShow(io.StringIO())) == 0
     assert not (wiring.run_dir.results / "verdict.json").exists()

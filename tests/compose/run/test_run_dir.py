@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.memory_log import MemoryLog
 from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import prepare_run, specs
 from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
@@ -20,10 +22,12 @@ from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import TasksConfig
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.topics import Stage
+from tracegrad.schemas.metrics import UNVERIFIED, Metrics
+from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal
-from tracegrad.streams.config import StreamsConfig
+from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.trainer.config import TrainerConfig
 
 SETTINGS = RunSettings(
@@ -68,17 +72,52 @@ def test_settings_that_contradict_the_log_are_refused(tmp_path: Path, changes: d
 
 
 def test_a_run_has_a_key_of_its_own_for_ever(tmp_path: Path) -> None:
-    """Drawn once; a run of an earlier release gets one when it is resumed; another run's is refused."""
+    """Drawn once; another run's is refused."""
     run = RunDir.create(tmp_path / "mine", SETTINGS)
     key = run.key()
     assert len(key) == 32 and key != RunDir.create(tmp_path / "other", SETTINGS).key()
     assert RunDir.create(tmp_path / "mine", SETTINGS).key() == RunDir.open(tmp_path / "mine").key() == key
-    (run.path / "key.json").unlink()
-    assert RunDir.create(tmp_path / "mine", SETTINGS).key() not in (b"", key)
     write_record(run.path / "key.json", RunKey(run=RunHash("00000000"), key=key))
     with pytest.raises(ConfigurationError, match="put the run's own file back"):
         run.key()
     assert base64.b64encode(key).decode() not in repr(RunKey(run=RunHash("00000000"), key=key))
+
+
+def test_a_run_that_lost_its_key_is_not_resumed(tmp_path: Path) -> None:
+    """By a new one nothing that it wrote would count; a start that was killed before it drew one draws it."""
+    (RunDir.create(tmp_path, SETTINGS).path / "key.json").unlink()
+    run = prepare_run(SETTINGS, tmp_path)
+    assert len(run.key()) == 32
+    (run.path / "key.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"no key\.json in .*put the file back"):
+        prepare_run(SETTINGS, tmp_path)
+
+
+def test_a_run_is_given_the_keys_of_the_runs_that_it_selects(tmp_path: Path) -> None:
+    """By folder or by a copy of the key; without it what the other run wrote would not count, so that is refused."""
+    folders = {name: prepare_run(msgspec.structs.replace(SETTINGS, run=name), tmp_path / name) for name in ("a", "b")}
+    shutil.copy(folders["b"].path / "key.json", tmp_path / "b.json")
+    selects = SelectConfig(runs=(str(folders["a"].path), str(tmp_path / "b.json")))
+    settings = msgspec.structs.replace(SETTINGS, select=selects)
+    wiring = Wiring(prepare_run(settings, tmp_path / "mine"))
+    others = {other.record.hash: other.key() for other in folders.values()}
+    assert wiring.keys == {wiring.record.hash: wiring.run_dir.key(), **others}
+    assert wiring.stream_rules().runs == wiring.keys.keys()
+    (tmp_path / "b.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"\[select\] runs: expected a run's folder or key\.json: .*b\.json"):
+        _ = Wiring(wiring.run_dir).keys
+
+
+def test_the_log_that_rooms_are_handed_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the run's key, and what it leaves out is counted in the process's own metrics."""
+    wiring, raw, metrics = Wiring(prepare_run(SETTINGS, tmp_path)), MemoryLog(), Metrics()
+    raw.create_topics(wiring.topics, policies=["policy"], partitions=1)
+    monkeypatch.setattr(wiring, "kafka", lambda: raw)
+    name = wiring.topics.name(Topic.WEIGHTS)
+    raw.append(name, b"policy", b"forged", (), 0)
+    wiring.log().writer().append(name, key=b"policy", value=b"own").result(1)
+    assert [record.value for record in read_to_end(wiring.log(metrics), name)] == [b"own"]
+    assert metrics.value(UNVERIFIED, Topic.WEIGHTS, "unsigned") == 1
 
 
 def test_nobody_else_reads_what_a_run_keeps_secret(tmp_path: Path) -> None:

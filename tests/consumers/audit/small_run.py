@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from tests.memory_log import MemoryLog
 from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
 from tests.versions import RUN, ack, claim, manifest, sampled_by
-from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT
-from tracegrad.schemas.log.protocol import Record, TopicPartition
+from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
+from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
+from tracegrad.schemas.mac import SIGNED, KeyRing
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
@@ -24,7 +26,23 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequ
 from tracegrad.schemas.topics import INPUTS, REGISTRY, STREAMS, Topic
 from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["attempt", "long_run", "memory_log", "records", "small_run", "step"]
+__all__ = ["KEY", "RING", "SigningLog", "attempt", "long_run", "memory_log", "records", "small_run", "step"]
+
+KEY = bytes(range(32))
+"""The run's."""
+RING = KeyRing(RunHash(RUN_HASH), {RunHash(RUN_HASH): KEY})
+_SIGNED = {TOPICS.name(topic): topic for topic in SIGNED}
+
+
+class SigningLog(MemoryLog):
+    """What is appended is signed, as by the run's programs; `MemoryLog.append(log, ...)` appends what others write."""
+
+    def append(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None
+    ) -> Future[Position]:
+        if topic in _SIGNED:
+            headers = (*headers, RING.sign(_SIGNED[topic], key, value))
+        return super().append(topic, key, value, headers, partition)
 
 
 def attempt(
@@ -176,9 +194,9 @@ def step(number: int, groups: tuple[str, ...], *, epoch: int = 1) -> TrainingSte
     )
 
 
-def memory_log(streams: Streams, without: Record | None = None) -> MemoryLog:
+def memory_log(streams: Streams, without: Record | None = None) -> SigningLog:
     """The run on a log, every stage committed to the end; one record may be left out."""
-    log = MemoryLog()
+    log = SigningLog()
     for spec in REGISTRY:
         log.create_topic(TOPICS.name(spec.topic))
         for record in streams.log.get(spec.topic, []):

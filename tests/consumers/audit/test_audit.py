@@ -7,7 +7,7 @@ from functools import lru_cache
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import attempt, memory_log, small_run, step
+from tests.consumers.audit.small_run import RING, attempt, memory_log, small_run, step
 from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
 from tests.versions import sampled_by
 from tracegrad.consumers.audit.account import Report, audit
@@ -28,7 +28,7 @@ def run() -> Streams:
 
 def audited(log: Log) -> Report:
     """The audit of the test's run."""
-    return audit(log, TOPICS, RunHash(RUN_HASH), "policy")
+    return audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING)
 
 
 def test_a_whole_run_adds_up() -> None:

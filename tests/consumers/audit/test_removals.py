@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.consumers.audit.small_run import long_run, memory_log, records
+from tests.consumers.audit.small_run import RING, long_run, memory_log, records
 from tests.streams.make import RUN_HASH, TOPICS, Streams
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.consumers.engine.weight_sync import verify_version
@@ -51,7 +51,7 @@ def run(weights: Path) -> Streams:
 def audited(run: Streams, weights: Path, without: Record | None = None) -> Report:
     """The audit of the run, its files too."""
     look = partial(verify_version, weight_root=str(weights))
-    return audit(memory_log(run, without), TOPICS, RunHash(RUN_HASH), "policy", look=look)
+    return audit(memory_log(run, without), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look)
 
 
 def test_a_run_with_everything_adds_up(run: Streams, weights: Path) -> None:
@@ -102,7 +102,7 @@ def test_folders_that_were_retired_are_not_missed(run: Streams, weights: Path) -
     """Of the newest two, one more may have been written and not announced; version 0 always stays."""
     away = [path.rename(weights.parent / path.name) for number in (1, 2) for path in weights.glob(f"*-v{number}-*")]
     look = partial(verify_version, weight_root=str(weights))
-    missing = audit(memory_log(run), TOPICS, RunHash(RUN_HASH), "policy", look=look, num_kept=2).missing
+    missing = audit(memory_log(run), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, num_kept=2).missing
     for path in away:
         path.rename(weights / path.name)
     assert missing == []

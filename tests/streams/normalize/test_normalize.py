@@ -32,7 +32,6 @@ from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.normalize.fold import MAX_FACTS_PER_RECORD, Normalize
 
 R1 = rollout(1)
@@ -190,7 +189,7 @@ def test_other_runs_are_not_selected_unless_named() -> None:
     span_emission = fold(normalize, Topic.OTLP_SPANS, otlp(span(CAPTURED, 1, rollout__id=FOREIGN, attempt__id="a001")))
     assert span_emission.outputs == ()
     assert normalize.metrics.value(NOT_SELECTED, "spans") == 1
-    replay = Normalize(config(select=SelectConfig(runs=("deadbeef",))), TOPICS)
+    replay = Normalize(config(selected=("deadbeef",)), TOPICS)
     assert all(len(fold(replay, *raw(item)).outputs) == 1 for item in items)
     (output,) = fold(replay, Topic.OTLP_SPANS, otlp(span(FOREIGN + "a001", 1))).outputs
     assert output.key == FOREIGN.encode()
