@@ -21,11 +21,13 @@ from .ids import RunHash, parse_rollout_id, run_hash_of
 from .log.protocol import Record
 from .topics import REGISTRY, Topic
 
-__all__ = ["MAC_HEADER", "SIGNED", "KeyRing", "Refusal"]
+__all__ = ["MAC_HEADER", "SIGNED", "VOUCHED", "KeyRing", "Refusal", "signer_of"]
 
 MAC_HEADER = "tracegrad.mac"
 SIGNED = frozenset({Topic.REWARDS, Topic.ROLLOUT_EVENTS, Topic.WEIGHTS, Topic.WEIGHT_ACKS, Topic.TRAINING_STEPS})
-"""The topics whose records bear a MAC."""
+"""The topics whose records bear a MAC, or do not count."""
+VOUCHED = frozenset({Topic.OTLP_SPANS})
+"""Those on which anybody may write: a record counts without a MAC too, and for less."""
 _RAW = frozenset(spec.topic for spec in REGISTRY if spec.raw)
 _DOMAIN = b"tracegrad/record/1"
 """What else is made with the same key begins otherwise, so that neither can stand for the other."""
@@ -66,8 +68,13 @@ class KeyRing:
 
     def refusal(self, topic: Topic, record: Record) -> Refusal | None:
         """Why a record of this topic does not count; None: it does, or the topic is not signed."""
-        if topic not in SIGNED:
-            return None
+        return self._refusal(topic, record) if topic in SIGNED else None
+
+    def vouches(self, topic: Topic, record: Record) -> bool:
+        """Whether a program of one of the ring's runs wrote a record of a topic that counts without that, too."""
+        return self._refusal(topic, record) is None
+
+    def _refusal(self, topic: Topic, record: Record) -> Refusal | None:
         given = [value for name, value in record.headers if name == MAC_HEADER]
         named, _, mac = given[0].partition(b":") if len(given) == 1 else (b"", b"", b"")
         writer = self._writer_of(topic, record.key) or named
@@ -86,6 +93,12 @@ class KeyRing:
             return run_hash_of(parse_rollout_id((key or b"").decode())).encode()
         except ValueError:
             return None
+
+
+def signer_of(record: Record) -> str | None:
+    """The run whose program wrote a record, by its MAC: readers of a run's log hand on none that does not verify."""
+    given = [value for name, value in record.headers if name == MAC_HEADER]
+    return given[0].partition(b":")[0].decode("ascii", "replace") if len(given) == 1 else None
 
 
 def _mac(secret: bytes, topic: Topic, key: bytes | None, value: bytes | None) -> bytes:

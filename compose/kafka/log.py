@@ -56,9 +56,9 @@ class KafkaLog:
         self.admin.partition_counts(topics)
         return GroupReader(self.admin, consumer_settings(self._base, group=group), group, topics)
 
-    def admits(self, record: Record) -> bool:
-        """All of them: who judges records stands above (schemas/log/signed.py)."""
-        return True
+    def judged(self, record: Record) -> Record | None:
+        """As it is: who judges records stands above (schemas/log/signed.py)."""
+        return record
 
     def offsets(self, topic: str) -> Mapping[int, Offsets]:
         """First and next offsets of each partition of a topic."""

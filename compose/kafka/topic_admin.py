@@ -15,9 +15,10 @@ from typing import Literal
 import msgspec
 from confluent_kafka.cimpl import NewTopic
 
+from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.mac import MAC_HEADER, SIGNED
+from tracegrad.schemas.mac import MAC_HEADER, SIGNED, VOUCHED
 from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
 
 from .client_settings import TAIL_GROUP, KafkaConfig
@@ -183,7 +184,8 @@ def topics_markdown() -> str:
         f"`{MAC_HEADER}`: a run's hash, a colon, and in hex the HMAC-SHA256 by its key (`key.json` in its folder)",
         "over `tracegrad/record/1`, the topic's name in this table, the key and the value, each of these three",
         "after its length in 4 bytes, big-endian (`ffffffff` for none). The run is the topic's, on a raw topic that of",
-        "the rollout in the key.",
+        f"the rollout in the key. On {', '.join(f'`{topic}`' for topic in sorted(VOUCHED))} our gateway's bear it;",
+        f"in any other `{PROVED_BY}` on a resource, which says whose its spans are, is text.",
         f"Equal partition counts: {', '.join(f'`{topic}`' for topic in CO_PARTITIONED)}.",
         "",
         "| topic | scope | key | value | written by | read by | partitions | settings |",

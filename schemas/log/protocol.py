@@ -111,8 +111,8 @@ class Log(Protocol):
     def join(self, group: str, topics: Sequence[str]) -> LogReader:
         """A member of a consumer group, from its committed offsets, else the beginning. Nothing is auto-committed."""
 
-    def admits(self, record: Record) -> bool:
-        """Whether a reader of this log gives the record: for who reads past `tail` and `join`. Counts what is not."""
+    def judged(self, record: Record) -> Record | None:
+        """The record as a reader of this log gives it, None where it does not: for who reads past `tail` and `join`."""
 
     def offsets(self, topic: str) -> Mapping[int, Offsets]:
         """First and next offsets of each partition of a topic."""

@@ -1,11 +1,13 @@
 """The log that rooms of a run are handed: its writers sign, its readers give only what verifies.
 
     Log -> SignedLog      writer: a MAC on each record of a signed topic       tail, join: without what does not verify
-                          admits: the same question, for who reads past both
+                          judged: the same, for who reads past both
 
 In: any Log and the run's keys (schemas/mac.py). Out: a Log. Invariant: this is the one place where records are signed
-and the one where they are judged, so that no room can forget it. Positions move over what is left out, so that nobody
-waits for it. Failure: none of its own; what is left out is counted with its reason, and the first of a kind is logged.
+and the one where they are judged, so that no room can forget it: a MAC that a reader hands on is one that verifies. On
+topics that are vouched for and not signed, a record without one is handed on. Positions move over what is left out, so
+that nobody waits for it. Failure: none of its own; what is left out is counted with its reason, and the first of a kind
+is logged.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
-from ..mac import SIGNED, KeyRing, Refusal
+import msgspec
+
+from ..mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, Refusal
 from ..metrics import UNVERIFIED, Metrics
 from ..topics import Topic, Topics
 from .protocol import Headers, Log, LogReader, LogWriter, Offsets, Position, Record, TopicPartition
@@ -30,7 +34,7 @@ class SignedLog:
     def __init__(self, log: Log, ring: KeyRing, *, topics: Topics, metrics: Metrics) -> None:
         self._log = log
         self._ring = ring
-        self._topics = {topics.name(topic): topic for topic in SIGNED}
+        self._topics = {topics.name(topic): topic for topic in SIGNED | VOUCHED}
         self._metrics = metrics
         self._said: set[tuple[Topic, Refusal]] = set()
 
@@ -49,16 +53,19 @@ class SignedLog:
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         return self._log.committed(group, topic)
 
-    def admits(self, record: Record) -> bool:
+    def judged(self, record: Record) -> Record | None:
         topic = self._topics.get(record.topic)
+        if topic in VOUCHED and not self._ring.vouches(topic, record):
+            headers = tuple(header for header in record.headers if header[0] != MAC_HEADER)
+            return msgspec.structs.replace(record, headers=headers)
         refusal = self._ring.refusal(topic, record) if topic is not None else None
         if topic is None or refusal is None:
-            return True
+            return record
         self._metrics.add(UNVERIFIED, topic, refusal)
         if refusal is not Refusal.OTHER_RUN and (topic, refusal) not in self._said:
             self._said.add((topic, refusal))
             logger.warning("left out %r, of which no key of the run says who wrote it: %s", record, refusal.value)
-        return False
+        return None
 
 
 class _Writer:
@@ -85,7 +92,7 @@ class _Reader:
 
     def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
         found = self._reader.read(max_records=max_records, timeout_s=timeout_s)
-        return [record for record in found if self._log.admits(record)]
+        return [record for given in found if (record := self._log.judged(given)) is not None]
 
     def positions(self) -> Mapping[TopicPartition, int]:
         return self._reader.positions()

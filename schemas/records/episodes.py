@@ -44,6 +44,8 @@ class ToolExecution(msgspec.Struct, frozen=True, kw_only=True):
     status_from: str
     tool_call_id: str | None = None
     error_type: str | None = None
+    is_proved: bool = True
+    """False: of a runner's episode, and nobody saw that its agent said so; it is shown, and pays nothing."""
 
 
 class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +108,10 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     unscored: str = ""
     """Why there is no reward."""
     num_spans: int = 0
+    num_unproved_spans: int = 0
+    """Of these, in a runner's episode: those not known to be its agent's."""
     num_tools: int = 0
+    """Executions, those of unproved spans left out."""
     num_tools_succeeded: int = 0
     num_unauthorised_rewards: int = 0
     duration_s: float | None = None

@@ -71,6 +71,9 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     error_type: str | None = None
     is_counted: bool = False
     """Its agent host counted it in the end event's `spans_exported`; spans of other processes in the trace are not."""
+    proved_by: str = ""
+    """The holder (credentials.py) of the credential that it was sent with, as the run's OTLP gateway saw it; empty: it
+    came without, past the gateway, or to an episode of no runner."""
 
 
 class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -38,7 +38,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_ke
 from ..config import SelectConfig, StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
-from .open_episode import OpenEpisode, Waiting, is_authorised
+from .open_episode import CALLS, OpenEpisode, Waiting, is_authorised
 from .strays import Strays
 from .write_episode import has_structure, write_episode
 
@@ -147,7 +147,7 @@ class Assemble(StageFold[OpenEpisode]):
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
         self._num_bytes += len(record.value or b"")
-        held = episode.held[_is_of_calls(facts)]
+        held = episode.held[_sender(facts)]
         held.num_records += 1
         held.num_bytes += len(record.value or b"")
         episode.silent_since_s = None
@@ -162,18 +162,19 @@ class Assemble(StageFold[OpenEpisode]):
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
-        """Refuses what is too many, of calls apart from all others; what an end waits for is always taken."""
+        """Refuses what is too many, of calls and each sender's spans apart; what an end waits for is always taken."""
         num_new = sum(not self._is_awaited(fact) for fact in facts.facts)
         if not num_new:
             return
-        limits, of_calls = self._rules.streams, _is_of_calls(facts)
+        limits, sender = self._rules.streams, _sender(facts)
+        of_calls = sender == CALLS
         what = "calls" if of_calls else "spans"
         most = limits.max_calls_per_episode if of_calls else limits.max_spans_per_episode
-        if episode.num_facts(of_calls=of_calls) + num_new > most:
+        if episode.num_facts(sender) + num_new > most:
             raise RecordError(f"expected at most {most} {what} of {episode.episode_id}", reason=f"too_many_{what}")
         num_bytes = len(record.value or b"")
         most = limits.max_bytes_per_episode
-        if episode.held[of_calls].num_bytes + num_bytes > most:
+        if episode.held[sender].num_bytes + num_bytes > most:
             raise RecordError(
                 f"expected {what} of at most {most} bytes of {episode.episode_id}", reason="too_many_bytes"
             )
@@ -218,9 +219,14 @@ class Assemble(StageFold[OpenEpisode]):
         return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)
 
 
-def _is_of_calls(facts: Facts) -> bool:
-    """Whether the record's facts are calls: normalize mixes no kinds."""
-    return any(isinstance(fact, CallFact | CallsClosedFact) for fact in facts.facts)
+def _sender(facts: Facts) -> str:
+    """Whose bounds they come under: normalize mixes neither kinds nor senders in a record."""
+    for fact in facts.facts:
+        if isinstance(fact, CallFact | CallsClosedFact):
+            return CALLS
+        if isinstance(fact, SpanFact):
+            return fact.proved_by
+    return ""
 
 
 def _is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:
@@ -231,14 +237,14 @@ def _is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:
         return False
     if select.capture_all:
         return True
-    spans = episode.spans.values()
+    spans = episode.spans
     services = (span.service for span in spans)
     agents = (span.agent_name for span in spans if span.agent_name)
     return _matches(services, select.services) and _matches(agents, select.agents)
 
 
 def _is_in_time(episode: OpenEpisode, select: SelectConfig) -> bool:
-    starts = [span.start_ns for span in episode.spans.values()]
+    starts = [span.start_ns for span in episode.spans]
     starts += [fact.call.started_at_ns for fact in episode.calls.values()]
     began_ns = min(starts, default=0)
     return (select.from_ns is None or began_ns >= select.from_ns) and (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -119,11 +119,15 @@ class _Request(NamedTuple):
 
 
 def join_tools(
-    calls: Sequence[CallRecord], joined: Sequence[Joined], spans: Sequence[SpanFact]
+    calls: Sequence[CallRecord], joined: Sequence[Joined], spans: Sequence[SpanFact], *, answered: Container[str] = ()
 ) -> list[list[tuple[SpanFact, str]]]:
-    """For each call, the executions that it asked for, by start, each with the tool-call id that it answers."""
+    """For each call, the executions that it asked for, by start, each with the tool-call id that it answers.
+
+    `answered`: tool-call ids that have an execution already.
+    """
     tree = SpanTree(spans)
-    requests = [_Request(index, asked.id, asked.name) for index, call in enumerate(calls) for asked in call.tool_calls]
+    asked = [_Request(index, asked.id, asked.name) for index, call in enumerate(calls) for asked in call.tool_calls]
+    requests = [request for request in asked if request.id not in answered]
     by_id = {request.id: request for request in reversed(requests)}
     answers: dict[str, SpanFact] = {}
     tools = tool_spans(spans)

@@ -1,12 +1,15 @@
 """The facts of one episode that is still open, folded without regard to their order, and what it waits for.
 
 Invariant: the same set of facts gives the same state, in any order and any number of times. Facts that claim the
-same place conflict; the one with the greatest (end time, sha256) wins.
+same place conflict; the one with the greatest (end time, sha256) wins. Spans conflict with those of the same sender
+only: which sender is the attempt's own agent is known at its end, and what others send in its name displaces nothing,
+is not waited for and pays nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -14,14 +17,19 @@ from typing import TypeVar
 
 import msgspec
 
+from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.calls import CallsClosed
 from tracegrad.schemas.records.facts import CallFact, CallsClosedFact, Fact, RewardFact, SpanFact
 from tracegrad.schemas.records.rollouts import Reward, RolloutEvent, RolloutState
 
-__all__ = ["Held", "OpenEpisode", "Waiting", "is_authorised"]
+__all__ = ["CALLS", "Held", "OpenEpisode", "Waiting", "is_authorised"]
 
+CALLS = "calls"
+"""Beside the senders of spans; no holder is so called."""
+Place = tuple[str, str]
+"""Trace id and span id."""
 S = TypeVar("S", bound=msgspec.Struct)
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -42,7 +50,7 @@ class Waiting(Enum):
 
 
 class Held:
-    """The input records of one kind that an open episode holds back."""
+    """The input records of one kind or sender that an open episode holds back."""
 
     def __init__(self) -> None:
         self.num_records = 0
@@ -58,12 +66,13 @@ class OpenEpisode:
         """What it is an attempt at; None for a captured trace, of which no runner will ever speak."""
         self.partition = partition
         self.positions: list[Position] = []
-        self.held = {True: Held(), False: Held()}
-        """What calls hold, and what all others do: each has a bound of its own."""
-        self.spans: dict[tuple[str, str], SpanFact] = {}
-        """By (trace id, span id)."""
-        self.counted: set[tuple[str, str]] = set()
-        """Places of spans that their agent host counted."""
+        self.held: defaultdict[str, Held] = defaultdict(Held)
+        """What the calls hold (`CALLS`), and what the spans of each sender do: each has a bound of its own, so that
+        nobody takes room from the attempt's agent."""
+        self._spans: defaultdict[str, dict[Place, SpanFact]] = defaultdict(dict)
+        """By whose credential they came with (`SpanFact.proved_by`): whose it has to be is told by the end."""
+        self._counted: defaultdict[str, set[Place]] = defaultdict(set)
+        """Likewise, those that their agent host counted."""
         self.calls: dict[str, CallFact] = {}
         self.closed: CallsClosed | None = None
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
@@ -81,10 +90,30 @@ class OpenEpisode:
         """Of the records that its facts came in."""
         return sum(held.num_bytes for held in self.held.values())
 
-    def num_facts(self, *, of_calls: bool) -> int:
-        """What it holds of calls, or of spans and rewards; or the records that these came in, whichever is more."""
-        num = len(self.calls) if of_calls else len(self.spans) + len(self.rewards)
-        return max(num, self.held[of_calls].num_records)
+    def num_facts(self, sender: str) -> int:
+        """What it holds of CALLS, or of a sender's spans (rewards beside those that came without a credential); or the
+        records that these came in, whichever is more."""
+        num = len(self.calls) if sender == CALLS else len(self._spans[sender]) + (not sender) * len(self.rewards)
+        return max(num, self.held[sender].num_records)
+
+    @property
+    def spans(self) -> list[SpanFact]:
+        """All of them; of a place that several senders filled, the attempt's own span comes last."""
+        own = self._own_senders()
+        senders = sorted(self._spans, key=lambda sender: (sender in own, sender))
+        return [span for sender in senders for span in self._spans[sender].values()]
+
+    @property
+    def own_spans(self) -> list[SpanFact]:
+        """Those that are known to be its agent's; of an episode of no runner, all."""
+        own = self._own_senders()
+        return [span for sender in sorted(self._spans) if sender in own for span in self._spans[sender].values()]
+
+    def _own_senders(self) -> frozenset[str]:
+        if self.attempt is None:
+            return frozenset(self._spans)
+        host = self.end.host if self.end is not None else None
+        return frozenset((attempt_holder(*self.attempt), *((host,) if host else ())))
 
     @property
     def event(self) -> RolloutEvent | None:
@@ -94,11 +123,11 @@ class OpenEpisode:
     def take(self, fact: Fact, reward_sources: Sequence[str]) -> None:
         """Folds one fact in."""
         if isinstance(fact, SpanFact):
-            place = (fact.trace_id, fact.span_id)
-            self.spans[place] = _later(self.spans.get(place), fact, lambda span: span.end_ns)
+            place, spans = (fact.trace_id, fact.span_id), self._spans[fact.proved_by]
+            spans[place] = _later(spans.get(place), fact, lambda span: span.end_ns)
             if fact.is_counted:
                 # Kept apart from the fact: the same span may also come by a Collector, unmarked.
-                self.counted.add(place)
+                self._counted[fact.proved_by].add(place)
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
             self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
@@ -136,8 +165,9 @@ class OpenEpisode:
         """Whether all that the agent host counted are here. Spans of other processes that share the trace are taken in
         and not waited for; were they counted, they would close the episode before the host's own came."""
         assert self.end is not None
-        here = self.counted if self.end.spans_marked else self.spans
-        return len(here) >= (self.end.spans_exported or 0)
+        here = self._counted if self.end.spans_marked else self._spans
+        num_here = sum(len(here[sender]) for sender in self._own_senders() if sender in here)
+        return num_here >= (self.end.spans_exported or 0)
 
     def _has_its_rewards(self) -> bool:
         assert self.end is not None

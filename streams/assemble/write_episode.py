@@ -18,7 +18,7 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import Reward, RolloutState, is_usable
 
 from .air.rules import AirConfig, apply_air
-from .join import join_calls, join_tools, tool_spans
+from .join import Joined, join_calls, join_tools, tool_spans
 from .open_episode import OpenEpisode
 
 __all__ = ["has_structure", "write_episode"]
@@ -34,11 +34,12 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
     event = episode.event
     state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
     is_graded = state not in _UNGRADED
-    spans = list(episode.spans.values()) if is_graded else []
-    tools = tool_spans(spans)
+    spans = episode.spans if is_graded else []
+    own = episode.own_spans if is_graded else []
+    tools = tool_spans(own)
     awaited = episode.end.rewards_awaited if episode.end else ()
     rewards = _authorised(episode, awaited) if is_graded else ()
-    calls = _with_rewards(_calls(episode, spans), rewards, air)
+    calls = _with_rewards(_calls(episode, spans, own), rewards, air)
     total, unscored = _sum(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
@@ -61,6 +62,7 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
         reward=total,
         unscored=unscored,
         num_spans=len(spans),
+        num_unproved_spans=len(spans) - len(own),
         num_tools=len(tools),
         num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
         num_unauthorised_rewards=sum(not counts for counts, _, _ in episode.rewards) if is_graded else 0,
@@ -101,12 +103,11 @@ def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | Non
     return (math.fsum(values), "") if values else (None, "no_reward")
 
 
-def _calls(episode: OpenEpisode, spans: list[SpanFact]) -> list[EpisodeCall]:
+def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> list[EpisodeCall]:
     """The calls in the order of their records on the log, before they are rewarded."""
     facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
     records = [fact.call for fact in facts]
-    joined = join_calls(records, spans)
-    executions = join_tools(records, joined, spans)
+    joined, executions = _joined(records, spans, own)
     outcomes = episode.closed.outcomes if episode.closed else {}
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
     turns = _turns([match.agent for match in joined], fates)
@@ -130,13 +131,37 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact]) -> list[EpisodeCall]:
                         status_from=span.tool_status_from,
                         tool_call_id=call_id,
                         error_type=span.error_type,
+                        is_proved=is_own,
                     )
-                    for span, call_id in answered
+                    for span, call_id, is_own in answered
                 ),
                 **{name: getattr(record, name) for name in _KEPT},
             )
         )
     return calls
+
+
+def _joined(
+    records: list[CallRecord], spans: list[SpanFact], own: list[SpanFact]
+) -> tuple[list[Joined], list[list[tuple[SpanFact, str, bool]]]]:
+    """How each call was matched, and its tools: (span, tool-call id, whether it is the agent's own).
+
+    What spans of others say fills in only what the agent's own leave open: a name, an execution, which pay nothing.
+    """
+    joined = join_calls(records, own)
+    executions = [[(*answer, True) for answer in of_call] for of_call in join_tools(records, joined, own)]
+    if len(own) == len(spans):
+        return joined, executions
+    answered = {call_id for of_call in executions for _, call_id, _ in of_call}
+    known = {(span.trace_id, span.span_id) for span in own}
+    others = [span for span in spans if (span.trace_id, span.span_id) not in known]
+    for of_call, more in zip(executions, join_tools(records, joined, others, answered=answered), strict=True):
+        of_call += [(*answer, False) for answer in more]
+    named = zip(joined, join_calls(records, spans), strict=True)
+    return [
+        match if match.agent is not None else match._replace(agent=other.agent, joined_by=other.joined_by)
+        for match, other in named
+    ], executions
 
 
 def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> list[int]:
@@ -181,4 +206,4 @@ def _with_rewards(calls: list[EpisodeCall], rewards: Sequence[Reward], air: AirC
 
 def has_structure(episode: OpenEpisode) -> bool:
     """Whether anything in it can be shown: a call, an agent or a tool; a bare trace of other spans is unattributed."""
-    return bool(episode.calls) or any(span.kind in (SpanKind.AGENT, SpanKind.TOOL) for span in episode.spans.values())
+    return bool(episode.calls) or any(span.kind in (SpanKind.AGENT, SpanKind.TOOL) for span in episode.spans)

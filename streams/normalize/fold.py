@@ -18,6 +18,7 @@ from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.mac import signer_of
 from tracegrad.schemas.metrics import FACTS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.codec import Codec
@@ -75,7 +76,7 @@ class Normalize(StageFold[None]):
     def _fold_spans(self, record: Record) -> list[Output]:
         if record.value is None:
             raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
-        scan = self._spans.read(record.value)
+        scan = self._spans.read(record.value, signer=signer_of(record))
         self._refusals.accept(record)
         outputs = []
         for episode, facts in scan.facts.items():

@@ -20,10 +20,12 @@ from tracegrad.schemas.attributes import (
     AGENTLIGHTNING_ROLLOUT_ID,
     ATTEMPT_ID,
     COUNTED_SPAN,
+    PROVED_BY,
     ROLLOUT_ID,
     SERVICE_NAME,
 )
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import attempt_of, run_hash_of
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 from tracegrad.schemas.records.otlp import decode_spans
@@ -43,7 +45,7 @@ ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 _SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, *(dialect.keys for dialect in DIALECTS))
-_RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN}
+_RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN, PROVED_BY}
 _MAX_NAME = 200
 _MAX_NESTING = 8
 
@@ -63,6 +65,8 @@ class SpanScan(NamedTuple):
     """By episode."""
     refused: dict[str, Refused]
     """Reason -> its spans."""
+    signer: str | None
+    """The run whose OTLP gateway wrote it."""
 
 
 class SpanReader:
@@ -73,10 +77,13 @@ class SpanReader:
         self._judge = judge
         self._metrics = metrics
 
-    def read(self, value: bytes) -> SpanScan:
-        """The spans of a request. Raises RecordError when it does not parse."""
+    def read(self, value: bytes, *, signer: str | None) -> SpanScan:
+        """The spans of a request. Raises RecordError when it does not parse.
+
+        `signer`: the run whose OTLP gateway wrote it; only then is it known whose credential the gateway saw.
+        """
         request = decode_spans(value)
-        scan = SpanScan({}, {})
+        scan = SpanScan({}, {}, signer)
         item = 0
         for resource_spans in request.resource_spans:
             resource = _attributes(resource_spans.resource.attributes, _RESOURCE_KEYS)
@@ -101,9 +108,14 @@ class SpanReader:
         if episode is None:
             self._metrics.add(NOT_SELECTED, "spans")
             return
-        scan.facts.setdefault(episode, []).append(self._fact(span, attributes, resource))
+        # Which credential it came with matters to a runner's episode alone, and to that of the gateway's own run.
+        is_seen = attempt_of(episode, self._runs) is not None and run_hash_of(episode) == scan.signer
+        fact = self._fact(span, attributes, resource, proved_by=str(resource.get(PROVED_BY, "")) if is_seen else "")
+        scan.facts.setdefault(episode, []).append(fact)
 
-    def _fact(self, span: Span, attributes: dict[str, AttributeValue], resource: dict[str, AttributeValue]) -> SpanFact:
+    def _fact(
+        self, span: Span, attributes: dict[str, AttributeValue], resource: dict[str, AttributeValue], *, proved_by: str
+    ) -> SpanFact:
         view = SpanView(
             name=span.name[:_MAX_NAME],
             attributes=attributes,
@@ -122,6 +134,7 @@ class SpanReader:
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
             is_counted=resource.get(COUNTED_SPAN) is True,
+            proved_by=proved_by,
             **msgspec.structs.asdict(reading),
         )
 

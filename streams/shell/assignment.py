@@ -90,9 +90,10 @@ class Assignment:
         record = _record(message)
         await self.emissions.emit(self._fold(record), record, epoch=epoch)
 
-    def _fold(self, record: Record) -> Emission:
-        if not self.log.admits(record):
-            return Emission(done=(record.position,))
+    def _fold(self, given: Record) -> Emission:
+        record = self.log.judged(given)
+        if record is None:
+            return Emission(done=(given.position,))
         # Kept only while folding: an error that leaves the agent is then known to be this record's doing.
         self._folding = record.position
         emission = self._poison_letter(record) if record.position in self.poison else self.fold.fold(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.streams.make import HOST
 from tracegrad.schemas.credentials import Holder, credential, runner_holder
 from tracegrad.schemas.ids import RunHash
 
@@ -9,8 +10,6 @@ __all__ = ["HOST", "KEY", "RUN_HASH", "bearer", "by_host", "by_runner"]
 
 RUN_HASH = RunHash("ab12cd34")
 KEY = bytes(range(32))
-HOST = Holder("rh-" + "0" * 16)
-"""An agent host."""
 
 
 def bearer(holder: Holder, key: bytes = KEY) -> dict[str, str]:

@@ -86,6 +86,7 @@ SPAN = facts.SpanFact(
     tool_status=facts.ToolStatus.FAILED,
     tool_status_from="text",
     error_type="ValueError",
+    proved_by="rh-0123456789abcdef",
 )
 FACTS = facts.Facts(
     episode_id=EPISODE,

@@ -12,10 +12,12 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from tests.versions import sampled_by
-from tracegrad.schemas.attributes import COUNTED_SPAN
+from tracegrad.schemas.attributes import COUNTED_SPAN, PROVED_BY
+from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.fold import Emission, Fold, Output
 from tracegrad.schemas.ids import CallId, RunHash, RunName
 from tracegrad.schemas.log.protocol import Headers, Record
+from tracegrad.schemas.mac import MAC_HEADER
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
     CallOutcome,
@@ -36,6 +38,8 @@ from tracegrad.streams.folds import build_fold
 RUN_HASH = RunHash("0123abcd")
 GROUP = GroupRef(id=RUN_HASH + "f" * 16, size=1, member=0, index=0)
 TOPICS = Topics(run=RunName("test"))
+HOST = Holder("rh-" + "0" * 16)
+"""The agent host that works on the attempts."""
 
 
 def config(air: tuple[AirRule, ...] = (), **changes: Any) -> StreamRules:
@@ -109,6 +113,7 @@ def event(rollout_id: str, state: RolloutState = RolloutState.SUCCEEDED, **chang
         "attempt_number": 0,
         "is_final": state.is_end,
         "spans_exported": 0,
+        "host": HOST if state.is_end else None,
         "rewards_awaited": ("reward",) if state.is_end and state is not RolloutState.ABORTED else (),
         "group": GROUP,
         "task_id": "task-1",
@@ -197,6 +202,20 @@ def spans_of(requests: Iterable[bytes]) -> list[tuple[str, Span]]:
     return found
 
 
+def let_in(body: bytes, holder: Holder = HOST) -> bytes:
+    """A request as the OTLP gateway writes it, which saw a credential of the holder."""
+    request = ExportTraceServiceRequest.FromString(body)
+    for resource_spans in request.resource_spans:
+        resource_spans.resource.attributes.extend(pairs({PROVED_BY: holder}))
+    value: bytes = request.SerializeToString()
+    return value
+
+
+def signed_by(run: str) -> Headers:
+    """The header of a record that a program of a run wrote, as readers of the run's log get it: verified."""
+    return ((MAC_HEADER, f"{run}:{'0' * 64}".encode()),)
+
+
 Item = bytes | CallRecord | CallsClosed | Reward | RolloutEvent
 Raw = tuple[Topic, bytes]
 
@@ -223,9 +242,16 @@ class Streams:
         self.log: dict[Topic, list[Record]] = {}
         self.done: set[tuple[str, int]] = set()
 
-    def append(self, topic: Topic, value: bytes | None, key: bytes | None = None, offset: int | None = None) -> None:
+    def append(
+        self,
+        topic: Topic,
+        value: bytes | None,
+        key: bytes | None = None,
+        offset: int | None = None,
+        headers: Headers = (),
+    ) -> None:
         """Appends a record and folds whatever follows from it."""
-        waiting = deque([self._record(topic, value, key, offset)])
+        waiting = deque([self._record(topic, value, key, offset, headers)])
         while waiting:
             record = waiting.popleft()
             fold = self._reader(Topic(record.topic.split(".")[-1]))
@@ -233,10 +259,13 @@ class Streams:
                 for output in self._outputs(fold.fold(record)):
                     waiting.append(self._record(output.topic, output.value, output.key, headers=output.headers))
 
-    def feed(self, *items: Item) -> None:
-        """Appends raw items."""
+    def feed(self, *items: Item, holder: Holder = HOST) -> None:
+        """Appends raw items; spans as the run's gateway does when the holder sends them."""
         for item in items:
-            self.append(*raw(item))
+            if isinstance(item, bytes):
+                self.append(Topic.OTLP_SPANS, let_in(item, holder), headers=signed_by(self.config.run_hash))
+            else:
+                self.append(*raw(item))
 
     def tick(self, now_s: float) -> None:
         """Lets the assembler's clock propose."""

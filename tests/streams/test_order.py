@@ -16,11 +16,13 @@ from tests.streams.make import (
     closed,
     config,
     event,
+    let_in,
     llm_span,
     otlp,
     raw,
     reward,
     rollout,
+    signed_by,
     span,
     tool_call,
     tool_span,
@@ -62,7 +64,10 @@ RAW = [
     (*raw(reward(R1, 1.0)), 0),
     (*raw(event(R1, RolloutState.STARTED)), 0),
     (*raw(event(R1, spans_exported=len(SPANS), spans_marked=True, at_ms=2)), 1),
-    *((*raw(otlp(*SPANS[start : start + 2], is_counted=True)), start) for start in range(0, len(SPANS), 2)),
+    *(
+        (Topic.OTLP_SPANS, let_in(otlp(*SPANS[start : start + 2], is_counted=True)), start)
+        for start in range(0, len(SPANS), 2)
+    ),
 ]
 """(topic, bytes, offset on its topic) of a planner that delegates to a coder whose tool fails."""
 
@@ -72,7 +77,8 @@ def facts() -> list[bytes]:
     normalize = build_fold(Stage.NORMALIZE, CONFIG, TOPICS)
     outputs: list[Output] = []
     for topic, value, offset in RAW:
-        record = Record(topic=TOPICS.name(topic), partition=0, offset=offset, key=None, value=value)
+        headers = signed_by(CONFIG.run_hash)
+        record = Record(topic=TOPICS.name(topic), partition=0, offset=offset, key=None, value=value, headers=headers)
         outputs += normalize.fold(record).outputs
     return [output.value for output in outputs]
 
@@ -143,7 +149,8 @@ def test_re_deliveries_after_restarts_give_the_same_bytes(order: list[int], cras
                 episodes += [output.value for output in emission.outputs]
                 if emission.marker is not None:
                     marker = emission.marker
-                    markers.append(Record(topic="m", partition=0, offset=0, key=marker.key, value=marker.value))
+                    name = TOPICS.name(marker.topic)
+                    markers.append(Record(topic=name, partition=0, offset=0, key=marker.key, value=marker.value))
                 done |= {position.offset for position in emission.done}
     assert set(episodes) == {EPISODE}
     assert done == set(range(len(records)))
@@ -155,7 +162,7 @@ def test_any_interleaving_of_the_raw_topics_gives_the_same_transitions(order: li
     streams = Streams(CONFIG)
     for number in order:
         topic, value, offset = RAW[number]
-        streams.append(topic, value, offset=offset)
+        streams.append(topic, value, offset=offset, headers=signed_by(CONFIG.run_hash))
     assert streams.values(Topic.EPISODES) == [EPISODE]
     assert streams.values(Topic.TRANSITIONS) == EXPECTED.values(Topic.TRANSITIONS)
 

@@ -2,7 +2,8 @@
 
 In: an episode's calls in order, each with the tools it asked for; the declared rules. Out: for each call, the
 rewards it earned, each with its rule's name. A pure function: equal calls give equal rewards. A tool that no call
-is known to have asked for pays nothing; a tool whose status is unknown neither succeeded nor failed.
+is known to have asked for pays nothing, nor does one of which nobody saw that the rollout's agent told it; a tool whose
+status is unknown neither succeeded nor failed.
 Paper: automatic intermediate rewarding of Agent Lightning (arXiv:2508.03680), section 3.
 """
 
@@ -52,7 +53,7 @@ class AirRule(Section, frozen=True, kw_only=True):
 
     def matches(self, tool: ToolExecution) -> bool:
         """Whether the execution is the signal that this rule pays for."""
-        return tool.status is _STATUS[self.signal] and fnmatchcase(tool.name, self.tool)
+        return tool.is_proved and tool.status is _STATUS[self.signal] and fnmatchcase(tool.name, self.tool)
 
 
 class AirConfig(Section, frozen=True, kw_only=True):

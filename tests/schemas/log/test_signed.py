@@ -12,7 +12,7 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow, read_to_end
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.log.signed import SignedLog
-from tracegrad.schemas.mac import MAC_HEADER, SIGNED, KeyRing
+from tracegrad.schemas.mac import MAC_HEADER, SIGNED, VOUCHED, KeyRing, signer_of
 from tracegrad.schemas.metrics import UNVERIFIED, Metrics
 from tracegrad.schemas.topics import Topic
 
@@ -48,7 +48,7 @@ def test_its_writer_signs_the_topics_that_the_registry_says(raw: MemoryLog, log:
         writer.append(TOPICS.name(topic), key=KEY, value=b"v", headers=(("a", b"1"),)).result(1)
     writer.close()
     signed = {topic for topic in Topic if MAC_HEADER in dict(raw.records(TOPICS.name(topic))[0].headers)}
-    assert signed == SIGNED
+    assert signed == SIGNED | VOUCHED
     assert all(raw.records(TOPICS.name(topic))[0].headers[0] == ("a", b"1") for topic in Topic)
 
 
@@ -68,6 +68,24 @@ def test_its_readers_give_what_it_wrote_and_nothing_else(raw: MemoryLog, log: Si
     assert [record.value for record in read_to_end(log, CALLS)] == [b"forged", b"own", b"forged"]
     assert metrics.snapshot() == {"unverified{topic=rewards,reason=unsigned}": 4.0}
     assert metrics.value(UNVERIFIED, Topic.REWARDS, "unsigned") == 4
+
+
+def test_spans_of_anybody_are_given_and_a_mac_only_where_it_verifies(raw: MemoryLog, log: SignedLog) -> None:
+    """A Collector's bear none, a forged one is taken off, another run's too; each other header stays."""
+    spans, own, other = TOPICS.name(Topic.OTLP_SPANS), log.writer(), ("a", b"b")
+    own.append(spans, key=b"trace", value=b"own", headers=(other,)).result(1)
+    [(_, mac)] = [header for header in raw.records(spans)[0].headers if header[0] == MAC_HEADER]
+    for value, headers in (
+        (b"bare", (other,)),
+        (b"forged", (other, (MAC_HEADER, mac))),
+        (b"theirs", (other, (MAC_HEADER, b"0badcafe:" + mac[9:]))),
+        (b"twice", (other, (MAC_HEADER, mac), (MAC_HEADER, mac))),
+    ):
+        raw.append(spans, b"trace", value, headers, 0)
+    found = list(read_to_end(log, spans))
+    signers = {record.value: (signer_of(record), other in record.headers) for record in found}
+    assert signers.pop(b"own") == (mac[:8].decode(), True)
+    assert signers == dict.fromkeys((b"bare", b"forged", b"theirs", b"twice"), (None, True))
 
 
 def test_a_flood_of_forged_records_is_no_silence(raw: MemoryLog, log: SignedLog) -> None:

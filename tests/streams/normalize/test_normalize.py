@@ -8,6 +8,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.streams.make import (
+    HOST,
     RUN_HASH,
     TOPICS,
     Item,
@@ -16,16 +17,18 @@ from tests.streams.make import (
     closed,
     config,
     event,
+    let_in,
     otlp,
     raw,
     reward,
     rollout,
+    signed_by,
     span,
 )
 from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.metrics import NOT_SELECTED
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
@@ -40,9 +43,10 @@ CAPTURED = "ab" * 16
 FOREIGN = "deadbeef" + "0" * 20
 
 
-def fold(fold_: Normalize, topic: Topic, value: bytes | None, offset: int = 5) -> Emission:
+def fold(fold_: Normalize, topic: Topic, value: bytes | None, offset: int = 5, *, headers: Headers = ()) -> Emission:
     """One record's emission."""
-    return fold_.fold(Record(topic=TOPICS.name(topic), partition=2, offset=offset, key=b"k", value=value))
+    name = TOPICS.name(topic)
+    return fold_.fold(Record(topic=name, partition=2, offset=offset, key=b"k", value=value, headers=headers))
 
 
 def facts(output: Output) -> Facts:
@@ -147,7 +151,8 @@ def test_a_large_request_is_split_into_batches_of_facts() -> None:
 def test_a_request_cut_in_the_middle_and_delivered_again_gives_the_same_episode() -> None:
     """A worker that dies between the batches of one request appends the first of them twice."""
     spans = otlp(*(span(OWN, number + 1) for number in range(MAX_FACTS_PER_RECORD + 1)), is_counted=True)
-    first, second = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, spans).outputs
+    normalize, headers = Normalize(config(), TOPICS), signed_by(RUN_HASH)
+    first, second = fold(normalize, Topic.OTLP_SPANS, let_in(spans), headers=headers).outputs
     end = event(R1, spans_exported=MAX_FACTS_PER_RECORD + 1, spans_marked=True)
     streams = Streams()
     streams.feed(closed(R1, []), reward(R1), end)
@@ -158,6 +163,24 @@ def test_a_request_cut_in_the_middle_and_delivered_again_gives_the_same_episode(
     whole = Streams()
     whole.feed(spans, closed(R1, []), reward(R1), end)
     assert streams.values(Topic.EPISODES) == whole.values(Topic.EPISODES) != []
+
+
+@pytest.mark.parametrize(
+    ("headers", "trace", "proved_by"),
+    [
+        pytest.param(signed_by(RUN_HASH), OWN, HOST, id="by the run's gateway"),
+        pytest.param((), OWN, "", id="past the gateway"),
+        pytest.param(signed_by("deadbeef"), OWN, "", id="by another run's gateway"),
+        pytest.param(signed_by(RUN_HASH), CAPTURED, "", id="of no runner"),
+    ],
+)
+def test_whose_a_span_is_said_to_be_is_believed_of_the_runs_own_gateway(
+    headers: Headers, trace: str, proved_by: str
+) -> None:
+    """The same mark in a record of anybody else is text."""
+    value = let_in(otlp(span(trace, 1)))
+    (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value, headers=headers).outputs
+    assert [fact.proved_by for fact in facts(output).facts if isinstance(fact, SpanFact)] == [proved_by]
 
 
 def test_calls_rewards_and_events_go_to_their_episode() -> None:

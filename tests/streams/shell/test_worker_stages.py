@@ -7,7 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.streams.make import RUN_HASH, Item, Streams, call, closed, event, otlp, raw, reward, rollout, span
+from tests.streams.make import (
+    RUN_HASH,
+    Item,
+    Streams,
+    call,
+    closed,
+    event,
+    let_in,
+    otlp,
+    raw,
+    reward,
+    rollout,
+    signed_by,
+    span,
+)
 from tests.streams.shell.worker_bench import bench
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
@@ -48,8 +62,10 @@ def test_three_processes_give_the_transitions_of_the_folds_alone(
     with bench(kafka_log, fresh_topics, tmp_path) as made:
         for item in items:
             for topic, value in map(raw, item):
-                key = None if topic is Topic.OTLP_SPANS else getattr(item[0], "rollout_id", "").encode()
-                made.writer.append(fresh_topics.name(topic), key=key, value=value)
+                is_span = topic is Topic.OTLP_SPANS
+                key = None if is_span else getattr(item[0], "rollout_id", "").encode()
+                sent, headers = let_in(value) if is_span else value, signed_by(RUN_HASH)
+                made.writer.append(fresh_topics.name(topic), key=key, value=sent, headers=headers)
         workers = []
         for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT):
             made.stage = stage
