@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import UnavailableError
 
 __all__ = ["serve"]
@@ -146,6 +147,7 @@ def serve(
     async def until_stopped() -> None:
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         while not (stop.is_set() or is_over() or serving.done()):
+            beat()
             await asyncio.sleep(_POLL_S)
         server.should_exit = True
         await serving

@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AWAY_EXIT_STATUS",
     "DIVERGED_EXIT_STATUS",
     "FATAL_EXIT_STATUS",
     "ConfigurationError",
@@ -48,6 +49,9 @@ __all__ = [
 
 FATAL_EXIT_STATUS = 78
 """EX_CONFIG of sysexits.h: a restart would fail in the same way, so the supervisor must not try."""
+
+AWAY_EXIT_STATUS = 75
+"""EX_TEMPFAIL: Kafka did not answer. The supervisor tries again for as long as it takes."""
 
 DIVERGED_EXIT_STATUS = 70
 """EX_SOFTWARE: as 78, but nothing is wrong with the settings' form; the run's own exit status is 1."""

@@ -96,6 +96,9 @@ class Metric(msgspec.Struct, frozen=True, eq=False):
 class Counter(Metric, frozen=True, eq=False):
     """Only grows while the process lives."""
 
+    is_work: bool = False
+    """Whether it counts work that is done for good: what dies after some was not restarted in vain."""
+
 
 class Gauge(Metric, frozen=True, eq=False):
     """What is so now."""
@@ -112,7 +115,7 @@ OPEN_INPUTS = Gauge("open_inputs", "Inputs on which something open depends.", un
 OPEN_RANGES = Gauge("open_ranges", "Runs of offsets that the ledger holds for them.")
 EMISSIONS = Counter("emissions", "Fold steps that led to records.")
 OUTPUTS = Counter("outputs", "Records appended.", ("topic",))
-COMMITS = Counter("commits", "Commits of input offsets.")
+COMMITS = Counter("commits", "Commits of input offsets.", is_work=True)
 PROPOSALS = Counter("proposals", "Proposals to close an episode.", ("reason",))
 DELIVERIES_DROPPED = Counter("deliveries_dropped", "Of an earlier assignment, or delivered before.", ("reason",))
 OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no record, passed by.")
@@ -139,7 +142,7 @@ UNREADABLE_ROWS = Counter(
 UNVERIFIED = Counter("unverified", "Records left out because no key vouches for them.", ("topic", "reason"))
 # OTLP gateway.
 SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
-REQUESTS = Counter("requests", "Export requests acknowledged.")
+REQUESTS = Counter("requests", "Export requests acknowledged.", is_work=True)
 # Both gateways.
 REQUESTS_REFUSED = Counter("requests_refused", "Requests answered by an error.", ("status",), terminal="refused")
 REQUESTS_UNPROVED = Counter(
@@ -147,7 +150,7 @@ REQUESTS_UNPROVED = Counter(
 )
 # LLM gateway.
 REQUESTS_QUARANTINED = Counter("requests_quarantined", "Requests whose claims disagree.", ("reason",))
-CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls")
+CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls", is_work=True)
 CALLS_SERVED = Counter("calls_served", "Calls by how their answer went.", ("outcome",))
 CALLS_FAILED = Counter("calls_failed", "Calls without an answer.", ("error",))
 CALLS_CAPTURED = Counter("calls_captured", "Calls of agents that nobody began.")
@@ -161,18 +164,22 @@ SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that wer
 GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")
 RENDERS_LOCALLY = Gauge("renders_locally", "1 when prompts are rendered without the engine.")
 # Tasks.
-GROUPS_ADMITTED = Counter("groups_admitted", "Groups asked for.", ("purpose",), terminal="groups admitted")
+GROUPS_ADMITTED = Counter(
+    "groups_admitted", "Groups asked for.", ("purpose",), terminal="groups admitted", is_work=True
+)
 # Runner.
 ATTEMPTS_BEGUN = Counter("attempts_begun", "Attempts that began here.", terminal="attempts")
-OUTCOMES = Counter("outcomes", "Attempts that ended, and rollouts given up.", ("state",), terminal="ended")
+OUTCOMES = Counter(
+    "outcomes", "Attempts that ended, and rollouts given up.", ("state",), terminal="ended", is_work=True
+)
 # Trainer.
-STEPS = Counter("steps", "Batches recorded, trained or skipped.", terminal="steps")
+STEPS = Counter("steps", "Batches recorded, trained or skipped.", terminal="steps", is_work=True)
 GROUPS_TRAINED = Counter("groups_trained", "Groups of these batches that train.", terminal="groups")
 GROUPS_EXCLUDED = Counter("groups_excluded", "Groups taken that do not train.", ("reason",), terminal="excluded")
 # LLM gateway and weight sync.
 ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")
 # Weight sync.
-VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal="versions served")
+VERSIONS_SERVED = Counter("versions_served", "Versions acknowledged.", terminal="versions served", is_work=True)
 VERSIONS_LOADED = Counter("versions_loaded", "Versions loaded.")
 VERSIONS_SKIPPED = Counter("versions_skipped", "Versions passed over for a newer one.")
 VERSIONS_REFUSED = Counter("versions_refused", "Versions that cannot be served.", ("reason",), terminal="refused")
@@ -187,6 +194,8 @@ class Metrics:
     """The counts of one process since it started, or of one part of it."""
 
     def __init__(self, *, max_series: int = _MAX_SERIES) -> None:
+        self.work = 0.0
+        """The sum of all counters of work done."""
         self._max_series = max_series
         self._values: dict[tuple[Metric, tuple[str, ...]], float] = {}
 
@@ -194,6 +203,7 @@ class Metrics:
         """Counts `num` more."""
         series = self._series(counter, labels)
         self._values[series] = self._values.get(series, 0) + num
+        self.work += num * counter.is_work
 
     def set(self, gauge: Gauge, value: float, *labels: str) -> None:
         """What is so now."""

@@ -1,8 +1,9 @@
 """Calls what may fail for a while, again and again with growing pauses: how to wait for broker, engine, gateway.
 
 In: a call, the errors that another try may cure, how long to go on. Out: its answer. Invariant: pauses grow from
-`first_s` to `max_s`; `stop` ends them at once in a thread, within a pause in an event loop. Failure: the last error,
-once patience is over or `stop` is set. A call costs 70 to 130 us beside what is called: not for each record.
+`first_s` to `max_s`, with a beat before each; `stop` ends them at once in a thread, within a pause in an event loop.
+Failure: the last error, once patience is over or `stop` is set. A call costs 70 to 130 us beside what is called: not
+for each record.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Required, TypedDict, TypeVar, Unpack
 
 import tenacity
 
+from .beat import waiting
 from .errors import UnavailableError
 
 __all__ = ["How", "retry", "retry_async"]
@@ -85,6 +87,7 @@ def _policy(
         ends.append(tenacity.stop_when_event_set(stop))
 
     def say(state: tenacity.RetryCallState) -> None:
+        waiting(doing)
         error = state.outcome.exception() if state.outcome else None
         level = logging.WARNING if (state.seconds_since_start or 0.0) > quiet_s else logging.DEBUG
         logger.log(level, "%s failed, trying again: %s", doing, error)

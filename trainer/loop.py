@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 
+from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
@@ -145,6 +146,7 @@ class Trainer:
         busy_s = 0.0
         said_at = time.monotonic()
         while not batch.is_complete:
+            beat()
             record = self._source.next()
             if record is not None:
                 began = time.perf_counter()

@@ -18,6 +18,7 @@ import torch
 from msgspec.structs import asdict
 from torch import Tensor
 
+from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import ConfigurationError, DivergedError
 
 from .algorithm.recipe import BASELINES, Recipe, TokenLoss
@@ -139,8 +140,9 @@ class Learner:
         if is_finite:
             for group in self._optimiser.param_groups:
                 group["lr"] = learning_rate
-            self._optimiser.step()
-            self.policy.refresh()
+            with busy("an optimiser step"):
+                self._optimiser.step()
+                self.policy.refresh()
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
         self._optimiser.zero_grad(set_to_none=True)
         return StepResult(
@@ -178,7 +180,9 @@ class Learner:
             rows,
             max_tokens=self._config.micro_batch_tokens or (1024 if self.policy.device.type == "cpu" else 16384),
         ):
-            yield batch.to(self.policy.device)
+            # Until the caller asks for the next one.
+            with busy("a micro-batch", batch.input_ids_BL.numel()):
+                yield batch.to(self.policy.device)
 
     def _accumulate(self, rows: Sequence[TrainingRow], version: int, watch: _Watch) -> float:
         """The loss; its gradient is in the masters."""

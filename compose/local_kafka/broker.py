@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -25,8 +26,10 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError, UnavailableError
 
+from ..beats import beating
 from ..die_with_parent import guarded
 from . import node as kafka_node
 from .jars import cache_dir, class_path
@@ -51,6 +54,9 @@ _JAVA_OPTIONS = (
 _CACHE_LOG_OPTIONS = ("-Xlog:aot=off", "-Xlog:cds=off")
 """Java's own word on a cache that does not fit, which it then does without."""
 _LOG_LINES = 15
+_LOOK_S = 0.2
+_ASK_EVERY = 10
+"""Looks from one question to the broker to the next."""
 _VERSION = "kafka-4.3.1"
 
 
@@ -119,6 +125,10 @@ class LocalKafka:
                 raise UnavailableError(f"expected Kafka within {_START_TIMEOUT_S} s, got:\n{self.last_log_lines()}")
             time.sleep(0.02)
         logger.info("kafka ready at %s in %.2f s", self.bootstrap_servers, time.monotonic() - started_at)
+
+    def answers(self) -> bool:
+        """Whether it takes requests now; blocks for some seconds at most."""
+        return kafka_node.is_ready(self._port)
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
         """Asks the broker to end, waits, and kills it when it does not."""
@@ -202,19 +212,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tracegrad.compose.local_kafka.broker", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data folder")
     parser.add_argument("--port", type=int, help="loopback port (default: a free one)")
+    parser.add_argument("--beats", type=Path, help="file that shows whether the broker answers (compose/beats.py)")
     given = parser.parse_args(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     kafka = LocalKafka(given.data, port=given.port)
+    num_answers = 0
     try:
-        kafka.start()
-        print(f"ready {kafka.bootstrap_servers}", flush=True)
-        # So that later starts are faster. The kernel ends what the thread started when this process ends.
-        threading.Thread(target=_prepare, daemon=True).start()
-        while not stop.wait(0.2):
-            if kafka.pid is None:
-                raise UnavailableError(f"expected Kafka to run on, got its end:\n{kafka.last_log_lines()}")
+        with beating(given.beats, lambda: num_answers) if given.beats else contextlib.nullcontext():
+            kafka.start()
+            print(f"ready {kafka.bootstrap_servers}", flush=True)
+            # So that later starts are faster. The kernel ends what the thread started when this process ends.
+            threading.Thread(target=_prepare, daemon=True).start()
+            for turn in itertools.count(1):
+                if stop.wait(_LOOK_S):
+                    break
+                if kafka.pid is None:
+                    raise UnavailableError(f"expected Kafka to run on, got its end:\n{kafka.last_log_lines()}")
+                # Its own sign of life, not this process's.
+                if turn % _ASK_EVERY == 0 and kafka.answers():
+                    num_answers += 1
+                    beat()
     except TracegradError as error:
         print(error, file=sys.stderr)
         return FATAL_EXIT_STATUS if isinstance(error, FatalError) else 1

@@ -20,7 +20,7 @@ from pathlib import Path
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.topics import STREAMS, Stage
 
-from ..answers import answers
+from ..answers import answers, num_served
 from ..kafka.topic_admin import create_topics, plan_topics, start_run
 from ..local_kafka import node as kafka_node
 from .process import ProcessSpec, process_name
@@ -137,6 +137,7 @@ def _broker(wiring: Wiring) -> ProcessSpec:
     argv = (
         *(sys.executable, "-m", "tracegrad.compose.local_kafka.broker"),
         *("--data", str(wiring.run_dir.kafka), "--port", str(port)),
+        *("--beats", str(wiring.run_dir.beats / BROKER)),
     )
     return ProcessSpec(
         name=BROKER,
@@ -146,6 +147,7 @@ def _broker(wiring: Wiring) -> ProcessSpec:
         # The first start of all downloads the jars.
         ready_timeout_s=300.0,
         stop_timeout_s=20.0,
+        beats=wiring.run_dir.beats / BROKER,
     )
 
 
@@ -166,11 +168,16 @@ def _serve(
         argv += ["--stage", stage.value, "--ordinal", str(ordinal)]
     threads = {"OMP_NUM_THREADS": str(wiring.settings.trainer.threads)} if name == "trainer" else {}
     url = f"{health}/health" if health else None
+    process = process_name(name, stage.value if stage else None, ordinal)
+    is_engine = name == "engine"
     return ProcessSpec(
-        name=process_name(name, stage.value if stage else None, ordinal),
+        name=process,
         argv=tuple(argv),
         env={**ENVIRONMENT, **threads},
         layer=layer,
         is_job=is_job,
         is_ready=(lambda: answers(url)) if url else None,
+        # Becomes another program, which gives no beats.
+        beats=None if is_engine else wiring.run_dir.beats / process,
+        ask_work=(lambda: num_served(wiring.endpoints.engine_url)) if is_engine else None,
     )

@@ -1,9 +1,11 @@
 """One supervised child process: how it is started, watched, asked to stop and, past its time, killed.
 
-In: a ProcessSpec. Out: a Child with its state, its last log lines and why it ended. Invariant: each child leads
+In: a ProcessSpec. Out: a Child with its state, its last log lines and why it ended. Invariants: each child leads
 a session of its own, so a Ctrl-C in the terminal reaches the supervisor alone, and whatever a dead child leaves
-behind in its session is killed with it. The kernel kills a child whose supervisor dies (`die_with_parent.py`), and it
-watches the thread that started it: start children from the supervisor's main thread.
+behind in its session is killed with it. It is overdue when its work loop gave no beat for longer than it had said, in
+time in which this process looked: a supervisor that was stopped itself has missed nothing. The kernel kills a child
+whose supervisor dies (`die_with_parent.py`), and it watches the thread that started it: start children from the
+supervisor's main thread.
 """
 
 from __future__ import annotations
@@ -21,14 +23,21 @@ from pathlib import Path
 
 import msgspec
 
+from tracegrad.schemas.beat import WITHIN_S
 from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, FATAL_EXIT_STATUS
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
+from ..beats import BeatRecord, read_beat
 from ..die_with_parent import guarded
 
 __all__ = ["Child", "ProcessSpec", "process_name"]
 
 _logger = logging.getLogger(__name__)
+_LOOK_S = 5.0
+"""At most this counts as silence between two looks: a supervisor that was stopped itself has missed the beats."""
+_ASK_EVERY_S = 5.0
+_IDLE_SHARE = 0.01
+"""Of one core; a program that is stopped, or waits for ever, uses less."""
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 _LAST_LINES = 12
 """A log that is larger when its process starts is set aside once, so restarts cannot fill the disk."""
@@ -52,6 +61,11 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Past it, what is not ready counts as dead."""
     stop_timeout_s: float = 10.0
     """From the polite signal to SIGKILL."""
+    beats: Path | None = None
+    """The file of its beats (compose/beats.py)."""
+    ask_work: Callable[[], int | None] | None = None
+    """For a program that gives no beats: units of work that it says it has done, within a second or so; None: no
+    answer. While it does not answer, its use of the CPU counts as a beat: an engine that loads is at work."""
 
 
 class Child:
@@ -68,6 +82,15 @@ class Child:
         self.why = ""
         self.exit_status: int | None = None
         """Of the last process that ended; negative: the signal that killed it."""
+        self.beat = BeatRecord()
+        """The present process's last."""
+        self.turned_at: float | None = None
+        """When its work loop was first seen to turn."""
+        self._silent_s = 0.0
+        """For how long its beat was seen unchanged."""
+        self._asked_at = 0.0
+        self._cpu_s = 0.0
+        self._struck = ""
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -79,6 +102,9 @@ class Child:
     def start(self) -> None:
         """Starts the process; an argv that cannot be executed makes the child fatal."""
         self._rotate()
+        self.beat, self.turned_at, self._silent_s, self._struck = BeatRecord(), None, 0.0, ""
+        if self.spec.beats is not None:
+            self.spec.beats.unlink(missing_ok=True)
         try:
             # The launcher is what is executed: it would find out too late.
             if shutil.which(self.spec.argv[0]) is None:
@@ -105,9 +131,11 @@ class Child:
         status = self._process.poll() if self._process is not None else None
         if status is None:
             return False
+        self.listen(0.0)
+        told = self._struck or describe_exit(status)
         self.strike()
         self.exit_status = status
-        self.why = f"{describe_exit(status)}; last lines of {self.log_path}:\n{self.last_lines()}"
+        self.why = f"{told}; last lines of {self.log_path}:\n{self.last_lines()}"
         if status == 0 and self.spec.is_job:
             self.state = ProcessState.DONE
             self.why = ""
@@ -115,6 +143,42 @@ class Child:
             is_fatal = status in (FATAL_EXIT_STATUS, DIVERGED_EXIT_STATUS)
             self.state = ProcessState.FATAL if is_fatal else ProcessState.WAITING
         return True
+
+    def listen(self, elapsed_s: float) -> None:
+        """Takes its newest sign of life, `elapsed_s` after the last look."""
+        beat = self._newest_beat()
+        if beat is None or beat.num_beats == self.beat.num_beats:
+            self._silent_s += min(elapsed_s, _LOOK_S)
+            return
+        self.beat, self._silent_s = beat, 0.0
+        if beat.num_turns and self.turned_at is None:
+            self.turned_at = time.monotonic()
+
+    def _newest_beat(self) -> BeatRecord | None:
+        if self.spec.beats is not None:
+            return read_beat(self.spec.beats)
+        if self.spec.ask_work is None or self._process is None or time.monotonic() - self._asked_at < _ASK_EVERY_S:
+            return None
+        work = self.spec.ask_work()
+        self._asked_at = time.monotonic()
+        before, self._cpu_s = self._cpu_s, session_cpu_s(self._process.pid)
+        if work is not None:
+            told = BeatRecord(num_turns=1, within_s=WITHIN_S, work=work, doing="")
+        elif self._cpu_s - before > _IDLE_SHARE * _ASK_EVERY_S:
+            told = self.beat
+        else:
+            return None
+        return msgspec.structs.replace(told, num_beats=self.beat.num_beats + 1)
+
+    @property
+    def overdue(self) -> str:
+        """How long it has given no sign of life, and at what, if that is too long; else empty."""
+        if self.state is not ProcessState.RUNNING or (self.spec.beats is None and self.spec.ask_work is None):
+            return ""
+        # Said once: one that the kernel holds dies when it is let go.
+        if self._struck or self._silent_s <= self.beat.within_s:
+            return ""
+        return f"frozen: no sign of life for {self._silent_s:.0f} s ({self.beat.doing or 'at work'})"
 
     def ask_to_stop(self) -> None:
         """SIGTERM to the process itself: it ends its own helpers in order."""
@@ -131,8 +195,9 @@ class Child:
             return False
         return True
 
-    def strike(self) -> None:
-        """SIGKILL to its session, and nothing else: `has_ended` finds it dead, as if it had died by itself."""
+    def strike(self, why: str = "") -> None:
+        """SIGKILL to its session, and nothing else: `has_ended` finds it dead, and says `why`."""
+        self._struck = why
         if self._process is not None:
             # The child leads a session, so its process group id is its pid, also after it has gone.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -181,10 +246,24 @@ def process_name(name: str, stage: str | None, ordinal: int) -> str:
 
 
 def describe_exit(status: int) -> str:
-    """`exit status 1` or `killed by SIGKILL`."""
+    """`exit status 1` or `killed by SIGSEGV`."""
     if status >= 0:
         return f"exit status {status}"
+    if status == -signal.SIGKILL:
+        return "killed by SIGKILL, not by tracegrad: perhaps the system ran out of memory"
     try:
         return f"killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"killed by signal {-status}"
+
+
+def session_cpu_s(leader: int) -> float:
+    """CPU seconds used by the living processes of a session; 0 where the system does not say."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # After the name, which may hold anything: state, parent, group, session, ...
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

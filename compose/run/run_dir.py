@@ -7,7 +7,7 @@
     starts.json     where the run began on the raw topics   written once
     outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
-    logs/ kafka/ streams/ engine-plugin/ results/ locks/
+    logs/ beats/ kafka/ streams/ engine-plugin/ results/ locks/
 
 In: the name of a run. Out: paths and small records. Invariants: one supervisor at a time (a lock that the kernel
 drops with its holder); the same name resumes, and refuses settings that would contradict what is on the log; nobody
@@ -92,6 +92,7 @@ class RunDir:
         self.path = path
         self.logs = path / "logs"
         self.locks = path / "locks"
+        self.beats = path / "beats"
         self.kafka = path / "kafka"
         self.streams = path / "streams"
         self.trainer = path / "trainer"

@@ -3,26 +3,35 @@ imports, `python -m tracegrad.compose.run.serve NAME --run-dir DIR`.
 
 In: a name, an ordinal, a run's folder. Out: the room's loop, until it is done or told to stop. This entry point
 owns what rooms must not: signal handlers, logging, the log's client, the metrics' report, the exit status.
-Invariant: FatalError is 78 or 70 (the supervisor does not restart it), any other failure is 1, a clean stop is 0. One
-process per name and ordinal: the lock is the kernel's, so a dead holder never blocks its successor.
+Invariant: FatalError is 78 or 70 (the supervisor does not restart it), an end for want of Kafka is 75, any other
+failure is 1, a clean stop is 0. One process per name and ordinal: the lock is the kernel's, so a dead holder never
+blocks its successor.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
-from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, FatalError, TracegradError
+from tracegrad.schemas.errors import (
+    AWAY_EXIT_STATUS,
+    FATAL_EXIT_STATUS,
+    ConfigurationError,
+    FatalError,
+    TracegradError,
+    UnavailableError,
+)
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import STREAMS, Stage
 
+from ..beats import beating
 from ..kafka.errors import Seldom
 from ..loopback import without_proxy
 from ..printable_log import log_to_stderr
@@ -45,6 +54,7 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    wiring: Wiring | None = None
     try:
         _check_name(name, stage)
         folder = RunDir.open(run_dir)
@@ -52,10 +62,15 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
         with folder.lock(f"serve-{process}", wait_s=_LOCK_WAIT_S):
             wiring, metrics = Wiring(folder), Metrics()
             # The engine becomes another program, which reports nothing; its supervisor does.
-            with nullcontext() if name == "engine" else reporting(wiring, process, metrics):
+            with contextlib.ExitStack() as shown:
+                if name != "engine":
+                    shown.enter_context(beating(folder.beats / process, lambda: int(metrics.work)))
+                    shown.enter_context(reporting(wiring, process, metrics))
                 _run(name, stage, ordinal, wiring, stop, metrics)
     except TracegradError as error:
         _logger.error("%s: %s", type(error).__name__, error)
+        if isinstance(error, UnavailableError) and not _is_kafka_there(wiring):
+            return AWAY_EXIT_STATUS
         return error.exit_status if isinstance(error, FatalError) else 1
     except ModuleNotFoundError as error:
         _logger.error("%s", lacking(error, f"serve {name}", _EXTRAS[name]))
@@ -65,6 +80,16 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
         _logger.exception("%s failed", name)
         return 1
     return 0
+
+
+def _is_kafka_there(wiring: Wiring | None) -> bool:
+    """Whether it answers now: a process that ended for want of it did nothing wrong."""
+    if wiring is not None:
+        try:
+            wiring.kafka().admin.partition_counts()
+        except UnavailableError:
+            return False
+    return True
 
 
 def _set_up_logging() -> None:

@@ -1,10 +1,11 @@
 """Keeps the processes of a run alive, and ends them in order.
 
 In: ProcessSpecs by layer. Out: an Outcome, once every job is done, something is fatal, or a person asked to stop.
-Invariants: a layer starts when the gates below it are ready; what dies is started again after a growing pause;
-what exits with 78, or dies again and again at once, stops the run and says why with its last log lines; nothing
-outlives `run`. First SIGINT or SIGTERM: stop in reverse order, each within its time. Second: kill all at once.
-`run` must be called from the main thread: signals arrive there, and children die with the thread that forked them.
+Invariants: a layer starts when the gates below it are ready; what dies, or gives no sign of life, is started again
+after a growing pause; what exits with 78, or dies again and again and does no work in between, stops the run and says
+why with its last log lines; nothing outlives `run`. First SIGINT or SIGTERM: stop in reverse order, each within its
+time. Second: kill all at once. `run` must be called from the main thread: signals arrive there, and children die with
+the thread that forked them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.errors import AWAY_EXIT_STATUS, UnavailableError
 from tracegrad.schemas.records.process_status import ProcessState, SupervisedProcess
 
 from .process import Child, ProcessSpec
@@ -59,10 +60,11 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """After the first death."""
     greatest_s: float = 15.0
     """Doubles up to this."""
-    healthy_s: float = 20.0
-    """A process that lived this long starts its count afresh."""
     max_in_a_row: int = 8
-    """Deaths in a row, none of which lived `healthy_s`, after which the run is given up."""
+    """Deaths in a row, with no unit of work done in between (`is_work` in schemas/metrics.py), after which the run is
+    given up, however long each life was: what loads slowly and dies must not do so for ever."""
+    idle_s: float = 600.0
+    """A work loop that turned for so long counts as work too: there was none."""
 
     def pause_s(self, failures: int) -> float:
         """Before the next try, after so many failures in a row."""
@@ -156,12 +158,14 @@ class Supervisor:
 
     def _watch(self, is_done: Callable[[], bool]) -> Outcome:
         self._num_interrupts = 0
+        looked_at = time.monotonic()
         while True:
             if self._num_interrupts:
                 return Outcome(kind=OutcomeKind.STOPPED)
             self._open_next_layer()
+            elapsed_s, looked_at = time.monotonic() - looked_at, time.monotonic()
             for child in self._open:
-                self._look_after(child)
+                self._look_after(child, elapsed_s)
                 if child.state is ProcessState.FATAL:
                     self._on_change()
                     why = f"{child.spec.name}: {child.why}"
@@ -199,14 +203,20 @@ class Supervisor:
             self._ready.add(child.spec.name)
             return True
         if time.monotonic() - child.started_at > child.spec.ready_timeout_s:
-            self._say(f"{child.spec.name} was not ready in {child.spec.ready_timeout_s:g} s; killing it")
-            child.strike()
+            late = f"not ready in {child.spec.ready_timeout_s:g} s"
+            self._say(f"{child.spec.name} was {late}; killing it")
+            child.strike(late)
         return False
 
-    def _look_after(self, child: Child) -> None:
+    def _look_after(self, child: Child, elapsed_s: float) -> None:
         if child.state is ProcessState.RUNNING:
             if child.has_ended():
                 self._ended(child)
+                return
+            child.listen(elapsed_s)
+            if overdue := child.overdue:
+                self._say(f"{child.spec.name} is {overdue}; killing it")
+                child.strike(overdue)
         elif child.state is ProcessState.WAITING and time.monotonic() >= child.not_before:
             child.start()
             self._on_change()
@@ -214,11 +224,15 @@ class Supervisor:
     def _ended(self, child: Child) -> None:
         self._ready.discard(child.spec.name)
         if child.state is ProcessState.WAITING:
-            lived_s = time.monotonic() - child.started_at
-            child.failures_in_a_row = 1 if lived_s >= self._backoff.healthy_s else child.failures_in_a_row + 1
+            turned_s = time.monotonic() - child.turned_at if child.turned_at is not None else 0.0
+            did_work = child.beat.work > 0 or turned_s >= self._backoff.idle_s
+            child.failures_in_a_row = 1 if did_work else child.failures_in_a_row + 1
+            if child.exit_status == AWAY_EXIT_STATUS:
+                # Not its doing; only the pause grows.
+                child.failures_in_a_row = min(child.failures_in_a_row, self._backoff.max_in_a_row - 1)
             if child.failures_in_a_row >= self._backoff.max_in_a_row:
                 child.state = ProcessState.FATAL
-                child.why = f"died {child.failures_in_a_row} times in a row: {child.why}"
+                child.why = f"died {child.failures_in_a_row} times in a row and did no work in between: {child.why}"
             else:
                 pause_s = self._backoff.pause_s(child.failures_in_a_row)
                 child.num_restarts += 1

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from tracegrad.schemas.beat import WITHIN_S, waiting
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.records.weights import VersionManifest
 
@@ -70,8 +71,10 @@ class EngineControl:
         self._request("POST", "/resume")
 
     def _request(self, method: str, path: str, *, is_load: bool = False, **content: Any) -> httpx.Response:
+        timeout = _LOAD_TIMEOUT if is_load else _TIMEOUT
+        waiting(f"the engine: {path}", WITHIN_S + (timeout.read or 0.0))
         try:
-            response = self._client.request(method, path, timeout=_LOAD_TIMEOUT if is_load else _TIMEOUT, **content)
+            response = self._client.request(method, path, timeout=timeout, **content)
         except httpx.HTTPError as error:
             raise UnavailableError(f"engine: {path} gave {type(error).__name__}") from error
         if response.status_code == 200:

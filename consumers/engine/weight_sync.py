@@ -29,6 +29,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from tracegrad.schemas.beat import acknowledged, beat, busy
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
@@ -131,7 +132,8 @@ class WeightSync:
         self._say_stuck(status, candidates[0])
 
     def _load(self, manifest: VersionManifest) -> None:
-        folder = verify_version(manifest, self.handles.weight_root)
+        with busy("verifying a version"):
+            folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
         self.control.load(manifest, str(folder))
         self._load_s = time.monotonic() - started
@@ -174,8 +176,8 @@ class WeightSync:
         try:
             topic, key = self.topics.name(Topic.WEIGHT_ACKS), engine_key(self.handles.engine_id)
             future = self.writer.append(topic, key=key, value=WEIGHT_ACKS.encode(ack))
-            future.result(_ACK_TIMEOUT_S)
-        except (OverloadedError, TimeoutError, CancelledError) as error:
+            acknowledged(future, _ACK_TIMEOUT_S, f"append to {topic!r}")
+        except (OverloadedError, CancelledError) as error:
             raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error
         self._acknowledged = manifest.label
         self._served = manifest
@@ -248,6 +250,7 @@ def follow_weights(sync: WeightSync, *, topics: Topics, log: Log, stop: threadin
     with closing(follow(log, [topics.name(Topic.WEIGHTS)], poll_s=POLL_S, stop=stop)) as chunks:
         was_away = False
         for chunk in chunks:
+            beat()
             sync.fold(chunk.records)
             if not chunk.is_caught_up:
                 continue

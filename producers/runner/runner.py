@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, new_attempt, parse_rollout_id, run_hash_of
 from tracegrad.schemas.log.ledger import Ledger
@@ -90,15 +91,13 @@ class Runner:
 
     async def serve(self) -> None:
         """Until `stop` is set, or a fatal error."""
-        loops: list[asyncio.Task[None]] = []
+        # First of all, since its beats must come while hosts start.
+        loops = [asyncio.create_task(self._until_stop())]
         try:
             await self._grader.start()
             async with self._pool.slot():
                 pass  # the agent can be started at all
-            loops = [
-                asyncio.create_task(loop)
-                for loop in (self._journal.follow(self._note), self._read(), self._until_stop())
-            ]
+            loops += [asyncio.create_task(loop) for loop in (self._journal.follow(self._note), self._read())]
             done, _ = await asyncio.wait([*loops, self._failed], return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 ended.result()
@@ -116,6 +115,7 @@ class Runner:
 
     async def _until_stop(self) -> None:
         while not self._stop.is_set():
+            beat()
             await asyncio.sleep(0.1)
 
     def _note(self, event: RolloutEvent) -> None:

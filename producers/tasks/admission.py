@@ -22,6 +22,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
@@ -116,7 +117,7 @@ class TaskAdmission:
         try:
             self._write_dead_letters()
             return chunk.is_caught_up and self._advance()
-        except (UnavailableError, OverloadedError, TimeoutError) as error:
+        except (UnavailableError, OverloadedError) as error:
             logger.warning("tasks: the log did not take a record, trying again: %s", error)
             return False
 
@@ -137,7 +138,7 @@ class TaskAdmission:
             for record, error in self._dead
         ]
         for future in futures:
-            future.result(_ACK_TIMEOUT_S)
+            acknowledged(future, _ACK_TIMEOUT_S, "append a dead letter")
         for _, error in self._dead:
             self._metrics.add(DEAD_LETTERS, error.reason)
         self._dead.clear()
@@ -222,12 +223,12 @@ class TaskAdmission:
         self._metrics.add(GROUPS_ADMITTED, purpose)
 
     def _write(self, topic: Topic, records: Sequence[RolloutRequest | RolloutEvent]) -> None:
-        """Raises UnavailableError, OverloadedError or TimeoutError when the log does not take all."""
+        """Raises UnavailableError or OverloadedError when the log does not take all."""
         name = self._topics.name(topic)
         encode = self.codecs[name].encode
         futures = [self._writer.append(name, key=rollout_key(one.rollout_id), value=encode(one)) for one in records]
         for future in futures:
-            future.result(_ACK_TIMEOUT_S)
+            acknowledged(future, _ACK_TIMEOUT_S, f"append to {name!r}")
         for record in records:
             self.state.fold(record)
 
@@ -304,6 +305,9 @@ def run(
     with closing(log.writer()) as writer:
         admission = TaskAdmission(config, pace, handles, topics=topics, writer=writer, metrics=metrics)
         with closing(follow(log, list(admission.codecs), starts=starts, poll_s=_POLL_S, stop=stop)) as chunks:
-            if any(admission.fold(chunk) for chunk in chunks):
-                excluded = dict(admission.state.exclusions) or "none"
-                logger.info("tasks: %d steps done; training rollouts excluded: %s", handles.steps, excluded)
+            for chunk in chunks:
+                beat()
+                if admission.fold(chunk):
+                    excluded = dict(admission.state.exclusions) or "none"
+                    logger.info("tasks: %d steps done; training rollouts excluded: %s", handles.steps, excluded)
+                    return

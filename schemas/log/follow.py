@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Ite
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from ..beat import waiting
 from ..errors import LogGapError, RecordError, UnavailableError
 from ..records.codec import Codec
 from ..retry import retry
@@ -132,6 +133,7 @@ def follow(
     step = functools.partial(reading.step, max_records, poll_s)
     try:
         while not stop.is_set():
+            waiting("reading")
             records = retry(step, doing=f"reading {', '.join(topics)}", patience_s=patience_s, stop=stop)
             yield Chunk(records, reading.positions, reading.ends)
     except UnavailableError:

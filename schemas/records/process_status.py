@@ -39,7 +39,8 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     since_ms: int
     """When it started, unix ms."""
     at_ms: int
-    """When this was said: an old report means a process that died or hangs."""
+    """When this was said: an old report means a process that died or is stopped. A work loop that hangs is its
+    supervisor's to see (schemas/beat.py): a thread says this."""
     counters: dict[str, float] = {}
     """By series, such as `records` and `dead_letters{reason=malformed}`; `schemas/metrics.py` says what each means."""
 

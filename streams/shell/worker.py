@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
+from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.log.ledger import Ledger
@@ -170,6 +171,7 @@ class _Worker:
 
     async def _until(self, stop: threading.Event) -> None:
         while not stop.is_set():
+            beat()  # in the loop that folds: a fold that hangs holds it up
             reason = self._seam.crash_reason
             if reason is not None:
                 raise UnavailableError(f"expected the Faust app to run, got its crash: {reason!r}") from reason

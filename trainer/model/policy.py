@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..algorithm.ratio import sampled_logprobs
@@ -230,6 +231,7 @@ def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
     return base, state
 
 
+@busy("loading the model")
 def load_policy(config: TrainerConfig, base: str, device: torch.device) -> Policy:
     """The base model, ready to train (dropout off: its logprobs must be the sampler's)."""
     import transformers

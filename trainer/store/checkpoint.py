@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
@@ -104,6 +105,7 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
 
+    @busy("saving a checkpoint")
     def save(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
         """Writes one, durable on return, and removes the oldest ones. Its state then names the files."""
         with whole_folder(self._folder / progress.state.folder) as temporary:
@@ -120,6 +122,7 @@ class Checkpoints:
         for path in kept[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)
 
+    @busy("loading a checkpoint")
     def load_newest(self) -> tuple[Progress, dict[str, Tensor]] | None:
         """The newest one that can be read, or None where none was ever written. Newest: highest epoch, then step, then
         version: a trainer that lost its policy may still write, but only under its lower epoch.

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 
+from tracegrad.schemas.beat import acknowledged
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, TopicPartition
@@ -180,7 +181,4 @@ class PolicyLog:
 
 def _acknowledged(future: Future[Position]) -> Position:
     """Where an appended record lies. Raises UnavailableError when the log does not say so in time."""
-    try:
-        return future.result(_PATIENCE_S)
-    except TimeoutError as error:
-        raise UnavailableError(f"expected an acknowledgement within {_PATIENCE_S:g} s, got none") from error
+    return acknowledged(future, _PATIENCE_S, "acknowledge a record")

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tracegrad.schemas.beat import busy
 from tracegrad.schemas.records.versions import Version, parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 
@@ -45,6 +46,7 @@ class Publisher:
         remove_half_written(self._root)
         remove_half_written(self._adapters)
 
+    @busy("publishing a version")
     def write(
         self,
         model: Policy,
@@ -81,6 +83,7 @@ class Publisher:
             at_ms=time.time_ns() // 1_000_000,
         )
 
+    @busy("comparing a version")
     def is_content(self, model: Policy, manifest: VersionManifest) -> bool:
         """Whether a version's weights file is, by its sha256, the one that `write` would write now."""
         self._root.mkdir(parents=True, exist_ok=True)
@@ -89,6 +92,7 @@ class Publisher:
             (weights,) = describe_files(Path(folder))
         return weights in manifest.files
 
+    @busy("recalling a version")
     def recall(self, model: Policy, manifest: VersionManifest) -> None:
         """Sets the model's weights to those of an earlier version.
 

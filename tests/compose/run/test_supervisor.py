@@ -23,7 +23,7 @@ from tracegrad.schemas.records.process_status import ProcessState
 pytestmark = pytest.mark.slow
 
 FOREVER = "while :; do sleep 0.02; done"
-QUICK = Backoff(first_s=0.01, greatest_s=0.02, healthy_s=5.0, max_in_a_row=3)
+QUICK = Backoff(first_s=0.01, greatest_s=0.02, max_in_a_row=3)
 
 
 def shell(name: str, script: str, *, layer: int = 0, is_job: bool = False, stop_s: float = 5.0) -> ProcessSpec:

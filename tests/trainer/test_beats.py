@@ -1,0 +1,32 @@
+"""The trainer's signs of life: each micro-batch, and each time that it looks for records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.trainer.run_loop import config_of, new_log, train
+from tracegrad.schemas.beat import FIRST_S, WITHIN_S, Beat, kept
+from tracegrad.trainer import loop
+
+pytestmark = pytest.mark.torch
+
+
+def test_each_micro_batch_gives_a_beat_and_promises_the_next(
+    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the step as a whole: the first may take long, the others about as long as it took."""
+    monkeypatch.setattr(loop, "_POLL_S", 0.005)
+    told: list[Beat] = []
+    with kept(told.append):
+        train(new_log(), config_of(untied, tmp_path, steps=1, micro_batch_tokens=16))
+    computed = [beat for beat in told if beat.doing == "a micro-batch"]
+    begun = [beat for beat in computed if beat.within_s > WITHIN_S]
+    assert len(begun) >= 4 and len(computed) == 2 * len(begun)
+    assert begun[0].within_s == pytest.approx(FIRST_S, abs=1.0)
+    assert all(WITHIN_S < beat.within_s < WITHIN_S + 300.0 for beat in begun[1:])
+    assert {"loading the model", "saving a checkpoint", "publishing a version"} <= {beat.doing for beat in told}
+    assert told[-1].num_turns > 0
