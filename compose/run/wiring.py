@@ -154,9 +154,11 @@ class Wiring:
         )
 
     def _hidden(self) -> Iterator[str]:
-        """What no agent may see: all runs, the tasks with what is expected, and settings, which may hold passwords."""
+        """What no agent may see: all runs and keys, the tasks with what is expected, and settings, which may hold
+        passwords."""
         yield str(self.run_dir.path.parent)
         yield from map(str, self.run_dir.beside())
+        yield from self.settings.select.runs
         tasks, agent = self.settings.tasks, self.settings.agent
         if tasks is not None:
             yield from filter(None, (tasks.file, tasks.eval_file))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tracegrad.compose.run.load import load
@@ -13,6 +15,7 @@ from tracegrad.compose.run.session import check_agent
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.streams.config import SelectConfig
 
 SETTINGS = """
 [agent]
@@ -48,6 +51,17 @@ def test_tasks_runs_and_settings_are_hidden(tmp_path: Path) -> None:
     wiring = Wiring(prepare_run(settings, tmp_path / "runs" / "mine"))
     names = ("runs", "runs/mine", "runs/other", "tasks.jsonl", "eval.jsonl", "mine.toml")
     assert wiring.runner().hidden == tuple(str(tmp_path / name) for name in names)
+
+
+def test_keys_of_selected_runs_are_hidden(tmp_path: Path) -> None:
+    """Wherever they lie: who has one may write in that run's name."""
+    settings = settings_of(tmp_path, "bubblewrap")
+    other = prepare_run(settings, tmp_path / "elsewhere" / "other")
+    copy = tmp_path / "key-of-other.json"
+    shutil.copy(other.path / "key.json", copy)
+    selecting = msgspec.structs.replace(settings, select=SelectConfig(runs=(str(other.path), str(copy))))
+    wiring = Wiring(prepare_run(selecting, tmp_path / "runs" / "mine"))
+    assert {str(other.path), str(copy)} <= set(wiring.runner().hidden)
 
 
 def test_further_folders_are_relative_to_the_file(tmp_path: Path) -> None:
