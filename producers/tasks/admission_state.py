@@ -91,7 +91,8 @@ class AdmissionState:
         elif isinstance(record, ProcessReport):
             self.stream_delay.fold(record, time.monotonic())
         elif isinstance(record, WeightAck) and record.policy == self._policy:
-            self._acked[record.engine_id] = record.version
+            # Versions only grow; a copy of an older word, which verifies, would have the run wait for ever.
+            self._acked[record.engine_id] = max(record.version, self._acked.get(record.engine_id, 0))
 
     def _fold_request(self, request: RolloutRequest) -> None:
         if request.purpose not in self.admitted or run_hash_of(request.rollout_id) != self._run_hash:

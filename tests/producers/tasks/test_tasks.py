@@ -192,6 +192,14 @@ def test_as_many_groups_run_as_the_agent_has_places_for_and_one_more(
     assert len(world.requests(Purpose.TRAIN)) == expected * 2
 
 
+def test_a_copy_of_an_older_acknowledgement_is_no_news(world: World) -> None:
+    """It verifies, and the run would wait for ever for a version that was served."""
+    for version in (0, 3, 1):
+        world.ack(version)
+    world.turn()
+    assert world.admission.state.progress().acked == 3
+
+
 def test_admission_stops_at_the_bound_of_staleness(world: World) -> None:
     """With eta 1 two batches are admitted; the third needs a batch consumed and its version served."""
     world.ack(0)
