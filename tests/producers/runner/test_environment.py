@@ -3,12 +3,17 @@ what its grader knows."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.producers.keys import KEY
 from tests.producers.runner.rig import Rig
 from tracegrad.producers.runner.agent_environment import grader_environment, inherited
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
@@ -67,6 +72,43 @@ def test_no_secret_of_ours_reaches_user_code(
     assert EXPECTED not in json.dumps(told["agent"])
     assert "JUDGE_KEY" in told["grader"][0] and "JUDGE_KEY" not in told["agent"]
     assert "OPENAI_API_KEY" in told["agent"] and "OPENAI_API_KEY" not in told["grader"][0]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("how", [{"callable": "look.py:solve"}, {"command": "python look.py"}], ids=["host", "command"])
+def test_neither_the_runs_key_nor_its_broker_reaches_user_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """Not in what it is started with, not in what it is sent, and no connection of ours is open in it."""
+    told: list[bytes] = []
+    write = asyncio.StreamWriter.write
+
+    def overhear(writer: asyncio.StreamWriter, data: bytes) -> None:
+        told.append(data)
+        write(writer, data)
+
+    (tmp_path / "look.py").write_text(LOOK)
+    agent = AgentConfig(cwd=str(tmp_path), hosts=1, env={"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "*"}, **how)
+    reward = RewardConfig(grader="look.py:grade", env={"SEEN": str(tmp_path / "seen.json")})
+    with (
+        Rig() as rig,
+        socket.create_server(("127.0.0.1", 0)) as broker,
+        socket.create_connection(broker.getsockname()) as connection,
+    ):
+        # As if a library had left it so.
+        connection.set_inheritable(True)
+        address = "{}:{}".format(*broker.getsockname())
+        monkeypatch.setenv("TRACEGRAD_KAFKA_BOOTSTRAP_SERVERS", address)
+        rig.start_gateways()
+        monkeypatch.setattr(asyncio.StreamWriter, "write", overhear)
+        rig.start_runner(agent, reward, tmp_path)
+        rig.final(rig.request(input="look", expected=EXPECTED))
+        opened = os.readlink(f"/proc/self/fd/{connection.fileno()}")
+    text = (tmp_path / "seen.json").read_text() + b"".join(told).decode()
+    assert EXPECTED in text, "expected to overhear what the grader is sent"
+    secrets = {"key in hex": KEY.hex(), "key in base64": base64.b64encode(KEY).decode(), "key": json.dumps(list(KEY))}
+    secrets |= {"broker": address, "connection": opened}
+    assert [name for name, value in secrets.items() if value in text] == []
 
 
 def test_the_environment_is_a_list_of_what_is_let_through() -> None:
