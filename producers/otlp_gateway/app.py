@@ -50,7 +50,7 @@ from ..budget import Budget, Share
 from ..http_request import UNREAD, api_keys_of, holder_of, path_ids, read_body, retry_after_s
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
-from .proof import keep_proved
+from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
 
 __all__ = ["OtlpGateway", "run"]
@@ -175,7 +175,9 @@ class OtlpGateway:
     def _decode_now(self, sender: _Sender, body: bytes, content_type: str) -> _Split:
         message = decode_traces(body, content_type)
         rejected = add_identity(message, *sender.attempt) if sender.attempt else []
-        num_unproved = keep_proved(message, sender.holder, self._handles.run_hash)
+        run = self._handles.run_hash
+        is_named = content_type != PROTOBUF or sender.attempt is not None or may_name(body, run)
+        num_unproved = keep_proved(message, sender.holder, run, is_named=is_named)
         limit_bytes = self._topics.value_bytes(Topic.OTLP_SPANS)
         pieces, unfit = split(message, target_bytes=_RECORD_TARGET_BYTES, item_limit_bytes=limit_bytes)
         unproved = _unproved(sender.holder, f"{num_unproved} spans name") if num_unproved else None

@@ -23,15 +23,30 @@ from tracegrad.schemas.attributes import (
 from tracegrad.schemas.credentials import Holder, is_host, may_claim
 from tracegrad.schemas.ids import RunHash, attempt_of, run_hash_of
 
-__all__ = ["keep_proved"]
+__all__ = ["keep_proved", "may_name"]
 
 _ROLLOUTS, _ATTEMPTS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID), (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _Claims = tuple[set[str], set[str]]
 
 
-def keep_proved(request: ExportTraceServiceRequest, holder: Holder | None, run: RunHash) -> int:
+def may_name(body: bytes, run: RunHash) -> bool:
+    """Whether a request in protobuf can name a rollout of the run; a "no" is sure, and spares a look at each attribute.
+
+    An id in an attribute holds the run's hash as text, a trace id holds it as bytes, and protobuf escapes neither.
+    """
+    return run.encode() in body or bytes.fromhex(run) in body
+
+
+def keep_proved(
+    request: ExportTraceServiceRequest, holder: Holder | None, run: RunHash, *, is_named: bool = True
+) -> int:
     """Takes out the spans of a runner's rollouts that are not the holder's, and marks the rest as the holder's.
 
+    Args:
+        request: decoded; changed in place.
+        holder: whose credential it bore.
+        run: whose rollouts need proof.
+        is_named: False: it is known to name none of them.
     Returns:
         How many were taken out. Of an agent host none is: which attempts are its own is told by their end events, so
         that assemble judges by the mark.
@@ -39,7 +54,7 @@ def keep_proved(request: ExportTraceServiceRequest, holder: Holder | None, run: 
     num_before = num_after = 0
     for resource_spans in request.resource_spans:
         attributes = resource_spans.resource.attributes
-        if holder is None or not is_host(holder):
+        if is_named and (holder is None or not is_host(holder)):
             of_resource = _claims(attributes)
             for scope_spans in resource_spans.scope_spans:
                 spans = list(scope_spans.spans)

@@ -18,6 +18,7 @@ from tests.producers.otlp_gateway.bodies import request_of, span_ids
 from tests.streams.make import otlp, span
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
+from tracegrad.producers.otlp_gateway.proof import may_name
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import attempt_holder, credential
 from tracegrad.schemas.ids import RunName
@@ -103,6 +104,14 @@ async def test_a_claim_without_proof_is_refused(form: str) -> None:
         assert (await gateway.post(body, headers, path)).status_code == 403
     assert gateway.metrics.value(REQUESTS_UNPROVED, reason) == gateway.metrics.value(REQUESTS_UNPROVED) == NUM_TRIES
     assert not gateway.values() and not gateway.values(Topic.DEAD_LETTERS)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_names_a_rollout_is_seen_in_its_bytes(form: str) -> None:
+    """So that requests of others are not looked through, attribute by attribute."""
+    path, body, _, _ = FORMS[form]
+    assert may_name(body, RUN_HASH) is ("rollout" not in path)
+    assert not may_name(claiming(rollout__id="77" * 14), RUN_HASH)
 
 
 async def test_what_is_proved_is_marked_and_nobody_else_marks() -> None:
