@@ -52,6 +52,7 @@ from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
 from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
+from .weigh import weigh_json, weigh_protobuf
 
 __all__ = ["OtlpGateway", "run"]
 
@@ -151,18 +152,28 @@ class OtlpGateway:
         return bytes(unzipped)
 
     async def _decode(self, sender: _Sender, body: bytes, content_type: str, share: Share) -> _Split:
+        is_large = len(body) > _OFF_LOOP_BYTES
+        weigh = partial(weigh_json if content_type == JSON else weigh_protobuf, body)
+        self._take(share, await asyncio.to_thread(weigh) if is_large else weigh(), "decoded")
         decode = partial(self._decode_now, sender, body, content_type)
-        found = await asyncio.to_thread(decode) if len(body) > _OFF_LOOP_BYTES else decode()
+        found = await asyncio.to_thread(decode) if is_large else decode()
         if found.unproved is not None:
             if not found.pieces and not found.rejected:
                 raise found.unproved
             self._metrics.add(REQUESTS_UNPROVED, found.unproved.reason)
-        num_bytes, limit = sum(piece.num_bytes for piece in found.pieces), self._config.max_inflight_bytes
-        if num_bytes > limit:
-            # Never to be sent again: it would not fit then either.
-            raise RequestError(f"expected at most {limit} bytes once split by trace, got {num_bytes}", status=413)
-        share.take(num_bytes)
+        self._take(share, sum(piece.num_bytes for piece in found.pieces), "split by trace")
         return found
+
+    def _take(self, share: Share, num_bytes: int, once: str) -> None:
+        """Before it is held. Raises RequestError (413) for what will never fit, OverloadedError for what may later."""
+        limit = self._config.max_inflight_bytes
+        if num_bytes > limit:
+            raise RequestError(
+                f"expected a request of at most {limit} bytes once {once}, got {num_bytes}; send fewer spans at a "
+                "time, or raise [otlp] max_inflight_bytes",
+                status=413,
+            )
+        share.take(num_bytes)
 
     def _sender(self, request: Request) -> _Sender:
         """Raises ProofError when the path names an attempt of this run that is not the sender's."""

@@ -21,9 +21,10 @@ class OtlpConfig(ListenConfig, frozen=True, kw_only=True):
 
     max_body_bytes: Count = 20 * 1024 * 1024
     """Of one request, after decompression too; a larger one gets 413."""
-    max_inflight_bytes: Count = 64 * 1024 * 1024
-    """Of all requests: bodies, what is unpacked of them, records that wait for their acknowledgement. Beyond it the
-    client that is longest silent within its body gets 408, and if all are here, 503, to be sent again."""
+    max_inflight_bytes: Count = 128 * 1024 * 1024
+    """Of all requests: bodies, what is unpacked and decoded of them, records that wait for their acknowledgement.
+    Beyond it the client that is longest silent within its body gets 408, and if all are here, 503, to be sent again; a
+    request that would need more than all of it gets 413."""
 
 
 class OtlpHandles(msgspec.Struct, frozen=True, kw_only=True):

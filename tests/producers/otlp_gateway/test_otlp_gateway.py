@@ -25,6 +25,7 @@ from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, 
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.otlp_gateway.split import split
+from tracegrad.producers.otlp_gateway.weigh import weigh_protobuf
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics
@@ -149,7 +150,7 @@ async def test_what_would_be_written_is_accounted_for_before_it_is(log: MemoryLo
         spans.add(trace_id=number.to_bytes(16, "big"), span_id=number.to_bytes(8, "big"))
     packed = gzip.compress(request.SerializeToString())
     tracemalloc.start()
-    answer = await post(log, packed, headers={"content-encoding": "gzip"})
+    answer = await post(log, packed, headers={"content-encoding": "gzip"}, max_inflight_bytes=64_000_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (answer.status_code, peak < 10_000_000, values(log)) == (413, True, []), peak
@@ -248,7 +249,7 @@ async def test_a_log_that_is_away_is_503_and_frees_its_bytes(log: MemoryLog) -> 
     """A failed append does not hold its bytes, so the same gateway takes the retry."""
     body = request_of([(TRACE, 1)]).SerializeToString()
     log.fail_next(UnavailableError("away"))
-    async with client_of(log, max_inflight_bytes=4 * len(body)) as client:
+    async with client_of(log, max_inflight_bytes=4 * len(body) + weigh_protobuf(body)) as client:
         assert (await client.post("/v1/traces", content=body, headers=PROTOBUF)).status_code == 503
         assert (await client.post("/v1/traces", content=body, headers=PROTOBUF)).status_code == 200
 
