@@ -17,7 +17,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -141,7 +141,8 @@ class Launcher:
     def __init__(self, agent: AgentConfig, handles: RunnerHandles) -> None:
         self.agent = agent
         self.handles = handles
-        self._sandbox = Sandbox(agent, handles.hidden) if agent.sandbox == "bubblewrap" else None
+        gateways = (handles.llm_url, handles.otlp_endpoint)
+        self._sandbox = Sandbox(agent, handles.hidden, gateways) if agent.sandbox == "bubblewrap" else None
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", str(_FOLDER / "reaper.py")],
             stdin=subprocess.PIPE,
@@ -149,6 +150,12 @@ class Launcher:
             start_new_session=True,
             text=True,
         )
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Within it agents can be started."""
+        async with self._sandbox.opened() if self._sandbox is not None else contextlib.nullcontext():
+            yield
 
     async def start(self, command: Sequence[str], *, env: Mapping[str, str], name: str, is_agent: bool) -> Child:
         """In the agent's folder, an agent in its sandbox; `name` is its log file's.

@@ -44,6 +44,8 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     sandbox: Literal["off", "bubblewrap"] = "off"
     """`bubblewrap`: agents read their folder, their Python and the system alone, without the tasks and the run, see no
     other process, and write to memory; needs the program bwrap. `off`: what this user can read, they can."""
+    sandbox_network: Literal["gateways", "host"] = "gateways"
+    """What agents in a sandbox reach: the two gateways, or all that this machine does, the broker among it."""
     sandbox_paths: tuple[Folder, ...] = ()
     """Further folders and files that agents in a sandbox may read."""
     env: dict[str, str] = field(default_factory=dict)

@@ -299,6 +299,8 @@ def run(
     reader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
 
     async def main() -> None:
-        await Runner(Launcher(agent, handles), reward, reader, journal, stop).serve()
+        launcher = Launcher(agent, handles)
+        async with launcher.opened():
+            await Runner(launcher, reward, reader, journal, stop).serve()
 
     asyncio.run(main())

@@ -2,29 +2,36 @@
 
 In: `[agent]`, what must stay hidden, an argv. Out: the argv behind `bwrap`. Invariant: the file system is a list of
 what is let in, read-only, and what is hidden is hidden where that list would show it; no other process is visible;
-what an agent writes goes to memory and ends with its process. The network stays, as the gateways are reached by it.
+what an agent writes goes to memory and ends with its process. Of the network there are the gateways alone, at the
+addresses that they have outside, carried through by `hosted/relay.py`, or all of it (`sandbox_network = "host"`).
 Failure: ConfigurationError at the start, with the remedy. Graders are trusted and run outside.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tracegrad.schemas.errors import ConfigurationError
 
 from .agent_environment import inherited
 from .config import AgentConfig
+from .hosted.relay import serve
 
 __all__ = ["Sandbox", "options"]
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/etc/resolv.conf", "/opt", "/nix")
 _ASK_PYTHON = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, *sys.path]))"
+_HOSTED = Path(__file__).parent.resolve() / "hosted"
+_HERE = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
 _TIMEOUT_S = 60.0
 _KEY = '[agent] sandbox = "bubblewrap"'
 _OFF = 'or set sandbox = "off", which leaves keys and tasks readable'
@@ -61,7 +68,7 @@ class Sandbox:
     agent's program would not.
     """
 
-    def __init__(self, agent: AgentConfig, hidden: Sequence[str]) -> None:
+    def __init__(self, agent: AgentConfig, hidden: Sequence[str], gateways: Sequence[str] = ()) -> None:
         program = shutil.which("bwrap")
         if program is None:
             raise ConfigurationError(
@@ -77,12 +84,20 @@ class Sandbox:
                     f"{_KEY}: {path} holds the home folder {home}, which agents must not see; move the agent (its cwd, "
                     "its Python, sandbox_paths) into a folder of its own"
                 )
+        is_cut_off = agent.sandbox_network == "gateways"
+        self._python = agent.python or sys.executable
+        self._gateways = [_address(url) for url in gateways] if is_cut_off else []
+        self._sockets = tempfile.mkdtemp(prefix="tracegrad-") if self._gateways else ""
         self._argv = [
             *(program, "--die-with-parent", "--unshare-user-try", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
+            *(("--unshare-net",) if is_cut_off else ()),
             *("--cap-drop", "ALL", "--proc", "/proc", "--dev", "/dev"),
-            *options([*_SYSTEM, *visible], hidden, home=home),
+            *options([*_SYSTEM, *visible, *filter(None, [self._sockets])], hidden, home=home),
             *("--chdir", folder, "--setenv", "TMPDIR", "/tmp", "--"),
         ]
+        self._check(agent)
+
+    def _check(self, agent: AgentConfig) -> None:
         if (said := self._try("true")) is not None:
             raise ConfigurationError(
                 f"{_KEY}: bwrap cannot make a sandbox here: {said}; allow user namespaces (sysctl "
@@ -96,11 +111,26 @@ class Sandbox:
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs this one inside."""
-        return [*self._argv, *argv]
+        if not self._gateways:
+            return [*self._argv, *argv]
+        pairs = [f"{address}={self._sockets}/{number}" for number, address in enumerate(self._gateways)]
+        return [*self._argv, self._python, "-I", "-S", str(_HOSTED / "relay.py"), *pairs, "--", *argv]
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Within it the gateways are reached from inside."""
+        servers = [await serve(f"{self._sockets}/{number}", address) for number, address in enumerate(self._gateways)]
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.close()
+            if self._sockets:
+                shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _try(self, *argv: str) -> str | None:
-        """What is said when it fails; None when it does not."""
-        command = self.wrap(argv)
+        """What is said when it fails, without a gateway; None when it does not."""
+        command = [*self._argv, *argv]
         done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         return done.stderr.strip()[:300] if done.returncode else None
 
@@ -108,12 +138,23 @@ class Sandbox:
 def _own_folders(agent: AgentConfig, folder: str) -> Iterator[str]:
     """The agent's own, and of what runs it there."""
     yield folder
-    yield str(Path(__file__).parent.resolve() / "hosted")
+    yield str(_HOSTED)
     yield from agent.sandbox_paths
     if agent.callable is not None:
         yield os.path.dirname(os.path.join(folder, agent.callable.rpartition(":")[0]))
     elif agent.argv and "/" in agent.argv[0]:
         yield os.path.dirname(os.path.join(folder, agent.argv[0]))
+
+
+def _address(url: str) -> str:
+    """HOST:PORT of a gateway that can be at the same address inside."""
+    parts = urlsplit(url)
+    if parts.hostname not in _HERE:
+        raise ConfigurationError(
+            f"{_KEY}: expected gateways on loopback, got {url}; a sandbox that reaches others needs "
+            'sandbox_network = "host"'
+        )
+    return f"{parts.hostname}:{parts.port}"
 
 
 def _python_folders(python: str, folder: str, env: Mapping[str, str]) -> list[str]:

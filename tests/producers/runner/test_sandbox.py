@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from functools import cache
@@ -21,7 +22,7 @@ from tracegrad.schemas.records.rollouts import RolloutState
 
 SECRET = "a-secret-of-the-run"
 LOOK = """
-import glob, json, os, sys, tempfile, urllib.request
+import glob, json, os, socket, sys, tempfile, urllib.request
 
 def read(path):
     try:
@@ -35,7 +36,8 @@ def read_all(top):
 def ask():
     headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     try:
-        from opentelemetry import propagate
+        from opentelemetry import propagate, trace
+        trace.get_tracer("t").start_span("look").end()
         propagate.inject(headers)
     except ImportError:
         pass
@@ -61,6 +63,7 @@ def solve(task):
         "scratch": tries(lambda: open(os.path.join(tempfile.gettempdir(), "x"), "w").write("x")),
         "home": os.listdir(os.environ["HOME"]),
         "kill": tries(lambda: os.kill(int(open("runner.pid").read()), 0)),
+        "broker": tries(lambda: socket.create_connection(("127.0.0.1", int(read("broker.port"))), timeout=2)),
         "status": ask(),
     })
 
@@ -128,11 +131,14 @@ def look(project: Path, **more: Any) -> dict[str, Any]:
         cwd=str(project), hosts=1, env={"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "*"}, time_limit_s=60, **more
     )
     hidden = (str(project / "runs"), str(project / "tasks.jsonl"))
-    with Rig() as rig:
+    with Rig() as rig, socket.create_server(("127.0.0.1", 0)) as broker:
+        (project / "broker.port").write_text(str(broker.getsockname()[1]))
         rig.start_gateways()
         rig.start_runner(agent, RewardConfig(grader="grade.py:grade"), project.parent, hidden=hidden)
         rollout = rig.request(input="look", expected=str(seen), time_s=60.0)
-        assert rig.final(rollout).state is RolloutState.SUCCEEDED, seen.read_text()
+        event = rig.final(rollout)
+        assert event.state is RolloutState.SUCCEEDED, seen.read_text()
+        assert (event.spans_exported, event.spans_lost) == ((1, 0) if "callable" in more else (None, 0))
     found: dict[str, Any] = json.loads(seen.read_text())
     return found
 
@@ -149,7 +155,7 @@ def test_an_agent_in_a_sandbox_sees_nothing_of_ours(project: Path, bwrap: None, 
     found = look(project, sandbox="bubblewrap", **how)
     assert SECRET not in json.dumps(found)
     assert found["known"] == "hello" and found["status"] == 200
-    assert found["home"] == []
+    assert found["home"] == [] and found["broker"] == "ConnectionRefusedError"
     assert (found["write"], found["scratch"], found["kill"]) == ("OSError", "done", "ProcessLookupError")
 
 
@@ -158,7 +164,14 @@ def test_without_one_it_sees_all_that_its_user_can(project: Path) -> None:
     """So that the test above looks where something is."""
     found = look(project, callable="look.py:solve")
     assert found["read"].count(SECRET) >= 6 and SECRET in found["environs"]
-    assert (found["write"], found["kill"]) == ("done", "done")
+    assert (found["write"], found["kill"], found["broker"]) == ("done", "done", "done")
+
+
+@pytest.mark.e2e
+def test_a_sandbox_may_have_the_network(project: Path, bwrap: None) -> None:
+    """For agents whose tools are elsewhere; the rest is as hidden."""
+    found = look(project, sandbox="bubblewrap", sandbox_network="host", callable="look.py:solve")
+    assert SECRET not in json.dumps(found) and found["status"] == 200 and found["broker"] == "done"
 
 
 def test_a_hidden_folder_does_not_take_what_is_named(tmp_path: Path) -> None:
@@ -187,6 +200,8 @@ def test_what_is_missing_is_said_with_its_remedy(tmp_path: Path, monkeypatch: py
     (tmp_path / "bwrap").write_text('#!/bin/sh\ncase "$*" in *command*) exit 1;; esac\n')
     with pytest.raises(ConfigurationError, match="expected the program 'agent' inside, found none; name its folder"):
         Sandbox(AgentConfig(command="agent", cwd=str(tmp_path), sandbox="bubblewrap"), ())
+    with pytest.raises(ConfigurationError, match=r'got http://10\.0\.0\.1:1; .*= "host"'):
+        Sandbox(agent, (), ["http://10.0.0.1:1"])
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     with pytest.raises(ConfigurationError, match="holds the home folder"):
         Sandbox(agent, ())
