@@ -232,7 +232,10 @@ class Supervisor:
                 child.failures_in_a_row = min(child.failures_in_a_row, self._backoff.max_in_a_row - 1)
             if child.failures_in_a_row >= self._backoff.max_in_a_row:
                 child.state = ProcessState.FATAL
-                child.why = f"died {child.failures_in_a_row} times in a row and did no work in between: {child.why}"
+                child.why = (
+                    f"died {child.failures_in_a_row} times in a row and did no work in between; mend what its log says "
+                    f"and start the run again: {child.why}"
+                )
             else:
                 pause_s = self._backoff.pause_s(child.failures_in_a_row)
                 child.num_restarts += 1
