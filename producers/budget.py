@@ -2,7 +2,7 @@
 
 In: how many bytes each request is about to hold. Out: leave to hold them. Invariant: never more than the limit in all;
 while bodies are still coming, the client that has been silent longest gives way to one that speaks. Failure:
-OverloadedError when no such client is left. One event loop; not thread-safe.
+OverloadedError when no such client is left; RequestError for what could never fit. One event loop; not thread-safe.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tracegrad.schemas.errors import OverloadedError
+from tracegrad.schemas.errors import OverloadedError, RequestError
 
-__all__ = ["Budget", "Share"]
+__all__ = ["Budget", "Share", "weigh_json"]
+
+_JSON_BYTES = {b"{": 150, b"[": 60, b'"': 30}
+"""Of an object and what it is read into, a list, half a string."""
 
 
 class Budget:
     """What all requests of one gateway may hold together."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._num_bytes = 0
         self._coming: dict[Share, asyncio.Timeout] = {}
         """Those whose body still comes, the longest silent first."""
@@ -49,12 +52,10 @@ class Budget:
         """As Share.take."""
         if patience := self._coming.pop(share, None):
             self._coming[share] = patience
-        while self._num_bytes + num_bytes > self._limit_bytes:
+        while self._num_bytes + num_bytes > self.limit_bytes:
             silent = next(iter(self._coming), share)
             if silent is share:
-                raise OverloadedError(
-                    f"more than {self._limit_bytes} bytes of requests are in flight; send again later"
-                )
+                raise OverloadedError(f"more than {self.limit_bytes} bytes of requests are in flight; send again later")
             patience = self._coming.pop(silent)
             if not patience.expired():
                 patience.reschedule(0)
@@ -77,3 +78,20 @@ class Share:
     def take(self, num_bytes: int) -> None:
         """Asks for more, before it is held. Raises OverloadedError."""
         self.budget.take(self, num_bytes)
+
+    def take_computed(self, num_bytes: int, *, once: str) -> None:
+        """Asks for what the body becomes. Raises OverloadedError, or RequestError (413) where it could never fit."""
+        limit = self.budget.limit_bytes
+        if num_bytes > limit:
+            raise RequestError(
+                f"expected a request of at most {limit} bytes once {once}, got {num_bytes}; send less at a time, or "
+                "raise max_inflight_bytes",
+                status=413,
+            )
+        self.take(num_bytes)
+
+
+def weigh_json(data: bytes) -> int:
+    """What JSON takes once it is decoded, beyond some six bytes for each of its own: by the characters that begin
+    something, within texts too."""
+    return sum(data.count(character) * size for character, size in _JSON_BYTES.items())

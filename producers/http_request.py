@@ -19,7 +19,7 @@ from tracegrad.schemas.credentials import Holder, proved_holder
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_rollout_id
 
-from .budget import Share
+from .budget import Share, weigh_json
 
 __all__ = ["UNREAD", "api_keys_of", "holder_of", "path_ids", "read_body", "read_object", "retry_after_s"]
 
@@ -84,6 +84,7 @@ async def read_object(request: Request, limit: int, share: Share) -> dict[str, A
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RequestError("content-encoding: expected identity, got another", status=415)
     data = await read_body(request, limit, share)
+    share.take_computed(weigh_json(data), once="decoded")
     try:
         body = msgspec.json.decode(data or b"{}", type=dict[str, Any])
         # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.

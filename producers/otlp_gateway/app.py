@@ -46,13 +46,13 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.topics import Topic, Topics, original_key, trace_key
 
 from ..asgi import serve
-from ..budget import Budget, Share
+from ..budget import Budget, Share, weigh_json
 from ..http_request import UNREAD, api_keys_of, holder_of, path_ids, read_body, retry_after_s
 from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_traces, gunzip
 from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
-from .weigh import weigh_json, weigh_protobuf
+from .weigh import weigh_protobuf
 
 __all__ = ["OtlpGateway", "run"]
 
@@ -154,26 +154,15 @@ class OtlpGateway:
     async def _decode(self, sender: _Sender, body: bytes, content_type: str, share: Share) -> _Split:
         is_large = len(body) > _OFF_LOOP_BYTES
         weigh = partial(weigh_json if content_type == JSON else weigh_protobuf, body)
-        self._take(share, await asyncio.to_thread(weigh) if is_large else weigh(), "decoded")
+        share.take_computed(await asyncio.to_thread(weigh) if is_large else weigh(), once="decoded")
         decode = partial(self._decode_now, sender, body, content_type)
         found = await asyncio.to_thread(decode) if is_large else decode()
         if found.unproved is not None:
             if not found.pieces and not found.rejected:
                 raise found.unproved
             self._metrics.add(REQUESTS_UNPROVED, found.unproved.reason)
-        self._take(share, sum(piece.num_bytes for piece in found.pieces), "split by trace")
+        share.take_computed(sum(piece.num_bytes for piece in found.pieces), once="split by trace")
         return found
-
-    def _take(self, share: Share, num_bytes: int, once: str) -> None:
-        """Before it is held. Raises RequestError (413) for what will never fit, OverloadedError for what may later."""
-        limit = self._config.max_inflight_bytes
-        if num_bytes > limit:
-            raise RequestError(
-                f"expected a request of at most {limit} bytes once {once}, got {num_bytes}; send fewer spans at a "
-                "time, or raise [otlp] max_inflight_bytes",
-                status=413,
-            )
-        share.take(num_bytes)
 
     def _sender(self, request: Request) -> _Sender:
         """Raises ProofError when the path names an attempt of this run that is not the sender's."""

@@ -1,6 +1,6 @@
 """What a body will take in memory once it is decoded, told before it is: two bytes can be an empty span of 180.
 
-In: bytes of an OTLP request, protobuf or JSON. Out: bytes of memory, beyond six for each of the body's own. Invariant:
+In: bytes of an OTLP request in protobuf. Out: bytes of memory, beyond six for each of the body's own. Invariant:
 protobuf's messages take no more than is told; what only looks like one, within a text, is told too. It takes less time
 than decoding. Failure: none.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["weigh_json", "weigh_protobuf"]
+__all__ = ["weigh_protobuf"]
 
 _FACTOR = 6
 """Bytes of memory for one of the body's that need not be told: a text takes one, an attribute about three."""
@@ -19,8 +19,6 @@ _SPAN_FIELD = 2
 _MESSAGE_FIELDS = (1, _SPAN_FIELD, 3, 4, 5, 6, 9, 11, 13, 15)
 """Numbers of OTLP's fields whose value is a message."""
 _PIECE_BYTES = 1024 * 1024
-_JSON_BYTES = {b"{": 150, b"[": 60, b'"': 10}
-"""Of an object and the message that it becomes, a list, half a string."""
 
 
 def _excess() -> np.ndarray:
@@ -35,11 +33,6 @@ def _excess() -> np.ndarray:
 _EXCESS = _excess()
 _LONGEST = int(np.flatnonzero(_EXCESS.any(axis=0))[-1])
 """A longer message takes no excess."""
-
-
-def weigh_json(data: bytes) -> int:
-    """By the characters that begin something."""
-    return sum(data.count(character) * size for character, size in _JSON_BYTES.items())
 
 
 def weigh_protobuf(data: bytes) -> int:

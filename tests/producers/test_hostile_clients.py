@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import io
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.producers import hostile
-from tests.producers.hostile import TARGETS, half_sent, percentile_99_s
+from tests.producers.hostile import CHAT, TARGETS, half_sent, llm, percentile_99_s
 from tests.producers.keys import by_runner
 from tests.producers.otlp_gateway.bodies import TRACE
 from tracegrad.producers import http_request
@@ -48,15 +50,29 @@ async def test_a_body_that_does_not_come_is_given_up(name: str, monkeypatch: pyt
 @BOTH
 async def test_those_refused_come_back_at_different_times(name: str) -> None:
     """Or the next burst would be as large as the one that was refused."""
-    async with TARGETS[name](max_inflight_bytes=100) as target:
+    async with TARGETS[name](max_inflight_bytes=2_000) as target:
         waits = []
         for _ in range(40):
             headers = {"content-type": "application/x-protobuf"}
-            async with target.http.post(target.url + target.path, data=bytes(200), headers=headers) as response:
+            async with target.http.post(target.url + target.path, data=bytes(4_000), headers=headers) as response:
                 assert response.status == 503
                 waits.append(int(response.headers["retry-after"]))
     assert set(waits) <= {1, 2, 3, 4}
     assert len(set(waits)) > 1
+
+
+@pytest.mark.parametrize("inner", ["[]", "{}", '"ab"'], ids=["lists", "objects", "texts"])
+async def test_what_json_becomes_is_accounted_for_before_it_does(inner: str) -> None:
+    """Each list or object of two characters takes sixty bytes and more; `[llm]` has room for hundreds of bodies."""
+    async with llm(max_inflight_bytes=30_000_000) as target:
+        body = json.dumps(CHAT | {"extra": 0}).replace("0}", f"[{','.join([inner] * 1_000_000)}]}}").encode()
+        tracemalloc.start()
+        async with target.http.post(target.url + target.path, data=io.BytesIO(body)) as response:
+            status = response.status
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert (status in (413, 503), peak < 5 * len(body)) == (True, True), (status, peak)
+        assert await target.send() == 200
 
 
 _JSON = st.recursive(
