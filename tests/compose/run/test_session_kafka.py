@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,3 +101,38 @@ def test_up_starts_shows_resumes_after_sigkill_and_stops(
     assert all_gone([process["pid"] for process in resumed["processes"]])
     assert os.path.exists(folder / "runs" / "mine" / "run.json")
     assert "Traceback" not in (folder / "err.txt").read_text()
+
+
+def test_what_is_stopped_for_ten_seconds_survives_and_for_a_minute_is_restarted(
+    folder: Path, start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    """A worker and the broker at once: an outage of the broker makes no other process look frozen."""
+    up = start()
+    pids = {process["process"]: process["pid"] for process in wait_until_running(folder)["processes"]}
+    (java,) = (child for child in psutil.Process(pids["kafka"]).children(recursive=True) if "java" in child.name())
+    stopped = [java, psutil.Process(pids["streams-assemble-0"])]
+    for process in stopped:
+        process.suspend()
+    time.sleep(10)
+    for process in stopped:
+        process.resume()
+    time.sleep(5)
+    assert "frozen" not in (folder / "err.txt").read_text()
+    assert {process["process"]: process["pid"] for process in wait_until_running(folder)["processes"]} == pids
+    for process in stopped:
+        process.suspend()
+    _, alive = psutil.wait_procs(stopped, timeout=60)
+    for process in alive:
+        process.resume()
+    assert alive == []
+
+    def are_back() -> bool:
+        after = {process["process"]: process["pid"] for process in wait_until_running(folder)["processes"]}
+        return all(after[name] != pids[name] for name in ("kafka", "streams-assemble-0"))
+
+    # The supervisor tells it by the broker that has just come back.
+    until(are_back, 60, what="both, running again")
+    frozen = re.findall(r"(\S+) is frozen", (folder / "err.txt").read_text())
+    assert sorted(frozen) == ["kafka", "streams-assemble-0"]
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 130
