@@ -146,7 +146,7 @@ class Gateway:
     async def _begin(self, request: Request) -> Response:
         self._check_runner(request)
         rollout, attempt = path_ids(request)
-        with self.parts.budget.share() as share:
+        with self.parts.budgets[True].share() as share:
             body = await read_object(request, self.parts.config.max_body_bytes, share)
         purpose = Purpose(str(body.get("purpose")))
         if body.get("policy") != self.parts.policy.name:

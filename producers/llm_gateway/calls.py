@@ -48,7 +48,7 @@ from .sampling import Sampling, decide, engine_parameters
 from .sessions import Answer, Session, Sessions
 from .splice import EarlierCall, EndOfMessage, Prompt, build_prompt, splice_context
 
-__all__ = ["CallServer", "Parts", "Served"]
+__all__ = ["CallServer", "Parts", "Served", "halved"]
 
 _APPEND_TIMEOUT_S = 60.0
 _Append = asyncio.Future[Position]
@@ -67,7 +67,9 @@ class Parts:
 
     def __post_init__(self) -> None:
         self.writer = self.log.writer()
-        self.budget = Budget(self.config.max_inflight_bytes)
+        limit = self.config.max_inflight_bytes
+        self.budgets = {True: Budget(limit), False: Budget(halved(limit))}
+        """Of attempts and their runner, and of others."""
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
 
     def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> _Append:
@@ -82,6 +84,11 @@ class Parts:
             self.metrics.add(CALLS_UNACKNOWLEDGED)
             raise UnavailableError("the record was not acknowledged in time; try again")
         append.result()
+
+
+def halved(limit: int) -> int:
+    """Of what attempts may hold, how much others may hold beside them."""
+    return max(limit // 2, 1)
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,8 @@ the answer is there or `keep_alive_s` has passed, so that most failures still ha
 comments keep the connection open, and a failure is an event. A client that has gone does not stop the call: its record
 is written all the same. A request that is cancelled (the server stops) cancels its call.
 Invariant: a call's slot is given back exactly once, when it has ended and its answer was sent or could not be; at most
-`max_inflight` calls run, the next gets 503.
+`max_inflight` calls of attempts run, the next gets 503. Calls of no attempt have slots and bytes of their own: whoever
+floods with them, to be refused and tried again, takes none from an attempt.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tracegrad.schemas.records.calls import CallOutcome
 from ..http_request import UNREAD, holder_of, read_object, retry_after_s
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
-from .calls import CallServer, Parts, Served
+from .calls import CallServer, Parts, Served, halved
 from .identity import claims_of, judge
 from .sampling import without_strict
 from .sessions import Session
@@ -52,7 +53,8 @@ class ChatEndpoints:
     def __init__(self, parts: Parts, calls: CallServer) -> None:
         self._parts = parts
         self._calls = calls
-        self.num_inflight = 0
+        self._num_inflight = {True: 0, False: 0}
+        """Of attempts, and of others."""
 
     async def chat(self, http: Request, api: Api) -> CallResponse:
         """Serves a request of one API."""
@@ -63,14 +65,14 @@ class ChatEndpoints:
         with contextlib.ExitStack() as entered:
             try:
                 # A slot only for a body that is here, or clients that never send theirs would hold them all.
-                share = entered.enter_context(parts.budget.share())
+                share = entered.enter_context(parts.budgets[session is not None].share())
                 body = await read_object(http, config.max_body_bytes, share)
-                self._enter(config.max_inflight)
+                self._enter(session is not None)
             except OverloadedError:
                 if session is not None:
                     session.last_fault = 503
                 raise
-            entered.callback(self._leave)
+            entered.callback(self._leave, session is not None)
             if session is not None:
                 # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
                 session.last_fault = None
@@ -105,13 +107,19 @@ class ChatEndpoints:
         elif error is not None:
             self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 
-    def _enter(self, max_inflight: int) -> None:
-        if self.num_inflight >= max_inflight:
-            raise OverloadedError(f"{self.num_inflight} calls are in flight already; try again")
-        self.num_inflight += 1
+    @property
+    def num_inflight(self) -> int:
+        """Calls that run."""
+        return sum(self._num_inflight.values())
 
-    def _leave(self) -> None:
-        self.num_inflight -= 1
+    def _enter(self, is_attempts: bool) -> None:
+        num, limit = self._num_inflight[is_attempts], self._parts.config.max_inflight
+        if num >= (limit if is_attempts else halved(limit)):
+            raise OverloadedError(f"{num} calls are in flight already; try again")
+        self._num_inflight[is_attempts] += 1
+
+    def _leave(self, is_attempts: bool) -> None:
+        self._num_inflight[is_attempts] -= 1
 
 
 @dataclass(kw_only=True)

@@ -40,10 +40,10 @@ class LlmConfig(ListenConfig, frozen=True, kw_only=True):
     max_body_bytes: Count = 8 * 1024 * 1024
     """Of one request; beyond it 413."""
     max_inflight: Count = 512
-    """Calls at once; beyond it 503 with Retry-After."""
+    """Calls of attempts at once, and half as many others; beyond it 503 with Retry-After."""
     max_inflight_bytes: Count = 512 * 1024 * 1024
-    """Of the bodies of all requests; beyond it the client that is longest silent within its body gets 408, and if all
-    are here, 503."""
+    """Of the bodies of attempts' requests, and half as many of others; beyond it the client that is longest silent
+    within its body gets 408, and if all are here, 503."""
     max_attempts: Count = 20_000
     """Attempts remembered, running and ended; the least recently used one goes first."""
     max_history_ids: Count = 64_000_000

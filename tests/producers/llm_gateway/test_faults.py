@@ -143,6 +143,24 @@ async def test_an_answer_that_a_request_provokes_is_no_fault_of_ours() -> None:
         assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]["fault"] is None
 
 
+async def test_calls_of_no_attempt_refuse_none_of_an_attempt() -> None:
+    """Or an agent that dislikes its answer would flood the gateway without a name, and be tried again for the 503."""
+    async with rig(max_inflight=4, max_inflight_bytes=4_000) as r:
+        r.engine.running.clear()
+        r.engine.replies.extend([Reply("42")] * 9)
+        await r.begin()
+        body = {"messages": [{"role": "user", "content": "x" * 900}]}
+        flood = [asyncio.create_task(r.http.post(f"{r.url}/v1/chat/completions", json=body)) for _ in range(8)]
+        await until(lambda: sum(call.done() for call in flood) + len(r.asked(GENERATE)) == 8)
+        num_let_in = len(r.asked(GENERATE))
+        call = asyncio.create_task(r.chat_raw(ASK))
+        await until(lambda: call.done() or len(r.asked(GENERATE)) > num_let_in)
+        r.engine.running.set()
+        assert (await call)[0] == 200
+        assert sorted([(await call).status for call in flood]) == [200] * 2 + [503] * 6
+        assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]["fault"] is None
+
+
 @pytest.mark.parametrize("is_waiting", [True, False])
 async def test_end_tells_whether_the_agent_waited_for_an_answer(is_waiting: bool) -> None:
     """Also when its call has ended meanwhile, with nobody to answer."""
