@@ -98,16 +98,21 @@ class OpenEpisode:
 
     @property
     def spans(self) -> list[SpanFact]:
-        """All of them; of a place that several senders filled, the attempt's own span comes last."""
+        """One of each place; where several senders filled it, the attempt's own."""
         own = self._own_senders()
-        senders = sorted(self._spans, key=lambda sender: (sender in own, sender))
-        return [span for sender in senders for span in self._spans[sender].values()]
+        return self._of(sorted(self._spans, key=lambda sender: (sender in own, sender)))
 
     @property
     def own_spans(self) -> list[SpanFact]:
         """Those that are known to be its agent's; of an episode of no runner, all."""
         own = self._own_senders()
-        return [span for sender in sorted(self._spans) if sender in own for span in self._spans[sender].values()]
+        return self._of(sorted(sender for sender in self._spans if sender in own))
+
+    def _of(self, senders: Sequence[str]) -> list[SpanFact]:
+        places: dict[Place, SpanFact] = {}
+        for sender in senders:
+            places |= self._spans[sender]
+        return list(places.values())
 
     def _own_senders(self) -> frozenset[str]:
         if self.attempt is None:
@@ -126,7 +131,7 @@ class OpenEpisode:
             place, spans = (fact.trace_id, fact.span_id), self._spans[fact.proved_by]
             spans[place] = _later(spans.get(place), fact, lambda span: span.end_ns)
             if fact.is_counted:
-                # Kept apart from the fact: the same span may also come by a Collector, unmarked.
+                # Kept apart from the fact: the same span may also come unmarked, as from a forked child.
                 self._counted[fact.proved_by].add(place)
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id

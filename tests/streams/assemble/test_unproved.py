@@ -116,7 +116,7 @@ def test_nobody_displaces_what_the_agent_sent(order: list[int], other: Holder) -
     expected, found = episode_of(plain), episode_of(streams)
     assert (paid(expected), expected.closed_by, expected.calls[0].agent) == ([0.5, 0.5], "complete", "planner")
     assert found.calls == expected.calls and found.closed_by == "complete"
-    assert (found.num_spans, found.num_unproved_spans) == (8, 4)
+    assert (found.num_spans, found.num_unproved_spans) == (5, 1)
 
 
 def test_nobody_is_waited_for_in_the_agents_place() -> None:
@@ -150,6 +150,17 @@ def test_names_that_nobody_else_tells_are_taken() -> None:
     for now in (0.0, 2.0):
         streams.tick(now)
     assert [(call.agent, call.joined_by) for call in episode_of(streams).calls] == [("planner", "response_id")]
+
+
+def test_a_span_that_also_comes_by_a_collector_is_one() -> None:
+    """Before or behind the agent's own export."""
+    streams = Streams(config(air=RULES))
+    for _ in range(2):
+        streams.append(Topic.OTLP_SPANS, ran(2, "one"))
+        streams.feed(ran(2, "one"))
+    streams.feed(*ENDS, event(R1, spans_exported=1, spans_marked=True))
+    episode = episode_of(streams)
+    assert (paid(episode), episode.num_spans, episode.num_unproved_spans) == ([0.5], 1, 0)
 
 
 def test_an_episode_of_no_runner_pays_as_ever() -> None:
