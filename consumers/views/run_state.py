@@ -24,7 +24,7 @@ from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed, 
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, SupervisedProcess
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent
+from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, ROLLOUT_EVENTS, RolloutEvent, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
@@ -84,6 +84,10 @@ class RunState:
         self._held_out: Recent[tuple[int, int], float | None] = Recent(remembered)
         self._num_members: Recent[str, int] = Recent(remembered)
         self._num_closed_groups = 0
+        self._final: Recent[str, None] = Recent(remembered)
+        """Rollouts with a final episode."""
+        self._given_up: Recent[str, tuple[str, set[str]]] = Recent(remembered)
+        """Training rollout without one -> its group, and the attempts as which it was given up."""
         self.open_attempts: Recent[str, None] = Recent(remembered)
         """Ids of attempts that started and have no episode yet."""
         self.newest_step: TrainingStep | None = None
@@ -111,6 +115,12 @@ class RunState:
         """Training groups whose members all ended and which no batch has consumed yet."""
         consumed = self.newest_step.accounting.consumed if self.newest_step else 0
         return max(0, self._num_closed_groups - consumed)
+
+    @property
+    def num_lost_groups(self) -> int:
+        """Training groups that do not close: a member was given up as often as tasks does, and has no episode."""
+        given_up = self._given_up.values()
+        return len({group for group, attempts in given_up if len(attempts) >= MAX_GIVEN_UP})
 
     def held_out(self, *, is_after: bool) -> list[float | None]:
         """The rewards of one held-out pass so far; None for an unscored rollout."""
@@ -140,10 +150,17 @@ class RunState:
         self.first_ack = self.first_ack or ack
 
     def _event(self, event: RolloutEvent) -> None:
+        self._note_given_up(event)
         id_ = episode_id(event.rollout_id, event.attempt_id)
         # Topics are read side by side, so an episode may come before its attempt's start.
         if run_hash_of(event.rollout_id) == self._run and not event.state.is_end and id_ not in self._ended:
             self.open_attempts[id_] = None
+
+    def _note_given_up(self, event: RolloutEvent) -> None:
+        is_ours = run_hash_of(event.rollout_id) == self._run and event.purpose is Purpose.TRAIN
+        if is_ours and event.state is RolloutState.GIVEN_UP and event.rollout_id not in self._final:
+            _, attempts = self._given_up.get(event.rollout_id, ("", set[str]()))
+            self._given_up[event.rollout_id] = (event.group.id, attempts | {event.attempt_id})
 
     def _episode(self, episode: Episode) -> None:
         id_ = episode.episode_id
@@ -156,6 +173,9 @@ class RunState:
         group = episode.group
         if group is None or not episode.is_final:
             return
+        if episode.rollout_id is not None:
+            self._final[episode.rollout_id] = None
+            self._given_up.pop(episode.rollout_id, None)
         if episode.purpose is Purpose.VALIDATION:
             self._held_out[group.index, group.member] = episode.reward
             return

@@ -48,6 +48,8 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     """Complete training groups that no batch has consumed yet."""
     seconds: float
     """Since the step before."""
+    lost_groups: int = 0
+    """Training groups that do not close; others were admitted in their stead."""
     skipped: str = ""
     """Why the optimiser did not step."""
 
@@ -56,7 +58,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something worth a line."""
 
     kind: str
-    """`step`, `version`, `validation`, `first_span`, `first_call`, `episode`, `missing`."""
+    """`step`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`."""
     text: str
     step: StepLine | None = None
 
@@ -83,6 +85,7 @@ class StepLines:
         self._is_served = False
         self._num_held_out = {"before": 0, "after": 0}
         self._num_episodes = 0
+        self._num_lost = 0
 
     def news(self, state: RunState, now_s: float) -> Iterator[Event]:
         """As Lines.news."""
@@ -94,6 +97,11 @@ class StepLines:
         if ack is not None and not self._is_served:
             self._is_served = True
             yield Event(kind="version", text=f"{ack.engine_id} serves version {ack.version} of {ack.policy}")
+        num_lost = state.num_lost_groups
+        if num_lost > self._num_lost:
+            text = f"{num_lost} groups lost: of a member no episode comes, even given up; others are admitted instead"
+            yield Event(kind="lost", text=text)
+        self._num_lost = num_lost
         if state.num_episodes > self._num_episodes:
             self._num_episodes = state.num_episodes
             yield from self._held_out(state)
@@ -109,6 +117,7 @@ class StepLines:
             open_episodes=len(state.open_attempts),
             waiting_groups=state.num_waiting_groups,
             seconds=max(0.0, (step.ended_at_ms - began_ms) / 1000),
+            lost_groups=state.num_lost_groups,
             skipped="" if step.is_updated else step.skipped or "no step",
         )
 

@@ -9,10 +9,11 @@ import pytest
 
 from tests.consumers.audit.small_run import records, small_run, step
 from tests.consumers.views.folding import fold_all, new_state
-from tests.streams.make import TOPICS, event, rollout
+from tests.streams.make import TOPICS, Streams, event, rollout
 from tracegrad.consumers.views.run_state import RunState
+from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutState
+from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, GroupRef, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.topics import Topic
 
@@ -63,6 +64,30 @@ def test_steps_of_a_void_epoch_and_of_other_policies_are_left_out() -> None:
         value = TRAINING_STEPS.encode(each)
         state.fold(_record(Topic.TRAINING_STEPS, value), 0.0)
     assert [(kept.step, kept.epoch) for kept in state.steps] == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_lost_group_is_one_given_up_three_times_without_an_episode(seed: int) -> None:
+    """Counted by attempts, whatever the order and however often they are read; an episode that comes makes it none."""
+    state = new_state()
+    group = GroupRef(id="0123abcd" + "f" * 16, size=2, member=0, index=0)
+    of_one = [
+        event(rollout(1), RolloutState.GIVEN_UP, attempt_id=name, group=group) for name in ("0000", "00aa", "00bb")
+    ]
+    other = event(rollout(2), RolloutState.GIVEN_UP, attempt_id="0000", group=group)
+    records_ = [_record(Topic.ROLLOUT_EVENTS, ROLLOUT_EVENTS.encode(made)) for made in [*of_one, *of_one, other]]
+    random.Random(seed).shuffle(records_)
+    for made in records_:
+        state.fold(made, 0.0)
+    assert state.num_lost_groups == 1
+    lines = StepLines()
+    assert [said.kind for said in [*lines.news(state, 0.0), *lines.news(state, 0.0)]] == ["lost"]
+    streams = Streams()
+    streams.feed(event(rollout(1), RolloutState.GIVEN_UP, attempt_id="00cc", group=group))
+    for value in streams.values(Topic.EPISODES):
+        state.fold(_record(Topic.EPISODES, value), 0.0)
+    state.fold(records_[0], 0.0)
+    assert state.num_lost_groups == 0
 
 
 def test_what_is_malformed_or_of_no_interest_is_passed_over() -> None:
