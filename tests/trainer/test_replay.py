@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
 from tests.trainer.run_loop import (
+    TOPICS,
     config_of,
     content,
     is_same,
@@ -21,12 +23,33 @@ from tests.trainer.run_loop import (
     steps_of,
     train,
 )
-from tests.versions import label
+from tests.versions import RUN, label
+from tracegrad.consumers.audit.read import gather
+from tracegrad.consumers.audit.versions import check_versions
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.mac import KeyRing, Refusal
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
+from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
+
+
+class Trusting(KeyRing):
+    """Of a log on which nobody signs: that is the shell's part."""
+
+    def refusal(self, topic: Topic, record: Record) -> Refusal | None:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def _audited(log: MemoryLog) -> Iterator[None]:
+    """Whatever was lost and replayed: to the audit each step and each version fits the others."""
+    yield
+    seen = gather(log, TOPICS, RUN, "policy", ring=Trusting(RUN, {}), starts=None)
+    steps = surviving_steps(seen.steps)
+    assert list(check_versions(seen, steps, is_live=False, look=None, num_kept=0)) == []
 
 
 def lose_checkpoints(work_dir: Path, *, after: int) -> None:
