@@ -99,6 +99,15 @@ def closed(rollout_id: str, calls: Iterable[CallRecord], **outcomes: CallOutcome
     )
 
 
+def chain(rollout_id: str, num_turns: int) -> list[CallRecord]:
+    """Calls that go on from each other: each adds the prompt tokens 1 and 2 and samples 3."""
+    names = [f"{rollout_id[-4:]}{number:06}" for number in range(num_turns)]
+    return [
+        call(name, rollout_id, [1, 2], [3], parent_call_id=call_id(above) if above else None, shared_tokens=3 * number)
+        for number, (above, name) in enumerate(zip(["", *names], names, strict=False))
+    ]
+
+
 def reward(rollout_id: str, value: float | None = 1.0, **changes: Any) -> Reward:
     """The grader's reward."""
     settings: dict[str, Any] = {"attempt_id": "a001", "name": "reward", "source": "grader:grade"}

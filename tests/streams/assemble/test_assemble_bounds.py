@@ -13,7 +13,7 @@ from tests.streams.make import (
     Streams,
     agent_span,
     call,
-    call_id,
+    chain,
     closed,
     config,
     event,
@@ -206,13 +206,9 @@ def test_an_episode_of_ten_thousand_turns_trains_in_full() -> None:
     """Beside three spans a turn, which is more than are taken; its prompts sum to 600 MB."""
     num_turns = 10_000
     streams = Streams(config(incomplete_s=1.0))
-    numbers = range(num_turns)
     for start in range(0, 3 * num_turns, 500):
         streams.feed(otlp(*(span(R1 + "a001", 1 + n) for n in range(start, start + 500))))
-    calls = [
-        call(f"{n:06}", R1, [1, 2], [3], parent_call_id=call_id(f"{n - 1:06}") if n else None, shared_tokens=3 * n)
-        for n in numbers
-    ]
+    calls = chain(R1, num_turns)
     streams.feed(*calls, closed(R1, calls), reward(R1), event(R1, spans_exported=3 * num_turns))
     streams.tick(0.0)
     streams.tick(1.0)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from tests.streams.make import RUN_HASH, Streams, chain, closed, event, reward, rollout
 from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import SegmentRow
+from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.rows import group_advantages, training_rows
@@ -92,3 +97,28 @@ def test_denominator_counts_rows_without_advantage() -> None:
     rows = training_rows([group_of(0), group_of(9, spread=0.0)], RECIPE)
     assert rows[0].token_weight == 1 / sum(int(row.loss_mask_T.sum()) for row in rows)
     assert [row.has_gradient for row in rows[-4:]] == [False] * 4
+
+
+@pytest.mark.slow
+def test_an_episode_of_ten_thousand_turns_trains_in_full() -> None:
+    """From raw records through the three folds: every sampled token has its advantage. The other member stopped after
+    three turns for nothing, so each of the ten thousand is worth 1 more than what it is compared with."""
+    streams = Streams()
+    num_turns = (10_000, 3)
+    for member, num in enumerate(num_turns):
+        own = rollout(member)
+        group = GroupRef(id=f"{RUN_HASH}{7:016x}", size=2, member=member, index=7)
+        calls = chain(own, num)
+        streams.feed(*calls, closed(own, calls), reward(own, float(num > 3)), event(own, group=group))
+    (value,) = streams.values(Topic.TRANSITIONS)
+    began = time.process_time()
+    group_ = judge(record(value), GroupLimits("policy", VOCABULARY)).group
+    assert group_ is not None
+    long, short = training_rows([group_], RECIPE)
+    assert time.process_time() - began < 5.0
+    for row, num, advantage in ((long, num_turns[0], 1.0), (short, num_turns[1], -1.0)):
+        assert row.token_ids_T.tolist() == [1, 2, 3] * num
+        assert row.loss_mask_T.tolist() == [False, False, True] * num
+        np.testing.assert_array_equal(row.advantages_T[row.loss_mask_T], np.full(num, advantage, np.float32))
+        assert set(row.versions_T[row.loss_mask_T].tolist()) == {3}
+    assert long.token_weight == 1 / sum(num_turns)
