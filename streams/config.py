@@ -82,7 +82,7 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     max_open_bytes: Count = 1024 * 1024 * 1024
     """Per worker, of the records of all open episodes, of which spans and rewards get three quarters; further ones are
     dead letters (`too_many_open_bytes`). In credit of all open groups; a further episode joins its group without its
-    calls."""
+    calls. In memory they take up to three times that, and up to 3 kB more for each episode or group."""
     max_open_groups: Count = 4_096
     """Per worker; episodes that would open another group are dead letters (`too_many_open`)."""
     max_closed_ids: Count = 1_000_000
