@@ -46,8 +46,13 @@ class _Worker:
         if not num_to_come:
             self.read_until_s = now_s
             self.marks.clear()
-        elif len(self.marks) < _MAX_MARKS:
-            self.marks.append((now_s, num_read + num_to_come))
+            return
+        goal = num_read + num_to_come
+        # Less than before means that partitions went to another worker, which tells of them itself.
+        while self.marks and self.marks[-1][1] >= goal:
+            self.marks.pop()
+        if len(self.marks) < _MAX_MARKS:
+            self.marks.append((now_s, goal))
 
 
 class StreamDelay:

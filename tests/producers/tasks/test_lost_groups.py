@@ -202,3 +202,7 @@ def test_delays_of_stages_add_up_and_begin_anew_with_a_process() -> None:
     assert delay.seconds(200.0) == 70.0 + 60.0
     delay.fold(report("normalize", 10, 10, pid=2), 210.0)
     assert delay.seconds(210.0) == 60.0 + 70.0
+    delay.fold(report("normalize", 10, 10_000, pid=2), 220.0)
+    delay.fold(report("normalize", 11, 5, pid=2), 230.0)
+    delay.fold(report("normalize", 16, 5, pid=2), 240.0)
+    assert delay.seconds(240.0) == 10.0 + 100.0, "partitions that it lost are not waited for"
