@@ -92,7 +92,8 @@ def audit(
         is_live: a step may be under way between its manifest and its record.
         look: compares a version's files with its manifest, which takes a second a gigabyte; None: they are not looked
             at.
-        num_kept: how many of the newest versions keep their folders, beside version 0; 0: all.
+        num_kept: how many of the newest versions keep their folders, beside version 0; 0: all, so that none may be
+            gone.
     Raises:
         UnavailableError: Kafka is away.
     """

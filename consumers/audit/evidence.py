@@ -41,8 +41,6 @@ class Evidence(msgspec.Struct, kw_only=True):
     lineage: Lineage
     expired: set[Topic] = msgspec.field(default_factory=set)
     """Topics whose first records retention has taken: absence there proves nothing."""
-    expired_names: set[str] = msgspec.field(default_factory=set)
-    """Their full names."""
     raw: dict[str, Position] = msgspec.field(default_factory=dict)
     """`call:ID`, `calls_closed:ROLLOUT/ATTEMPT`, `event:...`, `reward:...`, `span:...` of this run -> place."""
     foreign_calls: set[str] = msgspec.field(default_factory=set)
@@ -52,7 +50,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     dead: set[Position] = msgspec.field(default_factory=set)
     """Origins of dead letters."""
     unseen_origins: dict[Position, bytes] = msgspec.field(default_factory=dict)
-    """Those of them where the record was not found -> its sha256, empty where the letter holds only a part of it."""
+    """Those of them, on topics that are read here, where the record was not found -> its sha256, empty where the letter
+    holds only a part of it."""
     closes: set[tuple[str, str]] = msgspec.field(default_factory=set)
     """(episode id, reason) of the proposals to close."""
     undecodable_calls: set[Position] = msgspec.field(default_factory=set)

@@ -89,7 +89,6 @@ def gather(
         name = topics.name(topic)
         if any(offsets.begin > 0 for offsets in _patiently(log.offsets, name).values()) and topic not in _COMPACTED:
             seen.expired.add(topic)
-            seen.expired_names.add(name)
         for record in read_to_end(log, name, starts=starts):
             if seen.unseen_origins.get(record.position) in (b"", hashlib.sha256(record.value or b"").digest()):
                 del seen.unseen_origins[record.position]
@@ -106,6 +105,9 @@ def gather(
                     seen.transitions[record.offset] = group_id_of(record.value)
             else:
                 fold(seen, record, decoded)
+    # A gateway's letters are of requests, which lie nowhere.
+    judged = {topics.name(topic) for topic, _, _ in _FOLDS if topic not in seen.expired}
+    seen.unseen_origins = {origin: kept for origin, kept in seen.unseen_origins.items() if origin.topic in judged}
     return seen
 
 

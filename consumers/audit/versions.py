@@ -128,12 +128,16 @@ def _served(seen: Evidence) -> Iterator[str]:
 
 
 def _files(seen: Evidence, look: Look, *, num_kept: int, is_live: bool) -> Iterator[str]:
-    """Folders of older versions are removed as new ones are written, whole; what is there has to be sound."""
+    """Folders of older versions are removed as new ones are written, the oldest first and whole, but for version 0;
+    what is there has to be sound."""
     versions = seen.lineage.versions
-    # One more may lie there, written and not announced.
-    kept = {0, *sorted(versions)[-max(1, num_kept - 1) :]} if num_kept else set(versions)
+    there = {number for number, manifest in versions.items() if os.path.isdir(manifest.uri)}
+    newest = max(versions, default=0)
+    # `keep_versions` may have been less before: what is there tells how many were kept.
+    oldest = min(there - {0}, default=newest) if num_kept else 0
     for number, manifest in sorted(versions.items()):
-        if not os.path.isdir(manifest.uri) and (number not in kept or is_live):
+        was_retired = 0 < number < min(oldest, newest)
+        if number not in there and (was_retired or is_live):
             continue
         try:
             look(manifest)

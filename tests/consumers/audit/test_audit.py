@@ -12,8 +12,9 @@ from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
 from tests.versions import sampled_by
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, surviving_steps
 from tracegrad.schemas.records.transitions import decode_group
@@ -205,3 +206,13 @@ def test_an_episode_whose_place_another_took_is_displaced() -> None:
     streams.feed(event(rollout(50), RolloutState.GIVEN_UP, group=group, attempt_id="0000"), *attempt(50, group))
     report = audited(memory_log(streams))
     assert (report.episodes.terms["displaced"], report.missing) == (1, [])
+
+
+def test_a_dead_letter_of_a_request_points_at_no_record() -> None:
+    """A gateway's: it lies on no topic. One that points past a topic's end is named."""
+    log = memory_log(run())
+    dead, calls = TOPICS.name(Topic.DEAD_LETTERS), TOPICS.name(Topic.LLM_CALLS)
+    for topic in ("http", calls):
+        origin = Record(topic=topic, partition=0, offset=999, key=None, value=None)
+        log.append(dead, None, b"{}", dead_letter_headers(origin, stage="llm_gateway", reason="x"), 0)
+    assert audited(log).missing == [f"dead letter of a record that is not there: {calls}/0/999"]

@@ -98,14 +98,23 @@ def test_a_file_that_was_changed_is_named(run: Streams, weights: Path) -> None:
     assert line.startswith("files of version 2 on weights: expected sha256")
 
 
-def test_folders_that_were_retired_are_not_missed(run: Streams, weights: Path) -> None:
-    """Of the newest two, one more may have been written and not announced; version 0 always stays."""
-    away = [path.rename(weights.parent / path.name) for number in (1, 2) for path in weights.glob(f"*-v{number}-*")]
+@pytest.mark.parametrize(
+    ("gone", "num_kept", "named"),
+    [((1, 2), 9, []), ((1, 2), 0, [1, 2]), ((2, 3), 9, [2, 3]), ((0,), 1, [0]), ((1, 2, 3, 4), 1, [4])],
+    ids=["the oldest", "all are kept", "between others", "version 0", "the newest"],
+)
+def test_folders_that_were_retired_are_not_missed(
+    run: Streams, weights: Path, gone: tuple[int, ...], num_kept: int, named: list[int]
+) -> None:
+    """Also when fewer were kept than now; but not one between those that are there, nor version 0."""
+    away = [path.rename(weights.parent / path.name) for number in gone for path in weights.glob(f"*-v{number}-*")]
     look = partial(verify_version, weight_root=str(weights))
-    missing = audit(memory_log(run), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, num_kept=2).missing
+    missing = audit(
+        memory_log(run), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, look=look, num_kept=num_kept
+    ).missing
     for path in away:
         path.rename(weights / path.name)
-    assert missing == []
+    assert [line.split(" on weights")[0] for line in missing] == [f"files of version {number}" for number in named]
 
 
 def names_of(topic: Topic, record: Record) -> list[str]:
