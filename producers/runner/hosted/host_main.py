@@ -9,14 +9,12 @@ and each begins a line of its own, so that what user code writes or closes by nu
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import importlib.util
 import io
 import json
 import logging
 import os
-import resource
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -58,6 +56,9 @@ class _Prints(io.TextIOWrapper):
 
 def _out_of_reach(fd: int) -> int:
     """A duplicate with a number that no loop over the low ones meets; programs that are started do not get it."""
+    import fcntl  # Unix alone has them; this file can be imported elsewhere
+    import resource
+
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, min(limit, 1024) - 16))
 
