@@ -75,7 +75,7 @@ def test_a_proof_puts_prompts_together(tmp_path, monkeypatch) -> None:  # type: 
     monkeypatch.setattr("tracegrad.compose.verify.served_proof.Path.is_dir", lambda self: True)
     found = find_proof(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy")
     assert isinstance(found, Proof)
-    assert (found.version, found.previous_version) == (1, 0)
+    assert (found.version, found.previous_version) == (2, 1)
     assert {(tuple(call_.prompt_ids), tuple(call_.sampled_ids)) for call_ in found.calls} == {
         ((1, 2), (3, 4)),
         ((1, 2, 3, 4, 5), (6,)),
