@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
@@ -52,6 +52,7 @@ class MemoryLog:
         """Committed next offsets."""
         self.members: dict[str, list[_MemberReader]] = defaultdict(list)
         self._topics: dict[str, list[_Partition]] = {}
+        self._times_made: Counter[str] = Counter()
         self._message_bytes: dict[str, int] = {}
         self._random = random.Random(0)
         self._held: list[tuple[Future[Position], Position]] | None = None
@@ -60,7 +61,14 @@ class MemoryLog:
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Makes a topic; an existing one stays as it is."""
         with self.changed:
+            if name not in self._topics:
+                self._times_made[name] += 1
             self._topics.setdefault(name, [_Partition() for _ in range(partitions)])
+
+    def recreate_topic(self, name: str) -> None:
+        """Deletes a topic and makes it anew, empty."""
+        with self.changed:
+            self.create_topic(name, len(self._topics.pop(name)))
 
     def create_topics(self, topics: Topics, *, policies: Sequence[str], partitions: int = 4) -> None:
         """All topics of a run."""
@@ -92,6 +100,11 @@ class MemoryLog:
         """Deletes what lies below `begin`, as retention does."""
         with self.changed:
             self._partitions(topic)[partition].begin = begin
+
+    def cut(self, topic: str, partition: int, *, end: int) -> None:
+        """Loses what lies at and beyond `end`, as a broker that lost its disk."""
+        with self.changed:
+            del self._partitions(topic)[partition].records[end:]
 
     def records(self, topic: str) -> list[Record]:
         """All kept records of a topic, partition by partition."""
@@ -132,6 +145,12 @@ class MemoryLog:
             self._partitions(topic)
             return {w.partition: offset for w, offset in self.groups[group].items() if w.topic == topic}
 
+    def topic_id(self, topic: str) -> str:
+        """Another one each time that the topic is made."""
+        with self.changed:
+            self._partitions(topic)
+            return f"{topic}-{self._times_made[topic]}"
+
     def checked(self, where: TopicPartition, offset: int) -> int:
         """The offset, if it lies in the log."""
         partitions = self._partitions(where.topic)
@@ -139,7 +158,9 @@ class MemoryLog:
             raise ConfigurationError(f"expected a partition of {where.topic!r}, got {where.partition}")
         kept = self.offsets(where.topic)[where.partition]
         if not kept.begin <= offset <= kept.end:
-            raise LogGapError(f"expected offset {offset} of {where}, got [{kept.begin}, {kept.end}]")
+            raise LogGapError(
+                f"expected offset {offset} of {where}, got [{kept.begin}, {kept.end}]; start the run again"
+            )
         return offset
 
     def rebalance(self, group: str) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TypeVar
 
 import confluent_kafka
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from tracegrad.schemas.errors import ConfigurationError, LogGapError
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.retry import retry
 
@@ -35,6 +35,10 @@ _UNKNOWN_S = 15.0
 back. Past it a whole run ends."""
 
 
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""Sixteen zero bytes: what a cluster from before topic ids answers."""
+
+
 def partition_of(where: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> confluent_kafka.TopicPartition:
     """A partition in the library's own words."""
     return confluent_kafka.TopicPartition(where.topic, where.partition, offset)
@@ -43,10 +47,11 @@ def partition_of(where: TopicPartition, offset: int = confluent_kafka.OFFSET_INV
 def checked(where: TopicPartition, wanted: int, kept: Offsets) -> int:
     """The offset, if it lies in the log; else LogGapError."""
     if not kept.begin <= wanted <= kept.end:
+        why = "were deleted before they were read" if wanted < kept.begin else "at the log's end are lost"
         raise LogGapError(
             f"expected offset {wanted} of {where.topic!r} partition {where.partition} in the log, got "
-            f"[{kept.begin}, {kept.end}]: records were deleted before they were read; raise retention.ms and start "
-            "a new run"
+            f"[{kept.begin}, {kept.end}]: records {why}; start the run again, which mends what can be mended and says "
+            "what cannot"
         )
     return wanted
 
@@ -95,6 +100,19 @@ class KafkaAdmin:
                 f"expected topic {error.args[0]!r} on {self._base['bootstrap.servers']}, got none of that name; "
                 "create it (`tracegrad topics create`)"
             ) from None
+
+    def topic_id(self, topic: str) -> str:
+        """Kafka's id of a topic, in base64; empty on a cluster without ids. ConfigurationError for none."""
+
+        def ask() -> str:
+            with boundary(f"describe topic {topic!r}"):
+                answer = self._client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)
+                found = str(answer[topic].result(_TIMEOUT_S).topic_id)
+            return "" if found == _NO_ID else found
+
+        # As in `partition_counts`: a broker may not know its topics yet.
+        errors = (UnavailableError, ConfigurationError)
+        return retry(ask, doing="describing a topic", on=errors, patience_s=_UNKNOWN_S, first_s=0.1, max_s=0.5)
 
     def create_topics(self, wanted: list[NewTopic]) -> set[str]:
         """Creates topics; returns the names of those that existed already, which are left as they are."""

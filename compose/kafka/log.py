@@ -67,3 +67,7 @@ class KafkaLog:
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         """Committed next offsets of a group; partitions without one are absent."""
         return self.admin.committed(group, topic)
+
+    def topic_id(self, topic: str) -> str:
+        """Kafka's id of a topic; empty on a cluster without them."""
+        return self.admin.topic_id(topic)

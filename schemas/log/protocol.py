@@ -119,3 +119,6 @@ class Log(Protocol):
 
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         """Committed next offsets of a group; partitions without one are absent."""
+
+    def topic_id(self, topic: str) -> str:
+        """What tells a topic from one that is made anew under its name; empty where nothing does."""

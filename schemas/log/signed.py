@@ -53,6 +53,9 @@ class SignedLog:
     def committed(self, group: str, topic: str) -> Mapping[int, int]:
         return self._log.committed(group, topic)
 
+    def topic_id(self, topic: str) -> str:
+        return self._log.topic_id(topic)
+
     def judged(self, record: Record) -> Record | None:
         topic = self._topics.get(record.topic)
         if topic in VOUCHED and not self._ring.vouches(topic, record):

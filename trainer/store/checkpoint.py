@@ -27,14 +27,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tracegrad.schemas.beat import busy
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.errors import ConfigurationError, LogGapError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
-from tracegrad.schemas.records.weights import Lineage, WeightFile
+from tracegrad.schemas.records.weights import WeightFile
 
 from ..config import TrainerHandles
 from ..step import Learner
 from .durable import describe_files, remove_half_written, whole_folder
+from .policy_log import PolicyLog
 
 __all__ = ["CheckpointState", "Checkpoints", "Progress", "resume"]
 
@@ -63,6 +64,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """Of the trainer that wrote it."""
     next_offset: int = 0
     """The first offset of the policy's partition of `transitions` that is not consumed."""
+    topic_id: str = ""
+    """Of the `transitions` that this is an offset of; empty where the log has none."""
     weights_offset: int = 0
     """Rollback requests below this offset of `weights` are done."""
     accounting: Accounting = Accounting()
@@ -194,13 +197,14 @@ def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     return Progress(state, consumed, training_step), load_file(path / _TENSORS)
 
 
-def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineage, learner: Learner) -> Progress:
+def resume(handles: TrainerHandles, checkpoints: Checkpoints, policy_log: PolicyLog, learner: Learner) -> Progress:
     """Sets the learner to the newest checkpoint and says where it stands; step 0, with no files, without one.
 
     One older than what was published is the beginning of a replay (store.py).
 
     Raises:
         ConfigurationError: the checkpoint is another run's, or there is none and versions were published.
+        LogGapError: its offset is one of a topic that is no more.
     """
     progress, tensors = checkpoints.load_newest() or (
         Progress(CheckpointState(policy=handles.policy, run=handles.run_hash)),
@@ -212,7 +216,15 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineag
             f"[trainer] work_dir: expected checkpoints of run {handles.run_hash!r}, policy {handles.policy!r}, got "
             f"{state.run!r}, {state.policy!r}: give each policy of each run a folder of its own"
         )
-    published = lineage.newest.version if lineage.newest else 0
+    topic_id = policy_log.transitions_id
+    if topic_id != state.topic_id and state.topic_id and topic_id:
+        raise LogGapError(
+            f"expected `transitions` with the id {state.topic_id}, in which the checkpoint of step {state.step} names "
+            f"offset {state.next_offset}, got {topic_id}: the topic was deleted and made anew; restore it, or start "
+            "another run (--run NAME), whose [policy] model may be this one's newest version"
+        )
+    newest = policy_log.lineage.newest
+    published = newest.version if newest else 0
     if published and not tensors:
         raise ConfigurationError(
             f"expected a checkpoint of policy {handles.policy!r}, whose version {published} was published, under "
@@ -227,5 +239,5 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, *, lineage: Lineag
         _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
         if published > state.version:
             _log.warning("version %d was published after this checkpoint: the log is replayed from there", published)
-    progress.state = msgspec.structs.replace(state, settings=learner.settings)
+    progress.state = msgspec.structs.replace(state, settings=learner.settings, topic_id=topic_id)
     return progress

@@ -86,6 +86,11 @@ class PolicyLog:
         self.announce(claim)
         _log.info("policy=%s epoch=%d claimed, trainer_id=%s", self._policy, epoch, self.trainer_id)
 
+    @property
+    def transitions_id(self) -> str:
+        """What tells the policy's `transitions` from a topic that is made anew under its name."""
+        return self._log.topic_id(self._topics.name(Topic.TRANSITIONS))
+
     def look(self) -> None:
         """Takes what has come since. Raises FencedError on a higher claim."""
         self._take(next(self._chunks))

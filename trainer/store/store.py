@@ -62,7 +62,7 @@ class Store:
         """Records of the batches since the last checkpoint."""
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
         self._publisher = Publisher(handles, keep=config.keep_versions)
-        self._progress = resume(handles, self._checkpoints, lineage=policy_log.lineage, learner=learner)
+        self._progress = resume(handles, self._checkpoints, policy_log, learner)
         self._is_saved = bool(self.state.files)
         self._begin()
 

@@ -259,6 +259,32 @@ def test_group_starts_at_the_beginning_then_at_its_commit(log: Log, new_topic: M
     assert [record.value for record in read(second, 2)] == [b"b", b"c"]
 
 
+def test_a_topic_that_is_made_anew_has_another_id(log: Log, new_topic: Maker) -> None:
+    """By its name and its offsets nobody could tell."""
+    topic, other = new_topic(2), new_topic(1)
+    before = log.topic_id(topic)
+    assert before
+    assert before == log.topic_id(topic) != log.topic_id(other)
+    if isinstance(log, MemoryLog):
+        log.recreate_topic(topic)
+    else:
+        assert isinstance(log, KafkaLog)
+        recreate(log, topic, 2)
+    assert log.topic_id(topic) not in ("", before)
+    assert log.offsets(topic) == {0: Offsets(0, 0), 1: Offsets(0, 0)}
+
+
+def recreate(log: KafkaLog, topic: str, partitions: int) -> None:
+    """Deletes a topic and makes it anew, as soon as the broker lets it."""
+    for future in log.admin._client.delete_topics([topic]).values():
+        future.result(DEADLINE_S)
+    deadline = time.monotonic() + DEADLINE_S
+    while log.admin.create_topics([NewTopic(topic, partitions, 1, config={})]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    log.admin.partition_counts([topic])
+
+
 def test_two_members_share_and_each_tells_only_its_own(log: Log, new_topic: Maker, closing: list[LogReader]) -> None:
     """A commit for a partition that moved away is left out, so that the new owner's offset never goes back."""
     topic, group = new_topic(4), f"group-{uuid.uuid4().hex[:8]}"
