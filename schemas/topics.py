@@ -153,12 +153,12 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """`max.message.bytes`, where `Topics` has no other."""
     settings: Mapping[str, str] = msgspec.field(default_factory=lambda: {"retention.ms": "-1"})
-    """Kept for ever unless it says otherwise."""
+    """Kept for ever unless it says otherwise; markers are bounded by size, never by age, for pauses outlive that."""
 
 
 _NEWEST = {"cleanup.policy": "compact,delete", "retention.ms": str(_DAY_MS), "segment.ms": str(600_000)}
 """Only the last record of a key counts; without short segments a day of reports would wait for compaction."""
-_MARKERS = {"cleanup.policy": "compact,delete", "retention.ms": str(8 * _DAY_MS)}
+_MARKERS = {"cleanup.policy": "compact,delete", "retention.ms": "-1", "retention.bytes": str(256 * 1024 * 1024)}
 
 REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(

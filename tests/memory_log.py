@@ -65,6 +65,12 @@ class MemoryLog:
                 self._times_made[name] += 1
             self._topics.setdefault(name, [_Partition() for _ in range(partitions)])
 
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Up to so many; keys move, as on Kafka."""
+        with self.changed:
+            here = self._topics[name]
+            here += [_Partition() for _ in range(partitions - len(here))]
+
     def recreate_topic(self, name: str) -> None:
         """Deletes a topic and makes it anew, empty."""
         with self.changed:
@@ -175,7 +181,7 @@ class MemoryLog:
                     if member is not owner:
                         member.next.pop(where, None)
                 if where not in owner.next:
-                    owner.next[where] = self.groups[group].get(where, self.offsets(topic)[number].begin)
+                    owner.next[where] = self.groups[group].get(where, 0)
         self.changed.notify_all()
 
     def append(

@@ -163,7 +163,7 @@ class GroupReader(TailReader):
     def _starts(
         self, consumer: Consumer, partitions: list[confluent_kafka.TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """The group's committed offsets, checked to lie in the log, else the beginning."""
+        """The group's committed offsets, else 0; each is checked to lie in the log."""
         if not partitions:
             return {}
         with boundary(f"tell the committed offsets of group {self._group!r}"):
@@ -171,7 +171,8 @@ class GroupReader(TailReader):
         offsets = {TopicPartition(found.topic, found.partition): found.offset for found in committed}
         kept = self._admin.kept(offsets)
         return {
-            where: checked(where, offset, kept[where]) if offset >= 0 else kept[where].begin
+            # Without one nothing was read yet, or Kafka forgot it: where the first records are gone, some are lost.
+            where: checked(where, max(offset, 0), kept[where])
             for where, offset in offsets.items()
         }
 

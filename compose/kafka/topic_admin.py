@@ -1,4 +1,4 @@
-"""Topics and start offsets of a run, from the registry: made, checked, printed, documented.
+"""Topics of a run, from the registry: made, checked, printed, documented.
 
 In: the run's `Topics`, partition counts, policies. Out: topics on the cluster, or a plan to print for those who
 own it; `docs/topics.md`. Invariants: idempotent; existing topics are never changed, but their partition counts
@@ -9,22 +9,20 @@ its input have equal counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
 from confluent_kafka.cimpl import NewTopic
 
 from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.mac import MAC_HEADER, SIGNED, VOUCHED
 from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage, Topic, Topics
 
 from .client_settings import TAIL_GROUP, KafkaConfig
 from .log import KafkaLog
 
-__all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics", "start_run"]
+__all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +70,9 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_groups(topics: Topics) -> list[GroupPlan]:
     """All consumer groups of a run, and the name under which readers come that join none."""
-    # A new run's first offsets are committed for normalize, see `start_run`.
-    members = {stage: stage.value for stage in INPUTS} | {Stage.NORMALIZE: "normalize, start of a run"}
     joined = [
-        GroupPlan(group=topics.group(stage), members=members[stage], watchers="audit, report, live view")
+        # A start commits for normalize where a new run begins, and for each what Kafka forgot (`positions`).
+        GroupPlan(group=topics.group(stage), members=f"{stage}, start of a run", watchers="audit, report, live view")
         for stage in INPUTS
     ]
     return [*joined, GroupPlan(group=TAIL_GROUP, members="all other readers")]
@@ -120,51 +117,14 @@ def create_topics(log: KafkaLog, topics: Topics, plans: Sequence[TopicPlan]) -> 
     for plan in plans:
         if plan.name not in raw and counts[plan.name] != plan.partitions:
             raise ConfigurationError(
-                f"expected {plan.partitions} partitions of topic {plan.name!r}, got {counts[plan.name]}; partition "
-                "counts are fixed for a run: set [kafka] partitions to that, or start a run under another name"
+                f"expected {plan.partitions} partitions of topic {plan.name!r}, got {counts[plan.name]}: a run keeps "
+                "its [kafka] partitions, for keys would move away from their markers; restore the topic, or start "
+                "another run (--run NAME)"
             )
     made = len(plans) - len(existing)
     if made:
         logger.info("topics of run %s: %d made, %d there before", topics.run, made, len(existing))
     return [msgspec.structs.replace(plan, is_new=plan.name not in existing) for plan in plans]
-
-
-def start_run(
-    log: KafkaLog,
-    topics: Topics,
-    *,
-    start: Literal["beginning", "end"] | Mapping[TopicPartition, int] = "end",
-) -> dict[TopicPartition, int]:
-    """Commits where the run begins to read the raw topics; call it once, when the run is created.
-
-    A resumed run has offsets already: they are kept, and so a second call changes nothing.
-
-    Args:
-        start: a new run takes what comes from now on (`end`); a replay starts at `beginning` or at offsets given.
-    Returns:
-        The offsets that this call committed; empty for a resumed run.
-    """
-    group = topics.group(Stage.NORMALIZE)
-    chosen: dict[TopicPartition, int] = {}
-    for topic in INPUTS[Stage.NORMALIZE]:
-        name = topics.name(topic)
-        committed = log.committed(group, name)
-        for partition, kept in log.offsets(name).items():
-            where = TopicPartition(name, partition)
-            if partition in committed:
-                continue
-            if isinstance(start, str):
-                chosen[where] = kept.begin if start == "beginning" else kept.end
-            else:
-                chosen[where] = start.get(where, kept.begin)
-                if not kept.begin <= chosen[where] <= kept.end:
-                    raise ConfigurationError(
-                        f"expected a start offset of {name!r} partition {partition} in [{kept.begin}, {kept.end}], "
-                        f"got {chosen[where]}"
-                    )
-    if chosen:
-        log.admin.commit_group_offsets(group, chosen)
-    return chosen
 
 
 def topics_markdown() -> str:

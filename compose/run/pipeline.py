@@ -15,13 +15,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..answers import answers, num_served
-from ..kafka.topic_admin import create_topics, plan_topics, start_run
+from ..kafka.positions import begin_run, positions
+from ..kafka.topic_admin import create_topics, plan_topics
 from ..local_kafka import node as kafka_node
 from .process import ProcessSpec, process_name
 from .run_dir import Endpoints, RunDir
@@ -46,6 +49,8 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }
 _PORT_WAIT_S = 5.0
+_MEMBERS_S = 20.0
+"""For members of a killed start to leave their group: twice their session."""
 
 
 def prepare_run(settings: RunSettings, path: Path) -> RunDir:
@@ -88,11 +93,22 @@ def _port(asked: int | None, last: str | None, taken: Iterable[int]) -> int:
 
 
 def prepare_topics(wiring: Wiring) -> None:
-    """Makes the run's topics and start offsets; called when the broker answers."""
-    settings, log = wiring.settings, wiring.kafka()
-    plans = plan_topics(wiring.topics, policies=(settings.policy.name,), kafka=settings.kafka)
-    create_topics(log, wiring.topics, plans)
-    wiring.run_dir.write_starts(start_run(log, wiring.topics))
+    """Makes the run's topics, and sees to it that every group has a position that it can go on from.
+
+    Called when the broker answers, before any process that reads. ConfigurationError, LogGapError: with the remedy.
+    """
+    settings, topics, run_dir, log = wiring.settings, wiring.topics, wiring.run_dir, wiring.kafka()
+    plans = plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka)
+    create_topics(log, topics, plans)
+    if not run_dir.topic_starts:
+        # Kept before anything is committed: who is killed in between begins again where it would have begun.
+        run_dir.write_starts(begin_run(log, topics))
+        log = wiring.kafka()
+    starts, max_closed_ids = run_dir.topic_starts, settings.streams.max_closed_ids
+    for stage, offsets in positions(log, topics, starts, max_closed_ids=max_closed_ids).items():
+        if offsets:
+            commit = partial(log.admin.commit_group_offsets, topics.group(stage), offsets)
+            retry(commit, doing=f"committing for {stage}", patience_s=_MEMBERS_S)
 
 
 def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> list[ProcessSpec]:

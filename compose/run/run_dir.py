@@ -4,7 +4,7 @@
     key.json        the run's secret, its owner's alone     written once
     config.json     the resolved settings, likewise         at each start
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
-    starts.json     where the run began on the raw topics   written once
+    starts.json     topics, and where the run began on them written once
     outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
     logs/ beats/ kafka/ streams/ engine-plugin/ results/ locks/
@@ -31,6 +31,7 @@ from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
 
 from ..files import hold_lock, write_atomically
+from ..kafka.positions import TopicStart, start_offsets
 from .settings import RunSettings
 from .supervisor import Outcome
 
@@ -42,7 +43,7 @@ _STARTS = "starts.json"
 _KEY = "key.json"
 _KEY_BYTES = 32
 _FIXED = {
-    "kafka": ("partitions", "max_message_bytes", "topic_prefix"),
+    "kafka": ("partitions", "max_message_bytes", "topic_prefix", "topics"),
     "policy": ("name", "model"),
     "trainer": ("groups_per_step", "lora_rank", "lora_alpha"),
     "tasks": ("group_size",),
@@ -172,16 +173,18 @@ class RunDir:
 
     @property
     def starts(self) -> dict[TopicPartition, int]:
-        """Where the run began on the raw topics; empty when that is not known: everywhere at the beginning."""
-        path = self.path / _STARTS
-        rows = _read(path, list[tuple[str, int, int]]) if path.exists() else []
-        return {TopicPartition(topic, partition): offset for topic, partition, offset in rows}
+        """Where the run began on the raw topics; empty before its first start."""
+        return start_offsets(self.topic_starts)
 
-    def write_starts(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Keeps where a new run began; nothing for a resumed one."""
-        if starts:
-            rows = [(where.topic, where.partition, offset) for where, offset in sorted(starts.items())]
-            write_atomically(self.path / _STARTS, msgspec.json.encode(rows))
+    @property
+    def topic_starts(self) -> dict[str, TopicStart]:
+        """The run's topics as it began with them, by name; empty before its first start."""
+        path = self.path / _STARTS
+        return _read(path, dict[str, TopicStart]) if path.exists() else {}
+
+    def write_starts(self, starts: Mapping[str, TopicStart]) -> None:
+        """Keeps them, once and for all."""
+        write_atomically(self.path / _STARTS, msgspec.json.format(msgspec.json.encode(starts)) + b"\n")
 
     def write_start(self, settings: RunSettings, endpoints: Endpoints) -> None:
         """Records what this start uses, before any process reads it."""

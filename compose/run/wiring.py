@@ -71,8 +71,10 @@ class Wiring:
         return KeyRing(self.record.hash, self.keys)
 
     def kafka(self) -> KafkaLog:
-        """The cluster, whose records nobody has judged: to administer it, and to look at what rooms leave out."""
-        return KafkaLog(self.endpoints.bootstrap_servers, self.settings.kafka.client)
+        """The cluster, whose records nobody has judged: to administer it, and to look at what rooms leave out. It knows
+        the topics that the run began with."""
+        servers, client = self.endpoints.bootstrap_servers, self.settings.kafka.client
+        return KafkaLog(servers, client, starts=self.run_dir.topic_starts)
 
     def log(self, metrics: Metrics | None = None) -> SignedLog:
         """The log of the run, for its rooms; `metrics` counts what it leaves out."""

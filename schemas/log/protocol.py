@@ -109,7 +109,7 @@ class Log(Protocol):
         """A reader of these partitions from these offsets, without a group."""
 
     def join(self, group: str, topics: Sequence[str]) -> LogReader:
-        """A member of a consumer group, from its committed offsets, else the beginning. Nothing is auto-committed."""
+        """A member of a consumer group, from its committed offsets, else offset 0. Nothing is auto-committed."""
 
     def judged(self, record: Record) -> Record | None:
         """The record as a reader of this log gives it, None where it does not: for who reads past `tail` and `join`."""

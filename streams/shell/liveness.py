@@ -32,22 +32,22 @@ _LOOK_RECORDS = 1_000
 
 
 def group_starts(log: Log, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
-    """Where the group goes on in each partition: its committed offset, else the beginning.
+    """Where the group goes on in each partition: its committed offset, else 0.
 
     Raises:
-        LogGapError: a committed offset lies outside the log.
+        LogGapError: that lies outside the log. A start of the run mends it where that can be done exactly.
     """
     starts = {}
     for topic in topics:
         # Committed first: it only grows, so that an end read later can only be further on.
         committed = log.committed(group, topic)
         for partition, kept in log.offsets(topic).items():
-            start = committed.get(partition, kept.begin)
+            start = committed.get(partition, 0)
             if not kept.begin <= start <= kept.end:
                 raise LogGapError(
-                    f"expected the committed offset {start} of group {group!r} within [{kept.begin}, {kept.end}] of "
+                    f"expected offset {start}, where group {group!r} goes on, within [{kept.begin}, {kept.end}] of "
                     f"{topic!r} partition {partition}, got it outside: records were deleted before they were read, or "
-                    "the topic was made anew; raise retention.ms and start a new run"
+                    "lost; start the run again, which mends what can be mended and says what cannot"
                 )
             starts[TopicPartition(topic, partition)] = start
     return starts

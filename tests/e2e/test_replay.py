@@ -12,7 +12,8 @@ from tests.e2e.chaos_run import ChaosRun
 from tests.streams.shell.worker_bench import Worker
 from tests.streams.shell.worker_process import Plan
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics, start_run
+from tracegrad.compose.kafka.positions import begin_run, positions
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.ids import RunName, run_hash
 from tracegrad.schemas.log.follow import read_to_end
@@ -38,7 +39,8 @@ def replay(wiring: Wiring, log: KafkaLog, bootstrap_servers: str, folder: Path, 
     topics = msgspec.structs.replace(wiring.topics, run=REPLAY)
     settings = wiring.settings
     create_topics(log, topics, plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka))
-    start_run(log, topics, start="beginning")
+    starts = begin_run(log, topics, start="beginning")
+    assert not any(positions(log, topics, starts, max_closed_ids=0).values())
     rules = msgspec.structs.replace(
         wiring.stream_rules(),
         run_hash=run_hash(REPLAY, "2026-01-01T00:00:00.000+00:00"),

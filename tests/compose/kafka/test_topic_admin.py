@@ -1,19 +1,19 @@
-"""Topics on a real cluster: made once, checked ever after; a run begins where it was told."""
+"""Topics on a real cluster: made once, checked ever after."""
 
 from __future__ import annotations
 
 import uuid
 
 import pytest
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from tests.serving import until
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics, start_run
+from tracegrad.compose.kafka.topic_admin import create_topics, plan_topics
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.topics import INPUTS, REGISTRY, Stage, Topic, Topics
+from tracegrad.schemas.topics import REGISTRY, Topic, Topics
 
 pytestmark = pytest.mark.kafka
 
@@ -56,6 +56,20 @@ def test_other_partition_count_is_refused(kafka_log: KafkaLog) -> None:
         create_topics(kafka_log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig(partitions=3)))
 
 
+@pytest.mark.parametrize("topic", [Topic.EPISODES, Topic.ROLLOUTS, Topic.WEIGHTS])
+def test_partitions_added_to_a_topic_of_the_run_are_refused_with_the_remedy(kafka_log: KafkaLog, topic: Topic) -> None:
+    """Keys have moved away from their markers, their requests, their claims."""
+    topics = new_run()
+    plans = plan_topics(topics, policies=["policy"], kafka=KafkaConfig(partitions=2))
+    create_topics(kafka_log, topics, plans)
+    name = topics.name(topic)
+    for future in kafka_log.admin._client.create_partitions([NewPartitions(name, 3)]).values():
+        future.result(10)
+    until(lambda: kafka_log.admin.partition_counts([name])[name] == 3, 10)
+    with pytest.raises(ConfigurationError, match=rf"{name}'?, got 3: .*--run NAME"):
+        create_topics(kafka_log, topics, plans)
+
+
 def test_raw_topic_of_a_collector_keeps_its_count(kafka_log: KafkaLog) -> None:
     """It was there before us, with partitions of its own."""
     theirs = f"collector-{uuid.uuid4().hex[:8]}"
@@ -64,35 +78,3 @@ def test_raw_topic_of_a_collector_keeps_its_count(kafka_log: KafkaLog) -> None:
     topics = Topics(run=renamed.run, prefix=renamed.prefix, renames={"otlp_spans": theirs})
     plans = create_topics(kafka_log, topics, plan_topics(topics, policies=["policy"], kafka=KafkaConfig(partitions=2)))
     assert next(plan for plan in plans if plan.name == theirs).is_new is False
-
-
-def write_calls(log: KafkaLog, topics: Topics, count: int) -> None:
-    """Some records on one raw topic."""
-    writer = log.writer()
-    for _ in range(count):
-        writer.append(topics.name(Topic.LLM_CALLS), key=b"k", value=b"v", partition=0)
-    writer.close()
-
-
-def test_run_begins_at_the_end_and_resumes_where_it_was(kafka_log: KafkaLog, fresh_topics: Topics) -> None:
-    """Creating a run commits its start once; the same name resumes."""
-    calls, group = fresh_topics.name(Topic.LLM_CALLS), fresh_topics.group(Stage.NORMALIZE)
-    write_calls(kafka_log, fresh_topics, 3)
-    chosen = start_run(kafka_log, fresh_topics)
-    assert {where.topic for where in chosen} == {fresh_topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]}
-    assert chosen[TopicPartition(calls, 0)] == 3
-    assert kafka_log.committed(group, calls) == {0: 3, 1: 0, 2: 0, 3: 0}
-    write_calls(kafka_log, fresh_topics, 2)
-    assert start_run(kafka_log, fresh_topics) == {}
-    assert kafka_log.committed(group, calls)[0] == 3
-
-
-def test_replay_begins_where_it_is_told(kafka_log: KafkaLog, fresh_topics: Topics) -> None:
-    """At the beginning, or at offsets that lie in the log."""
-    write_calls(kafka_log, fresh_topics, 3)
-    where = TopicPartition(fresh_topics.name(Topic.LLM_CALLS), 0)
-    with pytest.raises(ConfigurationError, match="start offset"):
-        start_run(kafka_log, fresh_topics, start={where: 9})
-    assert start_run(kafka_log, fresh_topics, start={where: 2})[where] == 2
-    again = Topics(run=RunName("replay"), prefix=fresh_topics.prefix)
-    assert start_run(kafka_log, again, start="beginning")[where] == 0

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
+from tracegrad.compose.kafka.client_settings import KafkaConfig
+from tracegrad.compose.kafka.positions import TopicStart
 from tracegrad.compose.run import serve
 from tracegrad.compose.run.pipeline import prepare_run, specs
 from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
@@ -59,6 +61,7 @@ def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
         ({"trainer": TrainerConfig(lora_rank=8)}, "[trainer] lora_rank"),
         ({"trainer": TrainerConfig(lora_alpha=64)}, "[trainer] lora_alpha"),
         ({"tasks": TasksConfig(file="/x", group_size=4)}, "[tasks] group_size"),
+        ({"kafka": KafkaConfig(topics={"otlp_spans": "theirs"})}, "[kafka] topics"),
     ],
 )
 def test_settings_that_contradict_the_log_are_refused(tmp_path: Path, changes: dict[str, object], key: str) -> None:
@@ -139,17 +142,18 @@ def test_two_supervisors_cannot_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_start_offsets_are_kept_from_the_first_start(tmp_path: Path) -> None:
-    """A resumed run commits none, and loses none."""
+    """Of raw topics; of the run's own it keeps the id alone."""
     run_dir = RunDir(tmp_path)
     assert run_dir.starts == {}
-    run_dir.write_starts({TopicPartition("llm_calls", 1): 7})
-    run_dir.write_starts({})
-    assert run_dir.starts == {TopicPartition("llm_calls", 1): 7}
+    kept = {"llm_calls": TopicStart("id-1", (0, 7)), "mine.episodes": TopicStart("id-2")}
+    run_dir.write_starts(kept)
+    assert run_dir.topic_starts == kept
+    assert run_dir.starts == {TopicPartition("llm_calls", 0): 0, TopicPartition("llm_calls", 1): 7}
 
 
 @pytest.mark.parametrize(
     "damaged",
-    [b'[["llm_calls", 1,', b'{"llm_calls": 1}', b'[["\xff", 1, 7]]', b""],
+    [b'{"llm_calls": {"id":', b'{"llm_calls": 1}', b'{"\xff": {"id": ""}}', b""],
     ids=["torn", "other", "bytes", "empty"],
 )
 def test_damaged_start_offsets_are_refused(tmp_path: Path, damaged: bytes) -> None:

@@ -35,18 +35,19 @@ def log(memory_log: MemoryLog) -> MemoryLog:
     return memory_log
 
 
-def test_group_starts_are_the_committed_offsets_else_the_beginning(log: MemoryLog) -> None:
+def test_group_starts_are_the_committed_offsets_else_0(log: MemoryLog) -> None:
     """Partition 1 has no commit yet."""
     log.groups["g"][WHERE] = 4
     assert group_starts(log, "g", ["events"]) == {WHERE: 4, TopicPartition("events", 1): 0}
 
 
-@pytest.mark.parametrize("committed", [2, 11], ids=["below the start", "past the end"])
-def test_a_committed_offset_outside_the_log_is_a_gap(log: MemoryLog, committed: int) -> None:
-    """Either records were deleted before they were read, or the topic was made anew."""
+@pytest.mark.parametrize("committed", [2, 11, None], ids=["below the start", "past the end", "forgotten"])
+def test_a_committed_offset_outside_the_log_is_a_gap(log: MemoryLog, committed: int | None) -> None:
+    """Either records were deleted before they were read, or the log has lost its end, or nobody knows what was read."""
     log.truncate("events", 0, begin=5)
-    log.groups["g"][WHERE] = committed
-    with pytest.raises(LogGapError, match="start a new run"):
+    if committed is not None:
+        log.groups["g"][WHERE] = committed
+    with pytest.raises(LogGapError, match="start the run again"):
         group_starts(log, "g", ["events"])
 
 
