@@ -22,18 +22,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
-from aiokafka.partitioner import murmur2  # type: ignore[import-untyped]
-
+from tracegrad.compose.kafka.partitioner import partition_for
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UnavailableError
 from tracegrad.schemas.log.protocol import Headers, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import MAX_MESSAGE_BYTES, REGISTRY, Topics
 
-__all__ = ["MemoryLog", "partition_for"]
-
-
-def partition_for(key: bytes, num_partitions: int) -> int:
-    """Where every Kafka client of ours puts a key."""
-    return int(murmur2(key) & 0x7FFFFFFF) % num_partitions
+__all__ = ["MemoryLog"]
 
 
 class _Partition:

@@ -5,7 +5,7 @@ acks=all, and readers that never skip and never commit by themselves. The module
 confluent_kafka.
 
 Invariants: every library error leaves them as one of schemas/errors.py; every wait and every queue is bounded; offsets
-are told only of the topic that the run began with.
+are told only of the topic that the run began with; a key stays in its partition as long as the run lives.
 Async code awaits `asyncio.wrap_future(writer.append(...))` and calls the rest by `asyncio.to_thread`; a reader
 belongs to one thread at a time, a writer to all.
 """
@@ -54,7 +54,8 @@ class KafkaLog:
 
     def writer(self) -> KafkaWriter:
         """A new writer; one a process is enough."""
-        return KafkaWriter(producer_settings(self._base))
+        counts = {name: len(start.offsets) for name, start in self._starts.items() if start.offsets}
+        return KafkaWriter(producer_settings(self._base), partitions=counts)
 
     def tail(self, starts: Mapping[TopicPartition, int]) -> LogReader:
         """A reader of these partitions from these offsets, without a group. LogGapError as documented."""

@@ -9,7 +9,7 @@ caller's to append again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -19,15 +19,21 @@ from tracegrad.schemas.log.protocol import Headers, Position
 
 from .client_settings import Settings
 from .errors import boundary, log_error, translate
+from .partitioner import partition_for
 
 __all__ = ["KafkaWriter"]
 
 
 class KafkaWriter:
-    """LogWriter on an idempotent producer; a thread of its own delivers the acknowledgements."""
+    """LogWriter on an idempotent producer; a thread of its own delivers the acknowledgements.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        partitions: of topics whose keys must stay where they are when partitions are added: how many to write to.
+    """
+
+    def __init__(self, settings: Settings, *, partitions: Mapping[str, int] | None = None) -> None:
         self._settings = settings
+        self._partitions = partitions or {}
         self._lock = threading.RLock()
         self._producer = self._new_producer()
         self._is_broken = False
@@ -67,6 +73,8 @@ class KafkaWriter:
         # A running future cannot be cancelled, so an abandoned await never breaks the delivery thread.
         future.set_running_or_notify_cancel()
         doing = f"append to {topic!r}"
+        if partition is None and key is not None and topic in self._partitions:
+            partition = partition_for(key, self._partitions[topic])
         if self._closed.is_set():
             future.set_exception(UnavailableError(f"expected an open writer to {doing}, got a closed one"))
             return future

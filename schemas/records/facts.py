@@ -81,7 +81,8 @@ class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
 
     call: CallRecord
     order: int
-    """The record's offset on `llm_calls`: ascending within an episode, meaningless elsewhere."""
+    """The record's offset on `llm_calls`: ascending within an episode, whose calls lie in one partition whatever is
+    added to the topic; meaningless elsewhere."""
 
 
 class CallsClosedFact(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from tests.streams.make import Item, agent_span, call, closed, event, otlp, raw, reward
 from tracegrad.compose.die_with_parent import guarded
@@ -25,6 +25,7 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, LogGapError
 from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import LogWriter
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts, SpanFact
 from tracegrad.schemas.records.rollouts import GroupRef
@@ -79,13 +80,17 @@ class Run:
             process.kill()
             process.wait(10)
 
-    def feed(self, *items: Item) -> None:
+    def append(self, writer: LogWriter, *items: Item) -> None:
         """As gateways, graders and runner do."""
-        writer = self.wiring.log().writer()
         for item in items:
             topic, value = raw(item)
             key = getattr(item, "rollout_id", None)
             writer.append(self.topics.name(topic), key=key.encode() if key else None, value=value)
+
+    def feed(self, *items: Item) -> None:
+        """The same by a writer that is made now."""
+        writer = self.wiring.log().writer()
+        self.append(writer, *items)
         writer.close()
 
     def forget_offsets(self) -> None:
@@ -111,6 +116,13 @@ class Run:
         for future in self._admin.delete_topics([name]).values():
             future.result(10)
         self.wait(lambda: not self._log.admin.create_topics([NewTopic(name, 4, 1, config={})]), "the topic anew")
+
+    def add_partitions(self, topic: Topic, count: int) -> None:
+        """Up to so many."""
+        name = self.topics.name(topic)
+        for future in self._admin.create_partitions([NewPartitions(name, count)]).values():
+            future.result(10)
+        self.wait(lambda: self._log.admin.partition_counts([name])[name] == count, "the partitions")
 
     def spans(self) -> set[str]:
         """Trace ids of all spans that normalize has read."""
@@ -221,6 +233,26 @@ def rollout_items(run: Run, number: int, *, calls: int = 4) -> list[Item]:
     made = [call(f"c{number}.{n}", own, [n + 1], [n + 2]) for n in range(calls)]
     group = GroupRef(id=f"{run.wiring.record.hash}{number:016x}", size=1, member=0, index=number)
     return [*made, closed(own, made), reward(own, 1.0), event(own, group=group)]
+
+
+def test_calls_stay_in_order_when_partitions_are_added_to_their_topic(run: Run) -> None:
+    """Half of the calls came before, by a writer that lives on or by one that is made after."""
+    prepare_topics(run.wiring)
+    run.start(Stage.NORMALIZE, Stage.ASSEMBLE)
+    items = {number: rollout_items(run, number) for number in range(40)}
+    writer = run.wiring.log().writer()
+    for number in items:
+        run.append(writer, *items[number][:2])
+    run.add_partitions(Topic.LLM_CALLS, 7)
+    for number in range(0, 40, 2):
+        run.append(writer, *items[number][2:])
+    writer.close()
+    run.feed(*(item for number in range(1, 40, 2) for item in items[number][2:]))
+    run.wait(lambda: len(run.episodes()) == 40, "40 episodes")
+    for episode in run.episodes():
+        number = int((episode.rollout_id or "")[8:], 16)
+        assert [c.call_id for c in episode.calls] == [item.call_id for item in items[number][:4]]  # type: ignore[union-attr]
+    run.stop()
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True], ids=["offsets_kept", "offsets_expired"])
