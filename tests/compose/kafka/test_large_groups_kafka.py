@@ -37,7 +37,7 @@ def test_a_group_of_a_million_tokens_reaches_the_trainer(kafka_log: KafkaLog, fr
             writer.append(fresh_topics.name(topic), key=b"policy", value=value, partition=0).result(30)
         noise = random.Random(1).randbytes(9_400_000)  # brokers count compressed bytes
         with pytest.raises(RecordError) as refused:
-            writer.append(fresh_topics.name(Topic.EPISODES), key=b"g", value=noise).result(30)
+            writer.append(fresh_topics.name(Topic.LLM_CALLS), key=b"g", value=noise).result(30)
         assert refused.value.reason == "too_large"
     finally:
         writer.close()
