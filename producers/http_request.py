@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -27,6 +27,11 @@ UNREAD = (408, 413)
 """Answers given before the whole body was read; the connection ends with them, or the rest would go on coming."""
 _BODY_TIMEOUT_S = 10.0
 """A client that has not sent its body by then holds memory for nothing."""
+
+_DENSITY = 12
+_DENSE_BYTES = 4 * 1024 * 1024
+"""Bytes that JSON becomes for each of its own, and some more: of prompts it is one or two, of JSON within texts ten, of
+brackets alone twenty and more, and every other request waits until they are decoded."""
 
 
 def retry_after_s() -> int:
@@ -53,23 +58,28 @@ def holder_of(request: Request, key: bytes) -> Holder | None:
     return next(filter(None, (proved_holder(key, text) for text in api_keys_of(request.headers))), None)
 
 
-async def read_body(request: Request, limit: int, share: Share) -> bytes:
-    """The body as it was sent, at most `limit` bytes, all taken from the request's share.
+async def read_body(
+    request: Request, limit: int, share: Share, *, weigh: Callable[[bytes], int] = lambda piece: 0
+) -> bytes:
+    """The body as it was sent, at most `limit` bytes, all taken from the request's share, with what it will become.
 
     Raises:
-        RequestError: larger (413), the client left meanwhile (400), or it was too slow (408).
+        RequestError: larger, or little but brackets (413), the client left meanwhile (400), or it was too slow (408).
         OverloadedError: there is no room.
     """
     too_large = RequestError(f"expected a body of at most {limit} bytes, got a larger one", status=413)
     if int(request.headers.get("content-length") or 0) > limit:
         raise too_large
-    body = bytearray()
+    body, weight = bytearray(), 0
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S) as patience:
             with share.budget.coming(share, patience):
                 async for piece in request.stream():
-                    share.take(len(piece))
+                    weight += (heavier := weigh(piece))
+                    share.take(len(piece) + heavier)
                     body += piece
+                    if weight > _DENSE_BYTES + _DENSITY * len(body):
+                        raise RequestError("expected a request of messages, got little but brackets", status=413)
                     if len(body) > limit:
                         raise too_large
     except ClientDisconnect:
@@ -83,8 +93,7 @@ async def read_object(request: Request, limit: int, share: Share) -> dict[str, A
     """The body, a JSON object of at most `limit` bytes. Raises as `read_body`, and RequestError (400, 415)."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RequestError("content-encoding: expected identity, got another", status=415)
-    data = await read_body(request, limit, share)
-    share.take_computed(weigh_json(data), once="decoded")
+    data = await read_body(request, limit, share, weigh=weigh_json)
     try:
         body = msgspec.json.decode(data or b"{}", type=dict[str, Any])
         # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.
