@@ -5,32 +5,44 @@ Only the engine is scripted. The loop keeps admitting, and the topics and logs s
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
+import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
 from tests.compose.run.misbehaviour import SCRIPT, Script, write_files
+from tests.consumers.audit import small_run
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
+from tests.streams.make import reward
+from tests.versions import ack, claim, manifest
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.run.load import load
+from tracegrad.compose.run.report import account
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.session import run_session
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.tasks.dataset import read_tasks, task_of_group
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.log.follow import Chunk, follow, read_to_end
+from tracegrad.schemas.mac import SIGNED, KeyRing
 from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import GroupSummary, decode_group
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
+from tracegrad.schemas.topics import Topic, Topics
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -139,7 +151,8 @@ def run_to_its_end(broker: str, folder: Path, tasks: list[str], **more: Any) -> 
         settings = settings_of(folder, engine, broker, tasks, **more)
         status = run_session(settings, folder / "run", Show(said), for_training=True)
     run_dir = RunDir.open(folder / "run")
-    log, topics = KafkaLog(broker), Wiring(run_dir).topics
+    wiring = Wiring(run_dir)
+    log, topics = wiring.log(), wiring.topics
     groups: dict[str, GroupSummary] = {}
     for record in read_to_end(log, topics.name(Topic.TRANSITIONS)):
         summary, _ = decode_group(record.value)
@@ -152,6 +165,61 @@ def run_to_its_end(broker: str, folder: Path, tasks: list[str], **more: Any) -> 
         assert steps.setdefault(tasks_by_group[group], step) == step
     episodes = {r.value: EPISODES.decode(r.value) for r in read_to_end(log, topics.name(Topic.EPISODES))}
     return Finished(status, said.getvalue(), list(episodes.values()), groups, steps, settings.pace.staleness, run_dir)
+
+
+def attack(broker: str, topics: Topics, stop: threading.Event, sent: list[Topic]) -> None:
+    """Appends what an agent that found the broker would like believed, in the run's name and by a key of its own."""
+    log, wishes = KafkaLog(broker), (claim(99), manifest(99, epoch=99))
+    with contextlib.closing(log.writer()) as writer:
+
+        def forge(topic: Topic, key: str, value: bytes, run: str) -> None:
+            ring = KeyRing(RunHash(run), {RunHash(run): b"w" * 32})
+            for headers in ((), (ring.sign(topic, key.encode(), value),)):
+                writer.append(topics.name(topic), key=key.encode(), value=value, headers=headers)
+                sent.append(topic)
+
+        while not stop.is_set():
+            try:
+                with contextlib.closing(follow(log, [topics.name(Topic.ROLLOUT_EVENTS)], stop=stop)) as chunks:
+                    chunk = next(chunks, Chunk((), {}, {}))
+            except ConfigurationError:
+                stop.wait(0.2)  # the run has not made its topics yet
+                continue
+            events = [ROLLOUT_EVENTS.decode(record.value) for record in chunk.records]
+            for event in {event.rollout_id: event for event in events if event.error != "forged"}.values():
+                run = event.rollout_id[:8]
+                lost = msgspec.structs.replace(event, state=RolloutState.FAILED, is_final=True, error="forged")
+                name = f"{event.rollout_id}/{event.attempt_id}/reward"
+                grade = reward(event.rollout_id, 999.0, attempt_id=event.attempt_id, idempotency_key=name)
+                forge(Topic.ROLLOUT_EVENTS, event.rollout_id, ROLLOUT_EVENTS.encode(lost), run)
+                forge(Topic.REWARDS, event.rollout_id, REWARDS.encode(grade), run)
+                for wish in wishes:
+                    forge(Topic.WEIGHTS, "policy", WEIGHTS.encode(wish), run)
+                forge(Topic.WEIGHT_ACKS, "engine-0", WEIGHT_ACKS.encode(ack(99, epoch=99)), run)
+                forge(Topic.TRAINING_STEPS, "policy", TRAINING_STEPS.encode(small_run.step(99, (), epoch=99)), run)
+            stop.wait(0.5)
+
+
+def test_records_that_others_append_do_nothing_to_a_run(broker: str, tmp_path: Path) -> None:
+    """The trainer keeps its policy, the engine its version, tasks their count, rollouts their rewards; the audit names
+    each record.
+    """
+    tasks, sent, stop, prefix = DULL[:2], list[Topic](), threading.Event(), f"t{uuid.uuid4().hex[:12]}."
+    topics = Topics(run=RunName("bad-days"), prefix=prefix)
+    attacker = threading.Thread(target=attack, args=(broker, topics, stop, sent))
+    attacker.start()
+    try:
+        finished = run_to_its_end(broker, tmp_path, tasks, **{"kafka.topic_prefix": prefix})
+    finally:
+        stop.set()
+        attacker.join(60)
+    assert finished.status == 0, finished.said
+    assert finished.groups.keys() == finished.steps.keys() == set(tasks)
+    assert {member.reward for group in finished.groups.values() for member in group.members} == {1.0}
+    assert {(step.epoch, step.skipped) for step in finished.steps.values()} == {(1, "no_advantage")}
+    report = account(Wiring(finished.run_dir), is_live=False)
+    assert report.missing == []
+    assert set(sent) == SIGNED and report.num_unverified == len(sent)
 
 
 def test_every_group_was_admitted_and_consumed_by_one_step(finished: Finished) -> None:
