@@ -37,6 +37,20 @@ def step_text(line: StepLine) -> str:
     return f"{text}  no update: {line.skipped}" if line.skipped else text
 
 
+def _print(out: TextIO, text: str) -> None:
+    """A disk that is full for a while ends no run: the line comes with the next ones, if the stream's buffer holds it.
+
+    BrokenPipeError: nobody reads any more.
+    """
+    try:
+        out.write(printable(text) + "\n")
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
+
+
 class Show:
     """What prints. In itself one plain line per step; for logs and pipes."""
 
@@ -58,8 +72,7 @@ class Show:
     def say(self, text: str) -> None:
         """A sentence for people."""
         with self._lock:
-            self._out.write(printable(text) + "\n")
-            self._out.flush()
+            _print(self._out, text)
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
         """A part of the report: fields for machines, lines for people."""
@@ -103,7 +116,7 @@ class JsonShow(Show):
         self.result(event.kind, fields, [])
 
     def say(self, text: str) -> None:
-        sys.stderr.write(printable(text) + "\n")
+        _print(sys.stderr, text)
 
     def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
         super().say(json.dumps({"kind": name, **fields}))
