@@ -15,10 +15,8 @@ pytest.importorskip("torch")
 from tests.memory_log import MemoryLog
 from tests.trainer.run_loop import (
     TOPICS,
-    TRANSITIONS,
     config_of,
     content,
-    fill,
     is_same,
     lineage_of,
     request_rollback,
@@ -28,7 +26,6 @@ from tests.trainer.run_loop import (
 from tests.versions import RUN, label
 from tracegrad.consumers.audit.read import gather
 from tracegrad.consumers.audit.versions import check_versions
-from tracegrad.schemas.errors import LogGapError
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.mac import KeyRing, Refusal
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
@@ -126,31 +123,6 @@ def test_rollback_after_an_older_checkpoint_takes_a_number_of_its_own(
     assert sorted(versions) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert is_same({0: found[6]}, {0: found[1]})
     assert [s.version for s in surviving_steps(steps_of(log))] == [1, 2, 7, 8]
-
-
-def test_checkpoint_of_a_topic_that_was_made_anew_is_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
-    """Its offset lies in the new one too, and names another group."""
-    train(log, config_of(untied, tmp_path, steps=2))
-    log.recreate_topic(TRANSITIONS)
-    fill(log)
-    with pytest.raises(LogGapError, match=r"made anew.*--run NAME"):
-        train(log, config_of(untied, tmp_path, steps=4))
-    assert [s.step for s in steps_of(log)] == [1, 2]
-
-
-@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "cut"])
-def test_checkpoint_whose_offset_the_log_has_not_is_refused(
-    log: MemoryLog, untied: Path, tmp_path: Path, is_deleted: bool
-) -> None:
-    """Retention took what comes next, or the log lost its end."""
-    train(log, config_of(untied, tmp_path, steps=2))
-    if is_deleted:
-        log.truncate(TRANSITIONS, 0, begin=log.offsets(TRANSITIONS)[0].end)
-    else:
-        log.cut(TRANSITIONS, 0, end=2)
-    with pytest.raises(LogGapError, match="start the run again"):
-        train(log, config_of(untied, tmp_path, steps=4))
-    assert [s.step for s in steps_of(log)] == [1, 2]
 
 
 def test_every_third_step_is_checkpointed_and_the_last(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
