@@ -16,89 +16,29 @@ import torch
 from safetensors.torch import load_file
 
 from tests.memory_log import MemoryLog
-from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
-from tests.versions import OTHER_RUN, RUN, claim, label
-from tracegrad.schemas.errors import ConfigurationError, FencedError
-from tracegrad.schemas.ids import RunHash, RunName
-from tracegrad.schemas.log.protocol import Log
-from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED, Metrics
+from tests.trainer.looping import (
+    STEPS,
+    TOPICS,
+    TRANSITIONS,
+    WEIGHTS_TOPIC,
+    Killed,
+    config_of,
+    content,
+    fill,
+    is_same,
+    lineage_of,
+    steps_of,
+    train,
+)
+from tests.trainer.material import append_groups, group_bytes
+from tests.versions import label
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.records.transitions import encode_group
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
-from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import TrainerConfig, TrainerHandles
-from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
-
-TOPICS = Topics(run=RunName("mine"))
-TRANSITIONS = TOPICS.name(Topic.TRANSITIONS)
-WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
-STEPS = TOPICS.name(Topic.TRAINING_STEPS)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it, nothing is cleaned up behind it on the log."""
-
-
-@pytest.fixture
-def log(memory_log: MemoryLog) -> MemoryLog:
-    """With all topics of the run and twelve groups, some of them repeated, unreadable or useless."""
-    memory_log.create_topics(TOPICS, policies=["policy"])
-    fill(memory_log)
-    return memory_log
-
-
-def fill(log: Log) -> None:
-    """Six batches of two."""
-    values: list[bytes | None] = [group_bytes(i) for i in range(10)]
-    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
-    values[3:3] = [b"garbage", group_bytes(0), bad, group_bytes(11, spread=0.0)]
-    append_groups(log, TRANSITIONS, values)
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not on the log comes from a test at once."""
-    monkeypatch.setattr(loop, "_POLL_S", 0.005)
-
-
-def config_of(model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any) -> tuple[TrainerConfig, TrainerHandles]:
-    """Four batches of two groups."""
-    config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
-    return config, TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
-
-
-def train(log: Log, settings: tuple[TrainerConfig, TrainerHandles], stop: threading.Event | None = None) -> Metrics:
-    """As compose calls it; what it counted."""
-    metrics = Metrics()
-    loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
-    return metrics
-
-
-def steps_of(log: MemoryLog) -> list[TrainingStep]:
-    """All records of `training_steps`."""
-    return [TRAINING_STEPS.decode(record.value) for record in log.records(STEPS)]
-
-
-def lineage_of(log: MemoryLog) -> Lineage:
-    """What any reader makes of `weights`."""
-    lineage = Lineage("policy")
-    for record in log.records(WEIGHTS_TOPIC):
-        lineage.fold(WEIGHTS.decode(record.value))
-    return lineage
-
-
-def content(log: MemoryLog) -> dict[int, dict[str, torch.Tensor]]:
-    """The weights of every surviving version."""
-    return {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage_of(log).versions.items()}
-
-
-def is_same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:
-    """Bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[v][name], b[v][name]) for v in a for name in a[v])
 
 
 def test_fresh_run_publishes_version_0_then_one_version_a_step(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
@@ -255,52 +195,6 @@ def test_a_malformed_record_too_large_for_dead_letters_goes_there_by_reference(
     assert dict(letter.headers)["tracegrad.offset"] == b"0"
 
 
-def test_void_manifest_is_published_again_under_the_new_epoch(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
-    """A higher claim came between checkpoint and manifest; readers ignore that manifest, so it must come again."""
-    config = config_of(untied, tmp_path)
-    original = Publisher.write
-
-    def overtaken(self: Any, *args: Any, **named: Any) -> Any:
-        manifest = original(self, *args, **named)
-        if manifest.version == 2:
-            log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(claim(7)), partition=0)
-        return manifest
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Publisher, "write", overtaken)
-        with pytest.raises(FencedError):
-            train(log, config)
-    assert sorted(lineage_of(log).versions) == [0, 1]
-    train(log, config)
-    labels = [m.label for _, m in sorted(lineage_of(log).versions.items())]
-    assert labels == [label(0), label(1), label(2, 8), label(3, 8), label(4, 8)]
-    assert [step.step for step in steps_of(log)] == [1, 2, 3, 4]
-
-
-def test_second_trainer_fences_the_first(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
-    """The first waits for groups that do not come; the second starts; the first stops with a clear error."""
-    failures: list[BaseException] = []
-    config = config_of(untied, tmp_path, steps=99)
-    stop = threading.Event()
-
-    def first() -> None:
-        try:
-            train(log, config, stop)
-        except FencedError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    with log.changed:
-        assert log.changed.wait_for(lambda: len(log.records(STEPS)) == 6, timeout=60)
-    train(log, config_of(untied, tmp_path, steps=6))
-    thread.join(30)
-    stop.set()
-    assert [type(failure) for failure in failures] == [FencedError]
-    assert "run one trainer per policy" in str(failures[0])
-    assert sorted(lineage_of(log).versions) == [0, 1, 2, 3, 4, 5, 6]
-
-
 def test_stop_ends_a_waiting_trainer(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Cleanly, between batches."""
     stop = threading.Event()
@@ -333,46 +227,6 @@ def test_waiting_is_visible(
     stop.set()
     thread.join(30)
     assert "waiting for groups: policy=policy step=1 has 1 of 2, lag=0" in caplog.text
-
-
-def request_rollback(log: MemoryLog, version: int) -> None:
-    """As `weights rollback` does."""
-    request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="test")
-    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
-
-
-@pytest.mark.parametrize("lora_rank", [None, 4], ids=["full", "lora"])
-def test_rollback_publishes_old_content_under_a_new_number(
-    lora_rank: int | None, log: MemoryLog, untied: Path, tmp_path: Path
-) -> None:
-    """And training goes on from it; a request is executed once, also across restarts."""
-    config = config_of(untied, tmp_path, steps=2, lora_rank=lora_rank)
-    train(log, config)
-    request_rollback(log, 1)
-    request_rollback(log, 40)
-    train(log, config_of(untied, tmp_path, steps=3, lora_rank=lora_rank))
-    train(log, config_of(untied, tmp_path, steps=4, lora_rank=lora_rank))
-    versions, found = lineage_of(log).versions, content(log)
-    assert sorted(versions) == [0, 1, 2, 3, 4, 5]
-    assert versions[3].base_version == 1
-    assert all(torch.equal(found[3][name], found[1][name]) for name in found[1])
-    assert [step.version for step in steps_of(log)] == [1, 2, 4, 5]
-
-
-def test_lost_checkpoints_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
-    """Starting over would publish other content under numbers that engines know."""
-    train(log, config_of(untied, tmp_path / "a"))
-    with pytest.raises(ConfigurationError, match="start a new run"):
-        train(log, config_of(untied, tmp_path / "b"))
-
-
-def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
-    """Two runs in one folder would overwrite each other."""
-    train(log, config_of(untied, tmp_path, steps=1))
-    other = MemoryLog()
-    other.create_topics(TOPICS, policies=["policy"])
-    with pytest.raises(ConfigurationError, match="folder of its own"):
-        train(other, config_of(untied, tmp_path, run=OTHER_RUN))
 
 
 @pytest.mark.parametrize(

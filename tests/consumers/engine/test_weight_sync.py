@@ -9,67 +9,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.fake_engine.weights import FakeWeights, write_version
-from tests.memory_log import MemoryLog
+from tests.consumers.engine.bench import ACKS_TOPIC, TOPICS, WEIGHTS_TOPIC, Bench
+from tests.fake_engine.weights import write_version
 from tests.serving import Background
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
-from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S, WeightSync, WeightSyncHandles
+from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S
 from tracegrad.schemas.errors import LogGapError, UnavailableError
-from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import VERSIONS_REFUSED, VERSIONS_SKIPPED, WEIGHT_RECORDS_REFUSED, Metrics
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, VersionManifest
-from tracegrad.schemas.topics import Topic, Topics
-
-TOPICS = Topics(run=RunName("run"))
-WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
-ACKS_TOPIC = TOPICS.name(Topic.WEIGHT_ACKS)
-
-
-class Bench:
-    """A log, an engine, and a weight sync that can be killed and started again."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.log = MemoryLog()
-        self.log.create_topics(TOPICS, policies=["policy"])
-        self.engine = FakeWeights()
-        self.now = 0.0
-        self.handles = WeightSyncHandles(
-            policy="policy", engine_id="e0", engine_url="http://engine", weight_root=str(root)
-        )
-        self.start()
-
-    def start(self) -> None:
-        """A fresh process: nothing remembered."""
-        self.sync = WeightSync(
-            handles=self.handles,
-            control=self.engine.control(),
-            writer=self.log.writer(),
-            topics=TOPICS,
-            metrics=Metrics(),
-            clock=lambda: self.now,
-        )
-        self.next_offset = 0
-
-    def put(self, *records: EpochClaim | VersionManifest | RollbackRequest) -> None:
-        """Onto `weights`."""
-        writer = self.log.writer()
-        for record in records:
-            writer.append(WEIGHTS_TOPIC, key=record.policy.encode(), value=WEIGHTS.encode(record))
-
-    def look(self) -> None:
-        """What one turn of the loop does."""
-        records = self.log.records(WEIGHTS_TOPIC)
-        for record in records[self.next_offset :]:
-            self.sync.fold(record)
-        self.next_offset = len(records)
-        self.sync.reconcile()
-
-    def acks(self) -> list[str]:
-        """Labels acknowledged so far."""
-        acks = [WEIGHT_ACKS.decode(record.value) for record in self.log.records(ACKS_TOPIC)]
-        return [ack.label for ack in acks]
+from tracegrad.schemas.records.weights import RollbackRequest
 
 
 @pytest.fixture

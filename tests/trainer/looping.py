@@ -1,0 +1,80 @@
+"""The trainer's loop on a log, as compose calls it, and what it wrote there."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file
+
+from tests.memory_log import MemoryLog
+from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
+from tests.versions import RUN
+from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.transitions import encode_group
+from tracegrad.schemas.records.weights import WEIGHTS, Lineage
+from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.trainer import loop
+from tracegrad.trainer.config import TrainerConfig, TrainerHandles
+
+TOPICS = Topics(run=RunName("mine"))
+TRANSITIONS = TOPICS.name(Topic.TRANSITIONS)
+WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
+STEPS = TOPICS.name(Topic.TRAINING_STEPS)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it, nothing is cleaned up behind it on the log."""
+
+
+def fill(log: Log) -> None:
+    """Six batches of two."""
+    values: list[bytes | None] = [group_bytes(i) for i in range(10)]
+    bad = encode_group(summary("bad", ["r0"]), [segment("r0", [turn(0, 3)])])
+    values[3:3] = [b"garbage", group_bytes(0), bad, group_bytes(11, spread=0.0)]
+    append_groups(log, TRANSITIONS, values)
+
+
+def config_of(model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any) -> tuple[TrainerConfig, TrainerHandles]:
+    """Four batches of two groups."""
+    config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
+    return config, TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
+
+
+def train(log: Log, settings: tuple[TrainerConfig, TrainerHandles], stop: threading.Event | None = None) -> Metrics:
+    """As compose calls it; what it counted."""
+    metrics = Metrics()
+    loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
+    return metrics
+
+
+def steps_of(log: MemoryLog) -> list[TrainingStep]:
+    """All records of `training_steps`."""
+    return [TRAINING_STEPS.decode(record.value) for record in log.records(STEPS)]
+
+
+def lineage_of(log: MemoryLog) -> Lineage:
+    """What any reader makes of `weights`."""
+    lineage = Lineage("policy")
+    for record in log.records(WEIGHTS_TOPIC):
+        lineage.fold(WEIGHTS.decode(record.value))
+    return lineage
+
+
+def content(log: MemoryLog) -> dict[int, dict[str, torch.Tensor]]:
+    """The weights of every surviving version."""
+    return {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage_of(log).versions.items()}
+
+
+def is_same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[v][name], b[v][name]) for v in a for name in a[v])
