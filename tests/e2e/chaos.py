@@ -26,7 +26,10 @@ __all__ = ["Killed", "Killer"]
 HELD_S = 5.0
 """How long a process is held at most: below every session time-out, so that the broker does not miss it."""
 FREE_S = 3.0
-"""How long all run between two holds."""
+"""How long all run between two holds; longer after each hold that caught nothing, for a held worker may have lost its
+partitions and a busy machine takes its time to give them back."""
+_FREE_MORE = 1.5
+_MAX_FREE_S = 20.0
 _GENTLY_S = 1.5
 """The same for one that is to go on well: a broker's own session is 2 s."""
 _SERVICES = ("otlp", "llm", "engine", "weight-sync", "streams-normalize", "streams-assemble", "streams-credit")
@@ -61,18 +64,20 @@ class Killer:
         """
         left = list(names)
         deadline = time.monotonic() + timeout_s
-        held_at = time.monotonic()
+        held_at, free_s = time.monotonic(), FREE_S
         while left:
             status = self._run.poll()
             assert status is None, f"the run ended with {status} before {left} were killed:\n{self._run.tail()}"
-            assert time.monotonic() < deadline, f"no work in flight was seen in {left} within {timeout_s:g} s"
+            assert time.monotonic() < deadline, (
+                f"no work in flight was seen in {left} within {timeout_s:g} s:\n{self._run.standing()}"
+            )
             struck = [name for name in left if self._looks[name]() and self._try(name, 0.0)]
-            if not struck and time.monotonic() - held_at > FREE_S:
+            if not struck and time.monotonic() - held_at > free_s:
                 holdable = [name for name in left if _hold_s(name)]
                 struck = [name for name in holdable[:1] if self._try(name, _hold_s(name))]
                 # The next one's turn, should this one have had nothing to do.
                 left = left if struck or not holdable else [n for n in left if n != holdable[0]] + [holdable[0]]
-                held_at = time.monotonic()
+                held_at, free_s = time.monotonic(), FREE_S if struck else min(free_s * _FREE_MORE, _MAX_FREE_S)
             left = [name for name in left if name not in struck]
             if not struck:
                 time.sleep(0.002 if left[0] == "trainer:half-written" else 0.03)

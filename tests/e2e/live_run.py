@@ -131,6 +131,13 @@ class LiveRun:
                 assigned.setdefault(found["topic"], []).append(int(found["partition"]))
         return assigned
 
+    def standing(self) -> str:
+        """What each process told last, and the end of what the command printed; for whoever reads a failure."""
+        state = self.processes()
+        lines = [f"{name}: {status}" for name, status in sorted(state.supervised.items())]
+        lines += [f"{name}: {report.counters}" for name, report in sorted(state.reports.items())]
+        return "\n".join([*lines, self.tail()])
+
     @property
     def wiring(self) -> Wiring:
         """Addresses and topic names as of the last start."""
