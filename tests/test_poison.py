@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import poison
-from tests.consumers.engine.test_weight_sync import WEIGHTS_TOPIC, Bench
+from tests.consumers.engine.bench import WEIGHTS_TOPIC, Bench
 from tests.fake_engine.weights import write_version
 from tests.memory_log import MemoryLog
 from tests.poison import GOOD, mutants

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
-import confluent_kafka
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka import KafkaError, KafkaException
 
+from tests.compose.kafka.reading import new_topic, read
 from tracegrad.compose.kafka import admin as kafka_admin
 from tracegrad.compose.kafka import errors as kafka_errors
 from tracegrad.compose.kafka import reader as kafka_reader
@@ -22,18 +21,16 @@ from tracegrad.compose.kafka.client_settings import producer_settings, shared_se
 from tracegrad.compose.kafka.errors import CODES, boundary, translate
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.partitioner import partition_for
-from tracegrad.compose.kafka.reader import GroupReader, TailReader
 from tracegrad.compose.kafka.writer import KafkaWriter
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.errors import (
     ConfigurationError,
-    LogGapError,
     OverloadedError,
     RecordError,
     TracegradError,
     UnavailableError,
 )
-from tracegrad.schemas.log.protocol import LogReader, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import LogReader, Position, TopicPartition
 
 NOWHERE = "127.0.0.1:1"
 _NO_CODES = {"_BEGIN", "_END"}
@@ -64,14 +61,6 @@ def code_names() -> list[str]:
     """Every error code of the installed release."""
     names = [name for name in dir(KafkaError) if name.isupper() and isinstance(getattr(KafkaError, name), int)]
     return sorted(set(names) - _NO_CODES)
-
-
-def new_topic(log: KafkaLog, partitions: int = 1) -> str:
-    """A fresh topic on the real broker."""
-    name = f"topic-{uuid.uuid4().hex[:12]}"
-    log.admin.create_topics([NewTopic(name, partitions, 1, config={})])
-    log.admin.partition_counts([name])
-    return name
 
 
 def test_no_error_code_is_unmapped() -> None:
@@ -191,170 +180,6 @@ def test_a_topic_that_stays_unknown_is_a_configuration_error(monkeypatch: pytest
     """Said in bounded time, with the remedy."""
     with pytest.raises(ConfigurationError, match="topics create"):
         admin_of_a_topic_unknown_for(20, monkeypatch).partition_counts(["t"])
-
-
-class _Script:
-    """A consumer and an admin in one: batches to consume, and what the broker says when it is asked for its topics."""
-
-    def __init__(self, batches: Sequence[list[Message]], answers: Sequence[TracegradError | None] = ()) -> None:
-        self.batches = list(batches)
-        self.answers = list(answers)
-
-    def assign(self, partitions: Sequence[confluent_kafka.TopicPartition]) -> None:
-        pass
-
-    def consume(self, num_messages: int, timeout: float) -> list[Message]:
-        batch = self.batches.pop(0) if self.batches else []
-        if len(batch) > num_messages:
-            self.batches.insert(0, batch[num_messages:])
-        return batch[:num_messages]
-
-    def partition_counts(self, topics: Sequence[str]) -> dict[str, int]:
-        if (answer := self.answers.pop(0)) is not None:
-            raise answer
-        return dict.fromkeys(topics, 1)
-
-
-class _ScriptedReader(TailReader):
-    """Reads partition 0 of `t` from 0."""
-
-    def __init__(self, script: _Script) -> None:
-        self._script = script
-        super().__init__(script, {})  # type: ignore[arg-type]
-        self.assign({WHERE: 0})
-
-    def _new_consumer(self) -> Consumer:
-        return self._script  # type: ignore[return-value]
-
-    def offsets(self, *, max_records: int = 500) -> list[int]:
-        """Of the next records."""
-        return [record.offset for record in self.read(max_records=max_records)]
-
-
-WHERE = TopicPartition("t", 0)
-
-
-def message(offset: int) -> Message:
-    """A good one."""
-    return Message(topic="t", partition=0, offset=offset, value=b"v")
-
-
-def trouble(code: int) -> Message:
-    """An error in a message's place."""
-    return Message(topic="t", partition=0, error=KafkaError(code, "trouble"))
-
-
-def test_a_read_that_raises_loses_no_record() -> None:
-    """The broker restarts under the second opinion on an unknown topic; the records beside that error come later."""
-    away = UnavailableError("away")
-    script = _Script(
-        [[message(0), message(1), trouble(KafkaError.UNKNOWN_TOPIC_OR_PART), message(2)], [message(3)]],
-        [away, away, None],
-    )
-    reader = _ScriptedReader(script)
-    for _ in range(2):
-        with pytest.raises(UnavailableError):
-            reader.read()
-        assert reader.positions() == {WHERE: 0}
-    assert reader.offsets() == [0, 1, 2]
-    assert reader.positions() == {WHERE: 3}
-    assert reader.offsets() == [3]
-
-
-def test_a_topic_that_is_gone_still_ends_the_reader() -> None:
-    """When the broker has answered."""
-    gone = ConfigurationError("no such topic")
-    reader = _ScriptedReader(_Script([[message(0), trouble(KafkaError.UNKNOWN_TOPIC_OR_PART)]], [gone]))
-    with pytest.raises(ConfigurationError):
-        reader.read()
-
-
-def test_a_passing_error_costs_no_neighbour_and_no_exception() -> None:
-    """Also when the batch is handed out in parts."""
-    batch = [message(0), trouble(KafkaError._TRANSPORT), message(1), message(2)]
-    reader = _ScriptedReader(_Script([batch]))
-    assert [reader.offsets(max_records=2) for _ in range(3)] == [[0], [1, 2], []]
-
-
-def test_an_assignment_that_failed_costs_no_record_of_the_batch() -> None:
-    """The callback's error is raised by the read that it came in; the batch of that read stays."""
-    reader = _ScriptedReader(_Script([[message(0)]]))
-    consume = reader._consumer.consume
-
-    def fails(num_messages: int, timeout: float) -> list[Message]:
-        reader._failure = UnavailableError("no start offsets")
-        return consume(num_messages, timeout)
-
-    reader._consumer.consume = fails  # type: ignore[method-assign, assignment]
-    with pytest.raises(UnavailableError):
-        reader.read()
-    reader._consumer.consume = consume  # type: ignore[method-assign]
-    assert reader.offsets() == [0]
-
-
-class _Rebalanced(GroupReader):
-    """Owns partition 0 of `t`, which goes and comes back, from 0, in the first wait for a commit."""
-
-    def __init__(self, batches: Sequence[list[Message]]) -> None:
-        self._batches = list(batches)
-        super().__init__(None, {}, "g", ["t"])  # type: ignore[arg-type]
-        self._next[WHERE] = 0
-
-    def _new_consumer(self) -> Consumer:
-        nothing = dict.fromkeys(("subscribe", "commit", "incremental_unassign"), lambda *_, **__: None)
-        return SimpleNamespace(consume=self._consume, **nothing)  # type: ignore[return-value]
-
-    def _consume(self, num_messages: int, timeout: float) -> list[Message]:
-        if num_messages == 1:
-            self._on_revoke(self._consumer, [confluent_kafka.TopicPartition("t", 0)])
-            self._next[WHERE] = 0
-            self._on_commit(None, [confluent_kafka.TopicPartition("t", 0, 1)])
-        return self._batches.pop(0) if self._batches else []
-
-
-def test_what_was_read_ahead_goes_with_its_partition() -> None:
-    """Given first when the partition is back, it would hide the records before it."""
-    member = _Rebalanced([[message(0), message(1)], [], [message(0), message(1)]])
-    assert [record.offset for record in member.read(max_records=1)] == [0]
-    member.commit({WHERE: 1})
-    assert [record.offset for record in member.read()] == [0, 1]
-
-
-@pytest.mark.kafka
-def test_committed_offset_below_the_log_is_a_gap(kafka_log: KafkaLog) -> None:
-    """Records that were promised are gone: fatal, for a reader at its start and for one that fell behind."""
-    topic, group = new_topic(kafka_log), f"group-{uuid.uuid4().hex[:8]}"
-    where = TopicPartition(topic, 0)
-    writer = kafka_log.writer()
-    for value in range(5):
-        writer.append(topic, key=None, value=str(value).encode())
-    writer.close()
-    kafka_log.admin.commit_group_offsets(group, {where: 2})
-    assert kafka_log.committed(group, topic) == {0: 2}
-    delete_records(kafka_log, where, below=3)
-    with pytest.raises(LogGapError, match="got \\[3, 5\\]"):
-        kafka_log.tail({where: 2})
-    reader = kafka_log.join(group, [topic])
-    with pytest.raises(LogGapError, match="expected offset 2"):
-        read(reader, 1)
-    reader.close()
-
-
-def delete_records(log: KafkaLog, where: TopicPartition, *, below: int) -> None:
-    """What retention does, now."""
-    client = log.admin._client
-    target = confluent_kafka.TopicPartition(where.topic, where.partition, below)
-    for future in client.delete_records([target]).values():
-        future.result(10)
-
-
-def read(reader: LogReader, count: int, *, timeout_s: float = 30.0) -> list[Record]:
-    """Reads until so many records came."""
-    found: list[Record] = []
-    deadline = time.monotonic() + timeout_s
-    while len(found) < count and time.monotonic() < deadline:
-        found += reader.read(timeout_s=0.1)
-    return found
 
 
 @pytest.mark.kafka

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from pathlib import Path
 
@@ -10,66 +9,15 @@ import httpx
 import msgspec
 import pytest
 
-from tests.fake_engine.weights import FakeWeights, write_version
-from tests.memory_log import MemoryLog
+from tests.consumers.engine.bench import ACKS_TOPIC, TOPICS, WEIGHTS_TOPIC, Bench
+from tests.fake_engine.weights import write_version
 from tests.serving import Background
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
-from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S, WeightSync, WeightSyncHandles
+from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S
 from tracegrad.schemas.errors import LogGapError, UnavailableError
-from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import RECORDS_REFUSED, VERSIONS_REFUSED, VERSIONS_SKIPPED, Metrics
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, VersionManifest
-from tracegrad.schemas.topics import Topic, Topics
-
-TOPICS = Topics(run=RunName("run"))
-WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
-ACKS_TOPIC = TOPICS.name(Topic.WEIGHT_ACKS)
-
-
-class Bench:
-    """A log, an engine, and a weight sync that can be killed and started again."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.log = MemoryLog()
-        self.log.create_topics(TOPICS, policies=["policy"])
-        self.engine = FakeWeights()
-        self.now = 0.0
-        self.handles = WeightSyncHandles(
-            policy="policy", engine_id="e0", engine_url="http://engine", weight_root=str(root)
-        )
-        self.start()
-
-    def start(self) -> None:
-        """A fresh process: nothing remembered."""
-        self.sync = WeightSync(
-            handles=self.handles,
-            control=self.engine.control(),
-            writer=self.log.writer(),
-            topics=TOPICS,
-            metrics=Metrics(),
-            clock=lambda: self.now,
-        )
-        self.next_offset = 0
-
-    def put(self, *records: EpochClaim | VersionManifest | RollbackRequest) -> None:
-        """Onto `weights`."""
-        writer = self.log.writer()
-        for record in records:
-            writer.append(WEIGHTS_TOPIC, key=record.policy.encode(), value=WEIGHTS.encode(record))
-
-    def look(self) -> None:
-        """What one turn of the loop does."""
-        records = self.log.records(WEIGHTS_TOPIC)
-        self.sync.fold(records[self.next_offset :])
-        self.next_offset = len(records)
-        self.sync.reconcile()
-
-    def acks(self) -> list[str]:
-        """Labels acknowledged so far."""
-        acks = [WEIGHT_ACKS.decode(record.value) for record in self.log.records(ACKS_TOPIC)]
-        return [ack.label for ack in acks]
+from tracegrad.schemas.records.weights import RollbackRequest
 
 
 @pytest.fixture
@@ -294,61 +242,6 @@ def test_connection_closed_after_a_refusal_does_not_hide_that_the_engine_lives(b
     bench.look()
     assert bench.engine.label == label(1)
     assert bench.sync.metrics.value(VERSIONS_REFUSED, "load_failed") == 1
-
-
-class Killed(BaseException):
-    """The weight sync process is gone."""
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 15))])
-def test_engine_never_runs_on_anything_but_whole_labelled_weights(tmp_path: Path, seed: int) -> None:
-    """Random publications, corruptions, claims, engine restarts, failed loads, SIGKILLs around any request."""
-    chance = random.Random(seed)
-    bench = Bench(tmp_path / "weights")
-    engine = bench.engine
-    epoch, version, good = 1, 0, ""
-    bench.put(claim(1))
-    labels_seen: set[str] = set()
-
-    def strike(path: str) -> None:
-        if not engine.is_paused:
-            labels_seen.add(engine.label)
-        fate = chance.random()
-        if fate < 0.04:
-            raise Killed
-        if fate < 0.07:
-            engine.restart(down_for=chance.randint(1, 3))
-        elif fate < 0.12 and path == "/collective_rpc":
-            engine.fail_load = chance.choice(["clean", "mixed"])
-
-    engine.before_request = engine.after_request = strike
-    for _ in range(40):
-        if chance.random() < 0.15:
-            epoch += 1
-            bench.put(claim(epoch))
-        if chance.random() < 0.5:
-            version += 1
-            manifest = write_version(bench.root, version, epoch=epoch)
-            if chance.random() < 0.2:
-                (Path(manifest.uri) / "model.safetensors").write_text("x" * chance.randint(0, 5))
-            else:
-                good = manifest.label
-            bench.put(manifest)
-        bench.now += chance.choice([0.0, 40.0])
-        try:
-            bench.look()
-        except UnavailableError:
-            pass
-        except Killed:
-            bench.start()
-    engine.before_request = engine.after_request = lambda path: None
-    engine.down_for, engine.fail_load = 0, None
-    bench.now += 1000
-    if good:
-        bench.look()
-        assert (engine.label, engine.is_paused, bench.acks()[-1]) == (good, False, good)
-    assert engine.violations == []
-    assert labels_seen - {"default"} <= set(bench.acks()), "what sampled was acknowledged"
 
 
 def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

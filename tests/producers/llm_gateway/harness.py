@@ -28,6 +28,8 @@ from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
 generate._WEIGHTS_POLL_S = 0.005
+ASK = [{"role": "user", "content": "what is 12 plus 30?"}]
+GENERATE = "/inference/v1/generate"
 ROLLOUT = RUN_HASH + "0" * 19 + "7"
 ATTEMPT = "9a3c"
 EPISODE = ROLLOUT + ATTEMPT

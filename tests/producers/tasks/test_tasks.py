@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, ack
-from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.tasks.admission import TaskAdmission, run
-from tracegrad.producers.tasks.admission_state import AdmissionState
 from tracegrad.producers.tasks.config import PaceConfig, TasksConfig, TasksHandles
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.ids import RunHash, RunName, group_id, rollout_id
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
@@ -27,7 +24,6 @@ from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import (
     ROLLOUT_EVENTS,
     ROLLOUTS,
-    GroupRef,
     Limits,
     RolloutEvent,
     RolloutRequest,
@@ -315,47 +311,6 @@ def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkey
     last = ROLLOUT_EVENTS.decode(world.log.records(TOPICS.name(Topic.ROLLOUT_EVENTS))[-1].value)
     assert (last.state, last.is_final, last.rollout_id) == (RolloutState.GIVEN_UP, True, request.rollout_id)
     assert last.error == "1 attempts were aborted, the last one: engine"
-
-
-@pytest.mark.slow
-def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture) -> None:
-    """Over a thousand rollouts leave nothing behind; a record that comes again is still known for what it is."""
-    caplog.set_level(logging.ERROR)  # captured log lines take memory too
-    state = AdmissionState("ab12cd34", "policy")
-    run, records = RunHash("ab12cd34"), []
-    for index in range(300):
-        group = group_id(run, "train", index)
-        for member in range(4):
-            request = RolloutRequest(
-                rollout_id=rollout_id(group, member),
-                group=GroupRef(id=group, size=4, member=member, index=index),
-                task_id="", input="", policy="policy", purpose=Purpose.TRAIN,
-            )  # fmt: skip
-            end = event_of(request, "aaaa", 0, RolloutState.ABORTED, is_final=True)
-            episode = Episode(
-                episode_id=request.rollout_id + "aaaa", rollout_id=request.rollout_id, attempt_id="aaaa",
-                group=request.group, task_id="", policy="policy", purpose=Purpose.TRAIN, state=end.state,
-                is_final=True, closed_by="complete", calls=(), reward=None,
-            )  # fmt: skip
-            records += [request, event_of(request, "aaaa", 0, RolloutState.STARTED), end, episode]
-    tracemalloc.start()
-    for again in (records, records[:4000]):
-        for record in again:
-            state.fold(record)
-    num_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert num_bytes < 200_000
-    progress = state.progress()
-    assert (progress.admitted, progress.running, state.open, state.admitted[Purpose.TRAIN].incomplete()) == (
-        300,
-        0,
-        {},
-        [],
-    )
-    assert state.exclusions == {"aborted": 1200}
-    foreign = msgspec.structs.replace(records[3], rollout_id="ffffffff" + "0" * 20)
-    state.fold(msgspec.structs.replace(foreign, group=GroupRef(id="f", size=1, member=0, index=300)))
-    assert state.exclusions == {"aborted": 1200}
 
 
 def test_malformed_records_are_left_out(world: World) -> None:
