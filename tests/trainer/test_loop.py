@@ -1,4 +1,4 @@
-"""The loop on an in-memory log: fresh, resumed, killed at every seam, fenced, rolled back."""
+"""The loop on an in-memory log: fresh, resumed, killed at every seam; for epochs and rollbacks see test_epochs.py."""
 
 from __future__ import annotations
 
