@@ -116,21 +116,30 @@ class KafkaAdmin:
 
     def create_topics(self, wanted: list[NewTopic]) -> set[str]:
         """Creates topics; returns the names of those that existed already, which are left as they are."""
-        if not wanted:
-            return set()
-        return retry(lambda: self._create(wanted), doing="creating topics", patience_s=_UNKNOWN_S)
+        left = {topic.topic: topic for topic in wanted}
+        existed: set[str] = set()
 
-    def _create(self, wanted: list[NewTopic]) -> set[str]:
-        with boundary("create topics"):
-            futures = self._client.create_topics(wanted, operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S)
-        existed = set()
-        for name, future in futures.items():
-            try:
-                future.result(_TIMEOUT_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise translate(error.args[0], doing=f"create topic {name!r}") from error
-                existed.add(name)
+        def create() -> None:
+            with boundary("create topics"):
+                futures = self._client.create_topics(
+                    list(left.values()), operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
+                )
+            failed = None
+            for name, future in futures.items():
+                try:
+                    future.result(_TIMEOUT_S)
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                        failed = translate(error.args[0], doing=f"create topic {name!r}")
+                        continue
+                    existed.add(name)
+                # What is made now is not asked for again, else it would seem to have been there before.
+                del left[name]
+            if failed:
+                raise failed
+
+        if left:
+            retry(create, doing="creating topics", patience_s=_UNKNOWN_S)
         return existed
 
     def partitions(self, topic: str) -> list[TopicPartition]:

@@ -1,4 +1,4 @@
-"""The bad days of the Kafka log: errors, limits, gaps, and a broker that dies."""
+"""The bad days of the Kafka log: errors, limits, and a broker that dies; for gaps see test_readers.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.cimpl import NewTopic
 
 from tests.compose.kafka.reading import new_topic, read
 from tracegrad.compose.kafka import admin as kafka_admin
@@ -174,6 +175,29 @@ def admin_of_a_topic_unknown_for(unknown_s: float, monkeypatch: pytest.MonkeyPat
 def test_a_topic_that_a_restarted_broker_does_not_know_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds, not one: the error ends the whole run."""
     assert admin_of_a_topic_unknown_for(12, monkeypatch).partition_counts(["t"]) == {"t": 1}
+
+
+def test_topics_of_a_fenced_broker_are_asked_for_again_and_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try makes one and fails for another: neither was there before, a third was."""
+    clock = _Clock()
+    monkeypatch.setattr("tenacity.time", clock)
+    monkeypatch.setattr("tenacity.nap.time", clock)
+    fenced = KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, "All brokers are currently fenced")
+    there = KafkaError(KafkaError.TOPIC_ALREADY_EXISTS, "there")
+    answers: list[dict[str, KafkaError | None]] = [{"late": fenced, "made": None, "old": there}, {"late": None}]
+    asked: list[list[str]] = []
+
+    def create_topics(topics: list[NewTopic], **_: float) -> dict[str, Future[None]]:
+        asked.append([topic.topic for topic in topics])
+        futures: dict[str, Future[None]] = {name: Future() for name in answers[0]}
+        for name, error in answers.pop(0).items():
+            futures[name].set_exception(KafkaException(error)) if error else futures[name].set_result(None)
+        return futures
+
+    monkeypatch.setattr(kafka_admin, "AdminClient", lambda *_, **__: SimpleNamespace(create_topics=create_topics))
+    wanted = [NewTopic(name, 1, 1) for name in ("late", "made", "old")]
+    assert KafkaAdmin({"bootstrap.servers": NOWHERE}).create_topics(wanted) == {"old"}
+    assert asked == [["late", "made", "old"], ["late"]]
 
 
 def test_a_topic_that_stays_unknown_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,8 @@ def test_steps_are_ticked_at_whole_numbers() -> None:
 def test_odd_numbers_give_a_valid_file(reward: list[float | None], rule: list[float | None]) -> None:
     """Gaps, one point, equal values, none at all."""
     curves = {"reward": reward, "tool_success": [None] * 3, "staleness": [math.nan, 1.0], "air:<x>": rule}
-    ElementTree.fromstring(draw(msgspec.structs.replace(results(), steps=len(reward), curves=curves)))
+    drawn = ElementTree.fromstring(draw(msgspec.structs.replace(results(), steps=len(reward), curves=curves)))
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @given(VALUES, st.integers(1, 5))
