@@ -1,23 +1,28 @@
-"""What the trainer is told: `[trainer]` of the settings file, and the handles of the run that it works for.
+"""What the trainer is told: `[trainer]` and `[algorithm]` of the settings file, and the handles of the run.
 
-In: compose hands both over. Out: two frozen records. Invariant: bounds stand in the types, so what cannot work fails
+In: compose hands them over. Out: frozen records. Invariant: bounds stand in the types, so what cannot work fails
 at load. Imports nothing heavy: the command line reads it for its help.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+import operator
+import typing
+from types import UnionType
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count, Device, Program, Section, Whole
+from tracegrad.schemas.section import Count, Device, Program, Section, Whole, nearest
 
-__all__ = ["Aggregation", "Scale", "TrainerConfig", "TrainerHandles"]
+from .algorithm.recipe import Function, Recipe
+from .algorithm.recipes import DEFAULT, RECIPES
 
-Aggregation = Literal["token_mean", "rollout_mean", "constant"]
-Scale = Literal["none", "std", "grpo"]
+__all__ = ["AlgorithmConfig", "TrainerConfig", "TrainerHandles"]
 
 
 class TrainerConfig(Section, frozen=True, kw_only=True):
@@ -31,12 +36,6 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """AdamW's learning rate after the warm-up."""
     warmup_steps: Whole = 3
     """Linear warm-up: an optimiser's u-th update uses lr * min(1, u / warmup_steps); a rollback begins a new one."""
-    clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
-    """The ratio may fall to 1 - clip_low."""
-    clip_high: Annotated[float, Meta(ge=0)] = 0.28
-    """The ratio may rise to 1 + clip_high (arXiv:2503.14476)."""
-    clip_dual: Annotated[float, Meta(gt=1)] = 3.0
-    """Greatest weight of a token with a negative advantage (dual clip, arXiv:1912.09729)."""
     clip_norm: Annotated[float, Meta(gt=0)] = 1.0
     """Gradient norm clip."""
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
@@ -45,18 +44,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Rank of a low-rank adapter; None: every weight is trained. Not for mixtures of experts."""
     lora_alpha: Count = 32
     """Scale of the adapter."""
-    baseline: str = "leave_one_out"
-    """What a return is compared with: a name in `BASELINES` (trainer/algorithm/recipe.py)."""
-    aggregation: Aggregation = "token_mean"
-    """What one token weighs in the loss: `token_mean` 1/N, `rollout_mean` 1/(R n_r), `constant` 1/(R L)."""
-    constant_tokens: Count = 1024
-    """L of `constant`: the greatest length of a rollout, say."""
     max_staleness: Whole = 8
     """Versions that a trained token may be behind; beyond it the group is excluded as `stale`. A safety net, for
     `[pace]` bounds admission."""
-    scale: Scale = "none"
-    """What advantages are divided by: `none` (with leave-one-out: RLOO), `grpo` (then exactly GRPO), or `std`, the
-    population std of the peers' returns, which is GRPO * (k / (k - 1))^1.5."""
     device: Device = "auto"
     """`cpu`, `cuda`, `cuda:N`, the N-th visible GPU from 0, or `auto`: the first GPU when there is one, else `cpu`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -82,6 +72,53 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Steps from one checkpoint to the next; what a kill undoes is replayed from the log. A stop always leaves one."""
     python: Program | None = None
     """The interpreter that has `tracegrad[trainer]`; None: the one that runs tracegrad."""
+
+
+def _key(hint: Any) -> Any:
+    """A key's type: the recipe's, without functions, which no settings file can hold; None where it says nothing."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+    return functools.reduce(operator.or_, (part for part in parts if part != Function)) | None
+
+
+_Keys: Any = msgspec.defstruct(
+    "_Keys",
+    [("recipe", str, DEFAULT)]
+    + [(name, _key(hint), None) for name, hint in typing.get_type_hints(Recipe, include_extras=True).items()],
+    bases=(Section,),
+    module=__name__,
+    frozen=True,
+    kw_only=True,
+)
+
+
+class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, call-arg]
+    """`[algorithm]`: what is learnt from a return (docs/training.md has the formulas). A recipe by name; each other key
+    overrides what the recipe says, and says nothing where it is left out.
+    """
+
+    recipe: str = DEFAULT
+    """A name in `RECIPES` (trainer/algorithm/recipes.py)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.resolve()
+
+    def resolve(self) -> Recipe:
+        """The recipe with what overrides it.
+
+        Raises:
+            ConfigurationError: there is none of that name, or the keys do not go together.
+        """
+        if self.recipe not in RECIPES:
+            raise ConfigurationError(f"recipe: no recipe {self.recipe!r}; {nearest(self.recipe, RECIPES)}")
+        given = {name: value for name in Recipe.kinds() if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(RECIPES[self.recipe], **given)
+
+    @classmethod
+    def docs(cls) -> dict[str, str]:
+        """Of the recipe's fields too."""
+        own: dict[str, str] = super().docs()
+        return Recipe.docs() | own
 
 
 class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):

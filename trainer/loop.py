@@ -39,7 +39,7 @@ from tracegrad.schemas.topics import Topic, Topics
 from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow, training_rows
-from .config import TrainerConfig, TrainerHandles
+from .config import AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.policy import configure_torch, load_policy
 from .step import Learner, StepResult
@@ -64,6 +64,7 @@ _COARSE_LOGPROB_ERROR_WARN = 1.0
 
 def run(
     config: TrainerConfig,
+    algorithm: AlgorithmConfig,
     handles: TrainerHandles,
     *,
     topics: Topics,
@@ -80,7 +81,7 @@ def run(
         UnavailableError, OSError: a restart may cure it.
     """
     with ExitStack() as ends:
-        Trainer(config, handles, topics=topics, log=log, metrics=metrics, ends=ends).train(stop)
+        Trainer(config, algorithm, handles, topics=topics, log=log, metrics=metrics, ends=ends).train(stop)
 
 
 class Trainer:
@@ -89,6 +90,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainerConfig,
+        algorithm: AlgorithmConfig,
         handles: TrainerHandles,
         *,
         topics: Topics,
@@ -100,7 +102,7 @@ class Trainer:
         self._config = config
         self._metrics = metrics
         device = configure_torch(config, seed=handles.seed)
-        self._learner = Learner(load_policy(config, handles.model, device), config)
+        self._learner = Learner(load_policy(config, handles.model, device), config, algorithm.resolve())
         writer = ends.enter_context(closing(log.writer()))
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))

@@ -19,9 +19,11 @@ from msgspec.structs import asdict
 from torch import Tensor
 
 from tracegrad.schemas.beat import busy
-from tracegrad.schemas.errors import ConfigurationError, DivergedError
+from tracegrad.schemas.errors import DivergedError
 
-from .algorithm.recipe import BASELINES, Recipe, TokenLoss
+from .algorithm.form import TokenLoss, log_ratios, loss
+from .algorithm.level import unit_means
+from .algorithm.recipe import Recipe
 from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import TrainingRow
 from .config import TrainerConfig
@@ -33,7 +35,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _BETAS = (0.9, 0.95)
 """AdamW's; the second is shorter than torch's .999, for gradients change with the policy."""
 _NOT_LEARNT = {"steps", "python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every"}
-"""Keys of `[trainer]` that change no step."""
+"""Keys of `[trainer]` that change no step; of `[algorithm]` there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +67,16 @@ class _Watch:
     num_checked: int = 0
     error_max: float = 0.0
 
-    def add(self, batch: MicroBatch, logprobs_BK: Tensor, term: TokenLoss, version: int) -> None:
-        mask_BK = batch.loss_mask_BK
-        self.num_tokens += int(mask_BK.sum())
-        self.ratio_sum += float((term.ratios_BK * mask_BK).sum(dtype=torch.float64))
-        self.num_clipped += int((term.clipped_BK & mask_BK).sum())
-        self.num_bounded += int((term.bounded_BK & mask_BK).sum())
-        checked_BK = mask_BK & (batch.versions_BK == version)
-        num_checked = int(checked_BK.sum())
+    def add(self, batch: MicroBatch, logprobs_N: Tensor, term: TokenLoss, version: int) -> None:
+        self.num_tokens += len(logprobs_N)
+        self.ratio_sum += float(term.ratios_N.sum(dtype=torch.float64))
+        self.num_clipped += int(term.clipped_N.sum())
+        self.num_bounded += int(term.bounded_N.sum())
+        checked_N = batch.versions_N == version
+        num_checked = int(checked_N.sum())
         if num_checked:
             # Probabilities are compared at the sampler's own version only: any gap is then an error, not learning.
-            error = float((logprobs_BK.detach() - batch.sampler_logprobs_BK)[checked_BK].abs().max())
+            error = float((logprobs_N.detach() - batch.sampler_logprobs_N)[checked_N].abs().max())
             self.num_checked += num_checked
             self.error_max = max(self.error_max, error) if math.isfinite(error) else 1e9
 
@@ -83,19 +84,9 @@ class _Watch:
 class Learner:
     """A policy, its optimiser and its recipe."""
 
-    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
-        if config.baseline not in BASELINES:
-            raise ConfigurationError(f"[trainer] baseline: expected one of {list(BASELINES)}, got {config.baseline!r}")
+    def __init__(self, policy: Policy, config: TrainerConfig, recipe: Recipe) -> None:
         self.policy = policy
-        self.recipe = Recipe(
-            baseline=config.baseline,
-            scale=config.scale,
-            low=config.clip_low,
-            high=config.clip_high,
-            dual=config.clip_dual,
-            aggregation=config.aggregation,
-            length=config.constant_tokens,
-        )
+        self.recipe = recipe
         self._config = config
         # By name, so that sums over them do not depend on the order in which the model was built.
         self._masters = dict(sorted(policy.masters.items()))
@@ -103,8 +94,9 @@ class Learner:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a step depends on, by key of `[trainer]`; `auto` as it turned out here."""
+        """What a step depends on, by key of `[trainer]` and `[algorithm]`; `auto` as it turned out here."""
         told = {name: str(value) for name, value in asdict(self._config).items() if name not in _NOT_LEARNT}
+        told |= {name: getattr(value, "__qualname__", str(value)) for name, value in asdict(self.recipe).items()}
         resolved = {"dtype": self.policy.model_dtype, "publish_dtype": self.policy.dtype}
         return (
             told
@@ -128,14 +120,15 @@ class Learner:
             return StepResult(is_updated=False, skipped="no_advantage" if rows else "no_tokens")
         started = time.perf_counter()
         watch = _Watch()
-        loss = self._accumulate(useful, version, watch)
+        unit_means_U = self._unit_means(rows)
+        value = self._accumulate(useful, version, watch, unit_means_U)
         with torch.no_grad():
-            for _ in self._look_at([row for row in rows if not row.has_gradient], version, watch):
+            for _ in self._look_at([row for row in rows if not row.has_gradient], version, watch, unit_means_U):
                 pass
         computed = time.perf_counter()
         config = self._config
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), config.clip_norm))
-        is_finite = all(map(math.isfinite, (loss, grad_norm, watch.ratio_sum)))
+        is_finite = all(map(math.isfinite, (value, grad_norm, watch.ratio_sum)))
         learning_rate = config.lr * min(1.0, (self._num_updates + 1) / max(1, config.warmup_steps))
         if is_finite:
             for group in self._optimiser.param_groups:
@@ -148,7 +141,7 @@ class Learner:
         return StepResult(
             is_updated=is_finite,
             skipped="" if is_finite else "non_finite",
-            loss=loss if math.isfinite(loss) else 0.0,
+            loss=value if math.isfinite(value) else 0.0,
             grad_norm=grad_norm if math.isfinite(grad_norm) else 0.0,
             learning_rate=learning_rate,
             logprob_error_max=watch.error_max,
@@ -168,8 +161,7 @@ class Learner:
     def _require_numbers(self, row: TrainingRow, step: int) -> None:
         """One forward pass of the new weights: a version of NaN would be served before the next step noticed."""
         (batch,) = self._micro_batches([row])
-        logprobs_BK = self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)
-        if not bool(logprobs_BK.isfinite().all()):
+        if not bool(self._logprobs(batch).isfinite().all()):
             raise DivergedError(
                 f"expected the weights after step {step} to give finite logprobs, got others; they are neither "
                 "checkpointed nor published. Lower [trainer] lr or clip_norm and start the run again"
@@ -184,28 +176,53 @@ class Learner:
             with busy("a micro-batch", batch.input_ids_BL.numel()):
                 yield batch.to(self.policy.device)
 
-    def _accumulate(self, rows: Sequence[TrainingRow], version: int, watch: _Watch) -> float:
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        """[N] of its trained tokens under the present weights."""
+        return self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)[batch.loss_mask_BK]
+
+    @torch.no_grad()
+    def _unit_means(self, rows: Sequence[TrainingRow]) -> Tensor | None:
+        """[U] the mean log ratio of each rollout, by a pass of its own: a rollout's rows may lie in several
+        micro-batches. None where no ratio is of a rollout.
+        """
+        if self.recipe.level != "rollout":
+            return None
+        seen = []
+        for batch in self._micro_batches(rows):
+            assert batch.units_N is not None
+            logprobs_N = self._logprobs(batch)
+            seen.append((log_ratios(self.recipe, logprobs_N, batch.sampler_logprobs_N), batch.units_N))
+        log_ratios_N, units_N = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        return unit_means(log_ratios_N, units_N, int(units_N.max()) + 1)
+
+    def _accumulate(
+        self, rows: Sequence[TrainingRow], version: int, watch: _Watch, unit_means_U: Tensor | None
+    ) -> float:
         """The loss; its gradient is in the masters."""
         losses: list[float] = []
-        for term in self._look_at(rows, version, watch):
+        for term in self._look_at(rows, version, watch, unit_means_U):
             term.loss.backward()  # type: ignore[no-untyped-call]
             self.policy.collect_gradients()
             losses.append(float(term.loss.detach()))
         # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
 
-    def _look_at(self, rows: Sequence[TrainingRow], version: int, watch: _Watch) -> Iterator[TokenLoss]:
+    def _look_at(
+        self, rows: Sequence[TrainingRow], version: int, watch: _Watch, unit_means_U: Tensor | None
+    ) -> Iterator[TokenLoss]:
         """A forward pass by micro-batches; each is watched and given."""
         for batch in self._micro_batches(rows):
-            logprobs_BK = self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)
-            term = self.recipe.loss(
-                logprobs_BK,
-                sampler_logprobs_BK=batch.sampler_logprobs_BK,
-                advantages_BK=batch.advantages_BK,
-                token_weights_BK=batch.token_weights_BK,
-                loss_mask_BK=batch.loss_mask_BK,
+            logprobs_N = self._logprobs(batch)
+            term = loss(
+                self.recipe,
+                logprobs_N=logprobs_N,
+                sampler_logprobs_N=batch.sampler_logprobs_N,
+                advantages_N=batch.advantages_N,
+                weights_N=batch.weights_N,
+                units_N=batch.units_N,
+                unit_means_U=unit_means_U,
             )
-            watch.add(batch, logprobs_BK, term, version)
+            watch.add(batch, logprobs_N, term, version)
             yield term
 
     def tensors(self) -> dict[str, Tensor]:

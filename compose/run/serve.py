@@ -144,7 +144,8 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
         case "trainer":
             from tracegrad.trainer import loop
 
-            loop.run(settings.trainer, wiring.trainer(), topics=topics, log=log, stop=stop, metrics=metrics)
+            handles = wiring.trainer()
+            loop.run(settings.trainer, settings.algorithm, handles, topics=topics, log=log, stop=stop, metrics=metrics)
         case "weight-sync":
             from tracegrad.consumers.engine import weight_sync
 

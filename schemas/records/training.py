@@ -79,7 +79,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int = 0
     ended_at_ms: int = 0
     num_bounded_tokens: int = 0
-    """Tokens with a negative advantage whose weight `clip_dual` bounded."""
+    """Tokens with a negative advantage whose weight `[algorithm] dual` bounded."""
 
 
 def surviving_steps(steps: Iterable[TrainingStep]) -> list[TrainingStep]:

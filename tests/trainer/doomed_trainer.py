@@ -19,7 +19,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.store import checkpoint, publish, store
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
@@ -52,7 +52,14 @@ def arm(seam: str, call: int) -> None:
 
 
 def train(
-    servers: str, topics: Topics, config: TrainerConfig, handles: TrainerHandles, seam: str, call: int, errors: Path
+    servers: str,
+    topics: Topics,
+    config: TrainerConfig,
+    algorithm: AlgorithmConfig,
+    handles: TrainerHandles,
+    seam: str,
+    call: int,
+    errors: Path,
 ) -> None:
     """What the process runs; 78 when fenced, as the command line has it."""
     sys.stderr = errors.open("w", buffering=1)
@@ -60,7 +67,7 @@ def train(
         arm(seam, call)
     try:
         log, stop = KafkaLog(servers), threading.Event()
-        loop.run(config, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
+        loop.run(config, algorithm, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
     except FatalError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(FATAL_EXIT_STATUS)

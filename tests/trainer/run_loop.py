@@ -20,7 +20,7 @@ from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig, TrainerHandles
 
 __all__ = [
     "STEPS",
@@ -65,13 +65,22 @@ def new_log() -> MemoryLog:
     return log
 
 
-def config_of(model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any) -> tuple[TrainerConfig, TrainerHandles]:
-    """Four batches of two groups."""
+def config_of(
+    model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any
+) -> tuple[TrainerConfig, AlgorithmConfig, TrainerHandles]:
+    """Four batches of two groups; `changes` are keys of `[trainer]` and `[algorithm]`."""
+    algorithm = {name: changes.pop(name) for name in AlgorithmConfig.kinds() if name in changes}
     config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
-    return config, TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
+    return (
+        config,
+        AlgorithmConfig(**algorithm),
+        TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
+    )
 
 
-def train(log: Log, settings: tuple[TrainerConfig, TrainerHandles], stop: threading.Event | None = None) -> Metrics:
+def train(
+    log: Log, settings: tuple[TrainerConfig, AlgorithmConfig, TrainerHandles], stop: threading.Event | None = None
+) -> Metrics:
     """As compose calls it; what it counted."""
     metrics = Metrics()
     loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)

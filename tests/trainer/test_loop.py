@@ -18,14 +18,12 @@ from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import (
     TOPICS,
     TRANSITIONS,
-    WEIGHTS_TOPIC,
     config_of,
     content,
     lineage_of,
     steps_of,
     train,
 )
-from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
 from tracegrad.schemas.topics import Topic
@@ -65,15 +63,6 @@ def test_every_group_is_in_one_batch_or_excluded(log: MemoryLog, untied: Path, t
     assert [dict(record.headers)["tracegrad.offset"] for record in dead] == [b"3", b"5"]
     assert (metrics.value(STEPS_DONE), metrics.value(GROUPS_TRAINED)) == (4, 7)
     assert (metrics.value(GROUPS_EXCLUDED, "malformed"), metrics.value(DEAD_LETTERS, "malformed")) == (1, 2)
-
-
-def test_baseline_that_is_in_no_table_ends_the_trainer_at_its_start(
-    log: MemoryLog, untied: Path, tmp_path: Path
-) -> None:
-    """Before it claims the policy; the message names the choices."""
-    with pytest.raises(ConfigurationError, match=r"\[trainer\] baseline: expected one of .*leave_one_out.*'none'"):
-        train(log, config_of(untied, tmp_path, baseline="none"))
-    assert not log.records(WEIGHTS_TOPIC)
 
 
 def test_step_tells_what_happened(log: MemoryLog, untied: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, sur
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig, TrainerHandles
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -44,14 +44,23 @@ FORKS.set_forkserver_preload([doomed_trainer.__name__, "transformers.models.qwen
 Outcome = tuple[list[Any], dict[int, dict[str, torch.Tensor]], Lineage]
 
 
-def config_of(model: Path, work_dir: Path, *, every: int = 1) -> tuple[TrainerConfig, TrainerHandles]:
+def config_of(model: Path, work_dir: Path, *, every: int = 1) -> tuple[TrainerConfig, AlgorithmConfig, TrainerHandles]:
     """Four batches of two groups, a checkpoint every so many."""
     config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4, checkpoint_every=every)
-    return config, TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0)
+    return (
+        config,
+        AlgorithmConfig(),
+        TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
+    )
 
 
 def start(
-    servers: str, topics: Topics, config: tuple[TrainerConfig, TrainerHandles], seam: str, call: int, errors: Path
+    servers: str,
+    topics: Topics,
+    config: tuple[TrainerConfig, AlgorithmConfig, TrainerHandles],
+    seam: str,
+    call: int,
+    errors: Path,
 ) -> BaseProcess:
     """A trainer in a process of its own, forked from one that has torch already: importing it takes 8 s."""
     arguments = (servers, topics, *config, seam, call, errors)

@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from tracegrad.trainer.algorithm.recipe import BASELINES
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import configure_torch, load_policy
@@ -21,10 +22,10 @@ from tracegrad.trainer.step import Learner
 pytestmark = pytest.mark.torch
 
 
-def learner_of(model: Path, **changes: Any) -> Learner:
+def learner_of(model: Path, recipe: Recipe = RECIPES[DEFAULT], **changes: Any) -> Learner:
     """A fresh one."""
     config = TrainerConfig(**{"lr": 5e-4, **changes})
-    return Learner(load_policy(config, str(model), configure_torch(config, seed=0)), config)
+    return Learner(load_policy(config, str(model), configure_torch(config, seed=0)), config, recipe)
 
 
 def row(advantage: float = 1.0, *, version: int = 0, mu: float = -5.5, seed: int = 0) -> TrainingRow:
@@ -51,14 +52,6 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
 def is_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_the_settings_pick_the_baseline(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new one is a row in the table and its name in `[trainer]`; leave-one-out where nothing is said."""
-    monkeypatch.setitem(BASELINES, "zero", lambda rollouts_P, returns_P: [0.0] * len(returns_P))
-    told, untold = learner_of(untied, baseline="zero"), learner_of(untied)
-    assert told.recipe.advantages(["r0", "r1"], [1.0, 3.0]) == [1.0, 3.0]
-    assert untold.recipe.advantages(["r0", "r1"], [1.0, 3.0]) == [-2.0, 2.0]
 
 
 def test_equal_steps_give_equal_weights_bit_for_bit(untied: Path) -> None:

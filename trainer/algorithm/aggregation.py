@@ -8,9 +8,9 @@ would raise the step on batches with few useful groups. Which rollouts count is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["constant", "rollout_mean", "token_mean"]
+__all__ = ["AGGREGATIONS", "constant", "rollout_mean", "token_mean"]
 
 
 def token_mean(tokens_R: Sequence[int], length: int) -> list[float]:
@@ -27,3 +27,11 @@ def rollout_mean(tokens_R: Sequence[int], length: int) -> list[float]:
 def constant(tokens_R: Sequence[int], length: int) -> list[float]:
     """c = 1/(R L): no length is favoured (Dr. GRPO, arXiv:2503.20783)."""
     return [1.0 / (len(tokens_R) * length) if tokens else 0.0 for tokens in tokens_R]
+
+
+AGGREGATIONS: Mapping[str, Callable[[Sequence[int], int], list[float]]] = {
+    "token_mean": token_mean,
+    "rollout_mean": rollout_mean,
+    "constant": constant,
+}
+"""([R] trained tokens, L) -> [R] c."""

@@ -1,131 +1,55 @@
-"""The form that all algorithms here share, and a table of what each of its axes can be.
+"""A recipe: a name on each axis, and the numbers that belong to it.
 
-    A_i = (R_i - b_i) / s                                 baselines/, scale.py
-    L   = - sum over trained tokens t of  c_t * f(rho_t, A_t)     aggregation.py, surrogate.py, ratio.py
+    A_i = (R_i - b_i) / s                                                 baseline.py, scale.py
+    L   = - sum over trained tokens t of  c_t * f(rho_t, A_t)             aggregation.py, surrogate.py, level.py
 
-A recipe is data: a name on each axis, and the numbers that belong to it. A new baseline is its own file under
-`baselines/` and one row in BASELINES; so for the other axes. All of it takes plain numbers and tensors.
-Invariants: equal returns give advantages of exactly 0; tokens outside the loss mask give exactly 0 to loss and
-gradient, whatever stands there; the loss is a sum over given weights, so that micro-batches and ranks add up to it.
-Tensor suffixes: P peers, R rollouts of the batch, B rows, K kept positions.
+In: names and numbers. Out: a frozen record, which `form.py` puts to work. Invariant: bounds stand in the types and the
+checks below, so that a recipe that exists can be computed; no torch, for the command line reads it. A name may be a
+function instead, of the form that its axis' table tells: the way of a user's file.
+Failure: ConfigurationError that begins with the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from torch import Tensor
+from msgspec import Meta
 
-from .aggregation import constant, rollout_mean, token_mean
-from .baselines.leave_one_out import leave_one_out
-from .ratio import token_ratio
-from .scale import grpo_std, population_std, unscaled
-from .surrogate import clip
+from tracegrad.schemas.section import Count, Section
 
-__all__ = ["AGGREGATIONS", "BASELINES", "RATIOS", "SCALES", "SURROGATES", "Recipe", "TokenLoss"]
+__all__ = ["Function", "Recipe"]
 
-BASELINES: Mapping[str, Callable[[Sequence[str], Sequence[float]], list[float]]] = {
-    "leave_one_out": leave_one_out,
-}
-"""([P] whose turn, [P] returns) -> [P] b."""
-SCALES: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "none": unscaled,
-    "std": population_std,
-    "grpo": grpo_std,
-}
-"""[P] returns -> s; asked only where some return differs from its baseline."""
-RATIOS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "token": token_ratio,
-}
-"""([B, K] log pi, [B, K] log mu, [B, K] loss mask) -> [B, K] rho."""
-SURROGATES: Mapping[str, Callable[[Tensor, Tensor, float, float, float], tuple[Tensor, Tensor, Tensor]]] = {
-    "clip": clip,
-}
-"""([B, K] rho, [B, K] A, low, high, dual) -> [B, K] f; where bounds hold the gradient back; where that is `dual`."""
-AGGREGATIONS: Mapping[str, Callable[[Sequence[int], int], list[float]]] = {
-    "token_mean": token_mean,
-    "rollout_mean": rollout_mean,
-    "constant": constant,
-}
-"""([R] trained tokens, L) -> [R] c."""
-
-_ROUNDING = 1e-9
-"""Below this share of the greatest return a difference is rounding: equal returns must give exactly 0, else every
-group without spread would cost a forward pass and feed noise to the optimiser."""
+Function = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLoss:
-    """Loss and what to watch, over the tokens of one micro-batch."""
+class Recipe(Section, frozen=True, kw_only=True):
+    """A point on each axis. Example: Recipe(baseline="leave_one_out", aggregation="rollout_mean")."""
 
-    loss: Tensor
-    """Scalar: the sum of weighted terms; carries the gradient."""
-    ratios_BK: Tensor
-    """rho, detached; 1 outside the mask."""
-    clipped_BK: Tensor
-    """Where the surrogate's bounds hold the gradient back."""
-    bounded_BK: Tensor
-    """Where that is the bound on the weight of negative advantages."""
+    baseline: Literal["leave_one_out"] | Function = "leave_one_out"
+    """What a return is compared with."""
+    scale: Literal["none", "std", "grpo"] | Function = "none"
+    """What advantages are divided by: `none` (with leave-one-out: RLOO), `grpo` (then exactly GRPO), or `std`, the
+    population std of the peers' returns, which is GRPO * (k / (k - 1))^1.5."""
+    anchor: Literal["sampler", "old"] = "sampler"
+    """What the policy's probability is divided by in the ratio: the sampler's (`bypass`), or the policy's own before
+    the batch's first update."""
+    level: Literal["token", "turn", "row", "rollout"] = "token"
+    """Whose ratio it is: each token's, or the geometric mean over the trained tokens of its turn, row or rollout."""
+    surrogate: Literal["clip"] | Function = "clip"
+    """What is maximised for each token."""
+    low: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """`clip`: the ratio may fall to 1 - low."""
+    high: Annotated[float, Meta(ge=0)] = 0.2
+    """`clip`: the ratio may rise to 1 + high."""
+    dual: Annotated[float, Meta(gt=1)] | None = None
+    """`clip`: greatest weight of a token with a negative advantage (dual clip, arXiv:1912.09729)."""
+    aggregation: Literal["token_mean", "rollout_mean", "constant"] | Function = "token_mean"
+    """What one token weighs in the loss: `token_mean` 1/N, `rollout_mean` 1/(R n_r), `constant` 1/(R L)."""
+    length: Count = 1024
+    """L of `constant`: the greatest length of a rollout, say."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """A point on each axis. Example: Recipe(scale="std", aggregation="rollout_mean")."""
-
-    baseline: str = "leave_one_out"
-    scale: str = "none"
-    ratio: str = "token"
-    surrogate: str = "clip"
-    low: float = 0.2
-    """The surrogate's bound below."""
-    high: float = 0.28
-    """... and above."""
-    dual: float = 3.0
-    """... on the weight of a negative advantage."""
-    aggregation: str = "token_mean"
-    length: int = 1024
-    """L of `constant`."""
-
-    def advantages(self, rollouts_P: Sequence[str], returns_P: Sequence[float]) -> list[float]:
-        """[P] advantages of turns that are compared with each other; `rollouts_P` says whose they are."""
-        baselines_P = BASELINES[self.baseline](rollouts_P, returns_P)
-        rounding = _ROUNDING * max(map(abs, returns_P), default=0.0)
-        differences_P = [value - base for value, base in zip(returns_P, baselines_P, strict=True)]
-        differences_P = [0.0 if abs(value) <= rounding else value for value in differences_P]
-        if not any(differences_P):
-            return differences_P  # a std of equal returns is 0, or rounding
-        scale = SCALES[self.scale](returns_P)
-        return [value / scale for value in differences_P]
-
-    def token_weights(self, tokens_R: Sequence[int]) -> list[float]:
-        """[R] what one trained token of each rollout weighs in the loss, from the trained tokens of each."""
-        return AGGREGATIONS[self.aggregation](tokens_R, self.length)
-
-    def loss(
-        self,
-        logprobs_BK: Tensor,
-        *,
-        sampler_logprobs_BK: Tensor,
-        advantages_BK: Tensor,
-        token_weights_BK: Tensor,
-        loss_mask_BK: Tensor,
-    ) -> TokenLoss:
-        """The loss of a micro-batch.
-
-        Args:
-            logprobs_BK: of the sampled tokens, under the weights being trained.
-            sampler_logprobs_BK: under the weights that sampled them.
-            advantages_BK: A.
-            token_weights_BK: c, 0 outside the mask.
-            loss_mask_BK: bool, what trains.
-        """
-        ratios_BK = RATIOS[self.ratio](logprobs_BK, sampler_logprobs_BK, loss_mask_BK)
-        surrogate = SURROGATES[self.surrogate]
-        terms_BK, clipped_BK, bounded_BK = surrogate(ratios_BK, advantages_BK, self.low, self.high, self.dual)
-        return TokenLoss(
-            loss=-(terms_BK * token_weights_BK).sum(),
-            ratios_BK=ratios_BK.detach(),
-            clipped_BK=clipped_BK.detach(),
-            bounded_BK=bounded_BK.detach(),
-        )
+    @property
+    def units(self) -> str | None:
+        """By what the loss wants the tokens numbered: None, `turn`, `row` or `rollout`."""
+        return None if self.level == "token" else self.level

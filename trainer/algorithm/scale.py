@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["grpo_std", "population_std", "unscaled"]
+__all__ = ["SCALES", "grpo_std", "population_std", "unscaled"]
 
 
 def unscaled(returns_P: Sequence[float]) -> float:
@@ -31,3 +31,11 @@ def grpo_std(returns_P: Sequence[float]) -> float:
     size = len(returns_P)
     correction: float = (size / (size - 1)) ** 1.5
     return population_std(returns_P) * correction
+
+
+SCALES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "none": unscaled,
+    "std": population_std,
+    "grpo": grpo_std,
+}
+"""[P] returns -> s; asked only where some return differs from its baseline."""

@@ -5,7 +5,7 @@ follows it, so right padding needs no mask, leaks nothing between rows, and leav
 Packing many rows into one long one was measured against this on a CPU and lost: attention there costs the square
 of the packed length (docs/training.md has the figures).
 
-Tensor suffixes: B rows of the micro-batch, L its longest row, K kept positions, T tokens of a row.
+Tensor suffixes: B rows of the micro-batch, L its longest row, K kept positions, T tokens of a row, N trained tokens.
 """
 
 from __future__ import annotations
@@ -26,21 +26,30 @@ __all__ = ["MicroBatch", "micro_batches"]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass takes. Position k predicts token `keep_K[k] + 1`; all but ids are [B, K]."""
+    """What one forward pass takes, [B, K], and what the loss takes of its trained tokens, [N], row by row.
+
+    Position k predicts token `keep_K[k] + 1`.
+    """
 
     input_ids_BL: Tensor
     keep_K: Tensor
     targets_BK: Tensor
-    loss_mask_BK: Tensor
-    sampler_logprobs_BK: Tensor
-    advantages_BK: Tensor
     temperatures_BK: Tensor
-    token_weights_BK: Tensor
-    versions_BK: Tensor
+    loss_mask_BK: Tensor
+    """Where the N trained tokens are."""
+    sampler_logprobs_N: Tensor
+    advantages_N: Tensor
+    weights_N: Tensor
+    versions_N: Tensor
+    units_N: Tensor | None
+    """None where each token's ratio is its own."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
-        return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
+        given = {name: getattr(self, name) for name in self.__slots__}
+        return MicroBatch(
+            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+        )
 
 
 def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int) -> list[MicroBatch]:
@@ -74,15 +83,19 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int) -> MicroBatch:
     def kept(padded: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(padded.take(targets, axis=1))
 
-    weights = torch.tensor([[row.token_weight] for row in rows], dtype=torch.float64)
+    def trained(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(row, name)[row.loss_mask_T] for row in rows]))
+
+    weights = torch.tensor([row.token_weight for row in rows], dtype=torch.float64).float()
     return MicroBatch(
         input_ids_BL=torch.from_numpy(np.ascontiguousarray(ids[:, : int(targets[-1])])),
         keep_K=torch.from_numpy(targets - 1),
         targets_BK=kept(ids),
-        loss_mask_BK=kept(mask),
-        sampler_logprobs_BK=kept(stack("sampler_logprobs_T")),
-        advantages_BK=kept(stack("advantages_T")),
         temperatures_BK=kept(stack("temperatures_T", 1)),
-        token_weights_BK=(weights * kept(mask)).float(),
-        versions_BK=kept(stack("versions_T", -1)),
+        loss_mask_BK=kept(mask),
+        sampler_logprobs_N=trained("sampler_logprobs_T"),
+        advantages_N=trained("advantages_T"),
+        weights_N=weights.repeat_interleave(torch.from_numpy(mask.sum(axis=1))),
+        versions_N=trained("versions_T"),
+        units_N=None if rows[0].units_T is None else trained("units_T"),
     )

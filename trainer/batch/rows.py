@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tracegrad.schemas.records.tokens import Ids, Logprobs
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow
 
+from ..algorithm.form import token_weights, turn_advantages
 from ..algorithm.recipe import Recipe
 from .groups import CallKey, Group, token_versions
 
@@ -42,6 +43,8 @@ class TrainingRow:
     """-1 outside the loss mask."""
     token_weight: float
     """What one trained token weighs in the loss."""
+    units_T: npt.NDArray[np.int64] | None = None
+    """The turn, row or rollout that a token's ratio is of, numbered over the batch; None: each has its own."""
 
     @property
     def has_gradient(self) -> bool:
@@ -52,14 +55,36 @@ class TrainingRow:
 def training_rows(groups: Sequence[Group], recipe: Recipe) -> list[TrainingRow]:
     """All rows of a batch that train a token, advantages and weights applied."""
     tokens = rollout_tokens(groups)
-    weights = dict(zip(tokens, recipe.token_weights([*tokens.values()]), strict=True))
+    weights = dict(zip(tokens, token_weights(recipe, [*tokens.values()]), strict=True))
+    units = _Units(recipe.units, [*tokens])
     rows: list[TrainingRow] = []
     for group in groups:
         advantages = group_advantages(group, recipe)
         for row in group.rows:
             if row.loss_mask.any():
-                rows.append(_training_row(row, advantages, weights[row.rollout_id]))
+                rows.append(_training_row(row, advantages, weights[row.rollout_id], units.of(row)))
     return rows
+
+
+class _Units:
+    """Numbers for what the ratio is of, over the whole batch."""
+
+    def __init__(self, level: str | None, rollouts: Sequence[str]) -> None:
+        self._level = level
+        self._rollouts = {rollout: number for number, rollout in enumerate(rollouts)}
+        self._next = 0
+
+    def of(self, row: SegmentRow) -> npt.NDArray[np.int64] | None:
+        """[T] each token's unit; the prompt's, which train nothing, are some turn's too."""
+        if self._level is None:
+            return None
+        if self._level == "rollout":
+            return np.full(len(row.token_ids), self._rollouts[row.rollout_id])
+        units_T = np.full(len(row.token_ids), self._next)
+        for number, turn in enumerate(row.turns if self._level == "turn" else ()):
+            units_T[turn.start : turn.end] = self._next + number
+        self._next += max(1, len(row.turns))
+        return units_T
 
 
 def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
@@ -90,7 +115,7 @@ def group_advantages(group: Group, recipe: Recipe) -> dict[CallKey, float]:
     for calls in calls_by_peers.values():
         returns = [turns[call].return_ for call in calls]
         ended = _ended(group.summary, {rollout for rollout, _ in calls})
-        values = recipe.advantages([*(rollout for rollout, _ in calls), *ended], [*returns, *ended.values()])
+        values = turn_advantages(recipe, [*(rollout for rollout, _ in calls), *ended], [*returns, *ended.values()])
         for call, value in zip(calls, values, strict=False):  # those of `ended` come last
             advantages[call] = value * turns[call].weight
     return advantages
@@ -107,7 +132,12 @@ def _ended(summary: GroupSummary, present: set[str]) -> dict[str, float]:
     }
 
 
-def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_weight: float) -> TrainingRow:
+def _training_row(
+    row: SegmentRow,
+    advantages: Mapping[CallKey, float],
+    token_weight: float,
+    units_T: npt.NDArray[np.int64] | None,
+) -> TrainingRow:
     num_tokens = len(row.token_ids)
     mask = row.loss_mask.view(np.bool_)  # its bytes were checked to be 0 and 1
     advantages_T = np.zeros(num_tokens, dtype=np.float32)
@@ -128,4 +158,5 @@ def _training_row(row: SegmentRow, advantages: Mapping[CallKey, float], token_we
         temperatures_T=temperatures_T,
         versions_T=np.where(mask, versions_T, -1),
         token_weight=token_weight,
+        units_T=units_T,
     )

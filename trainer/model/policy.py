@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import ConfigurationError
 
-from ..algorithm.ratio import sampled_logprobs
+from ..algorithm.logprobs import sampled_logprobs
 from ..batch.packing import MicroBatch
 from ..config import TrainerConfig
 

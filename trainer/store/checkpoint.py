@@ -235,7 +235,7 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, policy_log: Policy
         known, now = state.settings, learner.settings
         changed = [f"{name} {known[name]} -> {now[name]}" for name in now if known.get(name, now[name]) != now[name]]
         if changed:
-            _log.warning("[trainer] changed since step %d of this run: %s", state.step, ", ".join(changed))
+            _log.warning("[trainer], [algorithm] changed since step %d of this run: %s", state.step, ", ".join(changed))
         _log.info("resumes: step=%d version=%d next_offset=%d", state.step, state.version, state.next_offset)
         if published > state.version:
             _log.warning("version %d was published after this checkpoint: the log is replayed from there", published)

@@ -23,6 +23,7 @@ from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Topic
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import load_policy
@@ -108,7 +109,7 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
     from safetensors.torch import load_file
 
     config = TrainerConfig(lr=5e-3, warmup_steps=1)
-    learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config)
+    learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config, RECIPES[DEFAULT])
     work_dir = str(tied.weight_root.parent)
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(tied.model), work_dir=work_dir, seed=0)
     publisher = Publisher(handles, keep=0)

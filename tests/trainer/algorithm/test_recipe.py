@@ -1,125 +1,58 @@
-"""The form: axes put together, by hand and by property."""
+"""Recipes as records: what the settings may say of them, and what is refused."""
 
 from __future__ import annotations
 
-import math
-from typing import get_args
+import typing
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
-from tracegrad.trainer.algorithm.recipe import AGGREGATIONS, SCALES, Recipe, TokenLoss
-from tracegrad.trainer.config import Aggregation, Scale
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.trainer.algorithm.aggregation import AGGREGATIONS
+from tracegrad.trainer.algorithm.baseline import BASELINES
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.algorithm.scale import SCALES
+from tracegrad.trainer.algorithm.surrogate import SURROGATES
+from tracegrad.trainer.config import AlgorithmConfig
 
 pytestmark = pytest.mark.torch
 
-RECIPE = Recipe()
+TABLES: dict[str, Mapping[str, Any]] = {
+    "baseline": BASELINES,
+    "scale": SCALES,
+    "surrogate": SURROGATES,
+    "aggregation": AGGREGATIONS,
+}
 
 
-def loss_of(
-    ratios: list[float], advantages: list[float], weights: list[float] | None = None, mask: list[int] | None = None
-) -> tuple[TokenLoss, torch.Tensor]:
-    """The loss at given ratios; mu is 0.5 for every token."""
-    sampler = torch.full((1, len(ratios)), math.log(0.5))
-    logprobs = (torch.tensor([ratios]).log() + sampler).requires_grad_(True)
-    term = RECIPE.loss(
-        logprobs,
-        sampler_logprobs_BK=sampler,
-        advantages_BK=torch.tensor([advantages]),
-        token_weights_BK=torch.tensor([weights or [1.0] * len(ratios)]),
-        loss_mask_BK=torch.tensor([mask or [1] * len(ratios)]).bool(),
-    )
-    return term, logprobs
+@pytest.mark.parametrize("axis", TABLES)
+def test_the_settings_offer_every_name_of_an_axis(axis: str) -> None:
+    """The names are told twice: in the type, which the command line reads without torch, and in the table."""
+    names = [name for part in typing.get_args(Recipe.kinds()[axis]) for name in typing.get_args(part) or [part]]
+    assert sorted(name for name in names if isinstance(name, str)) == sorted(TABLES[axis])
 
 
-def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
-    """After a backward pass."""
-    assert tensor.grad is not None
-    return tensor.grad
+def test_keys_override_what_the_recipe_says() -> None:
+    """And say nothing where they are left out."""
+    assert AlgorithmConfig().resolve() == RECIPES[DEFAULT]
+    changed = AlgorithmConfig(high=0.5, level="row").resolve()
+    assert (changed.high, changed.level, changed.dual) == (0.5, "row", 3.0)
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
+    ("keys", "message"),
     [
-        (1.0, 1.0, -1.0, -1.0),
-        (1.2, 1.0, -1.2, -1.2),
-        (1.5, 1.0, -1.28, 0.0),
-        (0.5, 1.0, -0.5, -0.5),
-        (1.5, -2.0, 3.0, 3.0),
-        (5.0, -2.0, 6.0, 0.0),
-        (0.5, -2.0, 1.6, 0.0),
-        (0.9, -2.0, 1.8, 1.8),
+        ({"recipe": "rlo_clip"}, "recipe: no recipe 'rlo_clip'; did you mean 'rloo_clip'"),
+        ({"dual": 0.5}, "dual: expected more than 1, got 0.5"),
+        ({"low": 3.0}, "low: expected at most 1, got 3"),
     ],
+    ids=["no such name", "a key's bound", "another key's bound"],
 )
-def test_loss_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    """-min(rho A, clip(rho, .8, 1.28) A), at most -3 A; d/dlogprob is -rho A where the clip does not hold, else 0."""
-    term, logprobs = loss_of([ratio], [advantage])
-    assert term.loss.item() == pytest.approx(loss, rel=1e-5)
-    term.loss.backward()  # type: ignore[no-untyped-call]
-    assert gradient_of(logprobs).item() == pytest.approx(gradient, rel=1e-5, abs=1e-7)
-    assert bool(term.clipped_BK.item()) == (gradient == 0.0)
-
-
-def test_masked_tokens_give_exactly_nothing() -> None:
-    """Even where their ratio would overflow."""
-    term, logprobs = loss_of([1.1, 1e30], [1.0, -1.0], weights=[0.5, 0.0], mask=[1, 0])
-    term.loss.backward()  # type: ignore[no-untyped-call]
-    assert term.loss.item() == pytest.approx(-0.55)
-    assert gradient_of(logprobs)[0, 1].item() == 0.0
-
-
-def test_absurd_ratio_stays_finite() -> None:
-    """A token that the trainer finds e^60 times likelier weighs 3, and is counted."""
-    term, logprobs = loss_of([math.exp(60.0)], [-1.0])
-    term.loss.backward()  # type: ignore[no-untyped-call]
-    assert term.loss.item() == pytest.approx(3.0)
-    assert gradient_of(logprobs).item() == 0.0
-    assert term.bounded_BK.tolist() == [[True]]
-
-
-def test_zero_advantage_gives_zero_gradient() -> None:
-    """So such rows need not be computed."""
-    term, logprobs = loss_of([1.3, 0.4], [0.0, 0.0])
-    term.loss.backward()  # type: ignore[no-untyped-call]
-    assert term.loss.item() == 0.0
-    assert torch.equal(gradient_of(logprobs), torch.zeros_like(logprobs))
-
-
-def test_the_settings_offer_every_aggregation_and_scale_of_the_tables() -> None:
-    """The names are told twice: in the type, for the help, and in the table."""
-    assert get_args(Aggregation) == tuple(AGGREGATIONS)
-    assert get_args(Scale) == tuple(SCALES)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "expected"), [("token_mean", 1 / 3), ("rollout_mean", 0.0), ("constant", 1 / 10)]
-)
-def test_worked_example_of_the_docs(aggregation: str, expected: float) -> None:
-    """docs/training.md: returns 1 and 0, two and four tokens, rho = 1."""
-    recipe = Recipe(aggregation=aggregation, length=10)
-    advantages = recipe.advantages(["r0", "r1"], [1.0, 0.0])
-    weights = recipe.token_weights([2, 4])
-    assert advantages == [1.0, -1.0]
-    term, _ = loss_of([1.0] * 6, [1.0] * 2 + [-1.0] * 4, [weights[0]] * 2 + [weights[1]] * 4)
-    assert term.loss.item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_equal_returns_give_exactly_zero() -> None:
-    """0.1 summed seven times rounds; a group without spread must still cost nothing."""
-    for size in range(2, 20):
-        for scale in ("none", "std"):
-            assert Recipe(scale=scale).advantages([str(i) for i in range(size)], [0.1] * size) == [0.0] * size
-
-
-def test_scale_divides_by_the_std() -> None:
-    """Returns 1 and 0: advantages 1 and -1, std 0.5, so 2 and -2."""
-    assert Recipe(scale="std").advantages(["r0", "r1"], [1.0, 0.0]) == pytest.approx([2.0, -2.0])
-
-
-def test_turn_without_peers_gets_zero() -> None:
-    """Whatever its return, scaled or not."""
-    for scale in ("none", "std"):
-        assert Recipe(scale=scale).advantages(["r0", "r0"], [5.0, 1.0]) == [0.0, 0.0]
+def test_what_cannot_work_is_refused_with_its_key(keys: dict[str, Any], message: str) -> None:
+    """At load."""
+    with pytest.raises(ConfigurationError, match=message):
+        AlgorithmConfig(**keys)

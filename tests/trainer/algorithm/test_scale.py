@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from tracegrad.trainer.algorithm.baselines.leave_one_out import leave_one_out
+from tracegrad.trainer.algorithm.baseline import leave_one_out
 from tracegrad.trainer.algorithm.scale import grpo_std, population_std, unscaled
 
 

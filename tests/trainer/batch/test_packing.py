@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 import torch
 
 from tests.trainer.material import VOCABULARY, group_bytes, record
-from tracegrad.trainer.algorithm.ratio import sampled_logprobs
-from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.form import loss as loss_of
+from tracegrad.trainer.algorithm.logprobs import sampled_logprobs
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.packing import MicroBatch, micro_batches
 from tracegrad.trainer.batch.rows import TrainingRow, training_rows
@@ -33,7 +34,7 @@ def groups(count: int) -> list[Group]:
 
 def rows_of(count: int) -> list[TrainingRow]:
     """Their rows, by token mean."""
-    return training_rows(groups(count), Recipe())
+    return training_rows(groups(count), RECIPES[DEFAULT])
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +54,12 @@ def gradients(policy: Policy, rows: list[TrainingRow], *, max_tokens: int) -> tu
     """Loss and gradients through our micro-batches."""
     loss = 0.0
     for batch in micro_batches(rows, max_tokens=max_tokens):
-        term = Recipe().loss(
-            logprobs_of(policy, batch),
-            sampler_logprobs_BK=batch.sampler_logprobs_BK,
-            advantages_BK=batch.advantages_BK,
-            token_weights_BK=batch.token_weights_BK,
-            loss_mask_BK=batch.loss_mask_BK,
+        term = loss_of(
+            RECIPES[DEFAULT],
+            logprobs_N=logprobs_of(policy, batch)[batch.loss_mask_BK],
+            sampler_logprobs_N=batch.sampler_logprobs_N,
+            advantages_N=batch.advantages_N,
+            weights_N=batch.weights_N,
         )
         term.loss.backward()  # type: ignore[no-untyped-call]
         loss += float(term.loss.detach())

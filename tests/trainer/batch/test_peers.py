@@ -13,7 +13,7 @@ from tests.streams.credit.test_segments import call
 from tests.streams.make import config, rollout
 from tests.trainer.material import VOCABULARY, record
 from tracegrad.schemas.records.episodes import AppliedReward, Episode
-from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import CallKey, GroupLimits, judge
 from tracegrad.trainer.batch.rows import group_advantages
 
@@ -26,7 +26,7 @@ def advantages(*episodes: Episode, **changes: Any) -> dict[CallKey, float]:
         record(close(*episodes, settings_=config(**changes)).outputs[0].value), GroupLimits("policy", VOCABULARY)
     ).group
     assert group is not None
-    return group_advantages(group, Recipe())
+    return group_advantages(group, RECIPES[DEFAULT])
 
 
 def test_equal_rollouts_of_two_agents_train_nothing() -> None:

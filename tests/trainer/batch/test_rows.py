@@ -15,13 +15,13 @@ from tests.trainer.material import VOCABULARY, group_bytes, record, segment, sum
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.schemas.topics import Topic
-from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.rows import group_advantages, training_rows
 
 pytestmark = pytest.mark.torch
 
-RECIPE = Recipe()
+RECIPE = RECIPES[DEFAULT]
 
 
 def group_of(index: int, *, spread: float = 1.0) -> Group:

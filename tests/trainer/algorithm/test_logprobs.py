@@ -1,4 +1,4 @@
-"""Ratios and the logprobs they are made of."""
+"""Logprobs of sampled tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from tracegrad.trainer.algorithm.ratio import sampled_logprobs, token_ratio
+from tracegrad.trainer.algorithm.logprobs import sampled_logprobs
 
 pytestmark = pytest.mark.torch
-
-
-def test_ratio_is_pi_over_mu_inside_the_mask() -> None:
-    """0.6 / 0.5; outside the mask exactly 1, whatever stands there."""
-    logprobs = torch.tensor([[0.6, 0.5, 1e30]]).log()
-    ratios = token_ratio(logprobs, torch.full((1, 3), 0.5).log(), torch.tensor([[True, True, False]]))
-    assert ratios[0].tolist() == pytest.approx([1.2, 1.0, 1.0])
-    assert ratios[0, 2].item() == 1.0
 
 
 def test_logprobs_are_at_the_sampling_temperature() -> None:

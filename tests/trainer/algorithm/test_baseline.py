@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tracegrad.trainer.algorithm.baselines.leave_one_out import leave_one_out
+from tracegrad.trainer.algorithm.baseline import leave_one_out
 
 
 def test_baseline_by_hand() -> None:

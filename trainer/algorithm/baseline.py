@@ -1,17 +1,17 @@
-"""Leave-one-out baseline (RLOO, arXiv:2402.14740)."""
+"""What a return is compared with, b. In: P peers: whose turn each is, and its return. Out: [P] baselines."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["leave_one_out"]
+__all__ = ["BASELINES", "leave_one_out"]
 
 
 def leave_one_out(rollouts_P: Sequence[str], returns_P: Sequence[float]) -> list[float]:
     """b_i = mean over the other rollouts of each one's mean return among the peers; R_i itself where there are none, so
-    that A_i is 0.
+    that A_i is 0 (RLOO, arXiv:2402.14740).
 
     A rollout counts once, however many of its turns are peers (a call that was made again, or all turns of an agent):
     long rollouts would else be the baseline. Its own other turns are left out with turn i: they share its outcome. Sums
@@ -34,3 +34,7 @@ def leave_one_out(rollouts_P: Sequence[str], returns_P: Sequence[float]) -> list
         for rollout in means
     }
     return [baselines[rollout] for rollout in rollouts_P]
+
+
+BASELINES: Mapping[str, Callable[[Sequence[str], Sequence[float]], list[float]]] = {"leave_one_out": leave_one_out}
+"""([P] whose turn, [P] returns) -> [P] b."""
