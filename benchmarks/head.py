@@ -59,7 +59,7 @@ def _measure(bound: int, vocabulary: int, num_tokens: int) -> None:
         )
     ).eval()
     config = TrainerConfig(micro_batch_logits=max(1, bound))
-    learner = Learner(Policy(model, torch.device("cpu")), config, RECIPES[DEFAULT])
+    learner = Learner(Policy(model, torch.device("cpu")), config, RECIPES[DEFAULT].recipe)
     began = time.process_time()
     result = learner.step([_row(vocabulary, num_tokens)] if bound else [], version=0, step=1)
     cpu_s = time.process_time() - began

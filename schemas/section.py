@@ -33,6 +33,7 @@ __all__ = [
     "Folder",
     "Function",
     "Model",
+    "NameOrFunction",
     "PathKind",
     "Port",
     "Program",
@@ -55,6 +56,8 @@ class PathKind(StrEnum):
     """An interpreter: a name on the path, or a file that exists."""
     FUNCTION = "function"
     """`file.py:function`, of a file that exists."""
+    NAME_OR_FUNCTION = "name_or_function"
+    """A name that we know, or as FUNCTION."""
     MODEL = "model"
     """A Hugging Face folder that exists, or a name on a hub."""
 
@@ -73,6 +76,7 @@ File = Annotated[str, PathKind.FILE]
 Folder = Annotated[str, PathKind.FOLDER]
 Program = Annotated[str, PathKind.PROGRAM]
 Function = Annotated[str, PathKind.FUNCTION]
+NameOrFunction = Annotated[str, PathKind.NAME_OR_FUNCTION]
 Model = Annotated[str, PathKind.MODEL]
 
 

@@ -46,7 +46,7 @@ DOORS = {
     **dict.fromkeys(("torch", "transformers", "peft", "vllm", "safetensors"), ("trainer/", PLUGIN)),
 }
 """Package -> the only places that import it; everybody else is handed what is made of it."""
-ALONE = {"trainer/algorithm/": {"torch", "msgspec", "tracegrad.schemas.section"}}
+ALONE = {"trainer/algorithm/": {"torch", "msgspec", "tracegrad.schemas.errors", "tracegrad.schemas.section"}}
 """Folder -> all that it imports besides itself and Python's own library, so that its formulas can be read alone; a
 recipe is a section of the settings."""
 LIGHT_ROOMS = ("schemas", "producers", "streams", "consumers")

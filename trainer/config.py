@@ -7,8 +7,10 @@ at load. Imports nothing heavy: the command line reads it for its help.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import operator
 import typing
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal
 
@@ -17,7 +19,7 @@ from msgspec import Meta
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count, Device, Program, Section, Whole, nearest
+from tracegrad.schemas.section import Count, Device, NameOrFunction, Program, Section, Whole, nearest
 
 from .algorithm.recipe import Function, Recipe
 from .algorithm.recipes import DEFAULT, RECIPES
@@ -82,7 +84,7 @@ def _key(hint: Any) -> Any:
 
 _Keys: Any = msgspec.defstruct(
     "_Keys",
-    [("recipe", str, DEFAULT)]
+    [("recipe", NameOrFunction, DEFAULT)]
     + [(name, _key(hint), None) for name, hint in typing.get_type_hints(Recipe, include_extras=True).items()],
     bases=(Section,),
     module=__name__,
@@ -96,12 +98,14 @@ class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, c
     overrides what the recipe says, and says nothing where it is left out.
     """
 
-    recipe: str = DEFAULT
-    """A name in `RECIPES` (trainer/algorithm/recipes.py)."""
+    recipe: NameOrFunction = DEFAULT
+    """A name that `tracegrad recipes` shows, or `file.py:name`, a Recipe of your own; its axes may be functions
+    there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.resolve()
+        if ":" not in self.recipe:  # a user's file is code: it is run where it trains
+            self.resolve()
 
     def resolve(self) -> Recipe:
         """The recipe with what overrides it.
@@ -109,16 +113,36 @@ class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, c
         Raises:
             ConfigurationError: there is none of that name, or the keys do not go together.
         """
-        if self.recipe not in RECIPES:
+        if ":" in self.recipe:
+            recipe = _own_recipe(*self.recipe.rsplit(":", 1))
+        elif self.recipe in RECIPES:
+            recipe = RECIPES[self.recipe].recipe
+        else:
             raise ConfigurationError(f"recipe: no recipe {self.recipe!r}; {nearest(self.recipe, RECIPES)}")
         given = {name: value for name in Recipe.kinds() if (value := getattr(self, name)) is not None}
-        return msgspec.structs.replace(RECIPES[self.recipe], **given)
+        return msgspec.structs.replace(recipe, **given)
 
     @classmethod
     def docs(cls) -> dict[str, str]:
         """Of the recipe's fields too."""
         own: dict[str, str] = super().docs()
         return Recipe.docs() | own
+
+
+def _own_recipe(file: str, name: str) -> Recipe:
+    """The Recipe of that name in a user's file, which is run."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"[algorithm] recipe: expected a Python file, got {file}")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ConfigurationError(f"[algorithm] recipe: {file} cannot be run: {error}") from error
+    recipe = getattr(module, name, None)
+    if not isinstance(recipe, Recipe):
+        raise ConfigurationError(f"[algorithm] recipe: expected a Recipe named {name!r} in {file}, got {recipe!r}")
+    return recipe
 
 
 class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):

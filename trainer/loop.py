@@ -39,6 +39,7 @@ from tracegrad.schemas.topics import Topic, Topics
 from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow, training_rows
+from .batch.selection import select
 from .config import AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.policy import configure_torch, load_policy
@@ -102,7 +103,10 @@ class Trainer:
         self._config = config
         self._metrics = metrics
         device = configure_torch(config, seed=handles.seed)
-        self._learner = Learner(load_policy(config, handles.model, device), config, algorithm.resolve())
+        recipe = algorithm.resolve()
+        needs = "reference" in recipe.needs
+        reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
+        self._learner = Learner(load_policy(config, handles.model, device), config, recipe, reference=reference)
         writer = ends.enter_context(closing(log.writer()))
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))
@@ -177,8 +181,9 @@ class Trainer:
 
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
         before = self._store.state
+        batch = select(batch, self._learner.recipe)
         with self._in_work.step(batch):
-            rows, result = self._learn(batch)
+            rows, result, running = self._learn(batch)
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(
@@ -193,7 +198,7 @@ class Trainer:
             ended_at_ms=_now_ms(),
         )
         self._policy_log.check()
-        self._store.conclude(batch, record)
+        self._store.conclude(batch, record, running)
         self._say(record, before.version)
         if record.skipped == "non_finite":
             self._store.save()
@@ -204,10 +209,14 @@ class Trainer:
                 "a new run from an older version's folder ([policy] model)"
             )
 
-    def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult]:
-        state = self._store.state
-        rows = training_rows(batch.groups, self._learner.recipe)
-        return rows, self._learner.step(rows, version=state.version, step=state.step + 1)
+    def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult, dict[str, float]]:
+        """The rows, what the step did, and the running means after it."""
+        state, recipe = self._store.state, self._learner.recipe
+        rows, running = training_rows(batch.groups, recipe, running=state.running)
+        if "old" in recipe.needs:
+            penalties = self._learner.penalties(rows)
+            rows, running = training_rows(batch.groups, recipe, running=state.running, penalties=penalties)
+        return rows, self._learner.step(rows, version=state.version, step=state.step + 1), running
 
     # tell
 

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec.structs import asdict
 from torch import Tensor
@@ -23,7 +25,9 @@ from tracegrad.schemas.errors import DivergedError
 
 from .algorithm.form import TokenLoss, log_ratios, loss
 from .algorithm.level import unit_means
+from .algorithm.logprobs import logprobs_and_entropies
 from .algorithm.recipe import Recipe
+from .algorithm.regulariser import k1
 from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import TrainingRow
 from .config import TrainerConfig
@@ -84,9 +88,13 @@ class _Watch:
 class Learner:
     """A policy, its optimiser and its recipe."""
 
-    def __init__(self, policy: Policy, config: TrainerConfig, recipe: Recipe) -> None:
+    def __init__(
+        self, policy: Policy, config: TrainerConfig, recipe: Recipe, *, reference: Policy | None = None
+    ) -> None:
+        """`reference` is what a recipe that needs one is held against; it never changes."""
         self.policy = policy
         self.recipe = recipe
+        self._reference = reference
         self._config = config
         # By name, so that sums over them do not depend on the order in which the model was built.
         self._masters = dict(sorted(policy.masters.items()))
@@ -115,16 +123,18 @@ class Learner:
         Raises:
             DivergedError: the new weights give NaN or infinite logprobs; they are not to be used.
         """
-        useful = [row for row in rows if row.has_gradient]
+        trains_all = "all_rows" in self.recipe.needs
+        useful = [row for row in rows if trains_all or row.has_advantage]
         if not useful:
             return StepResult(is_updated=False, skipped="no_advantage" if rows else "no_tokens")
         started = time.perf_counter()
         watch = _Watch()
         unit_means_U = self._unit_means(rows)
         value = self._accumulate(useful, version, watch, unit_means_U)
-        with torch.no_grad():
-            for _ in self._look_at([row for row in rows if not row.has_gradient], version, watch, unit_means_U):
-                pass
+        if len(useful) < len(rows):
+            with torch.no_grad():
+                for _ in self._look_at([row for row in rows if not row.has_advantage], version, watch, unit_means_U):
+                    pass
         computed = time.perf_counter()
         config = self._config
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), config.clip_norm))
@@ -176,16 +186,45 @@ class Learner:
             with busy("a micro-batch", batch.input_ids_BL.numel()):
                 yield batch.to(self.policy.device)
 
-    def _logprobs(self, batch: MicroBatch) -> Tensor:
-        """[N] of its trained tokens under the present weights."""
-        return self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)[batch.loss_mask_BK]
+    def _logprobs(self, batch: MicroBatch, policy: Policy | None = None) -> Tensor:
+        """[N] of its trained tokens under the present weights, or another policy's."""
+        made = (policy or self.policy).logprobs(batch, max_logits=self._config.micro_batch_logits)
+        return made[batch.loss_mask_BK]
+
+    def _logprobs_and_entropies(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """[N] each."""
+        limit = self._config.micro_batch_logits
+        made_2BK = self.policy.logprobs(batch, max_logits=limit, score=logprobs_and_entropies)
+        logprobs_N, entropies_N = made_2BK[:, batch.loss_mask_BK]
+        return logprobs_N, entropies_N
+
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        """[N] of its trained tokens under what the recipe's KL is taken to; None where that is the sampler."""
+        if "reference" not in self.recipe.needs:
+            return None
+        assert self._reference is not None
+        with torch.no_grad():
+            return self._logprobs(batch, self._reference)
+
+    @torch.no_grad()
+    def penalties(self, rows: Sequence[TrainingRow]) -> list[npt.NDArray[np.float64]]:
+        """[T] of each row, what the recipe's KL takes from the reward at a token: a pass of its own."""
+        found = [np.zeros(len(row.token_ids_T)) for row in rows]
+        for batch in self._micro_batches(rows):
+            logprobs_N = self._logprobs(batch)
+            reference_N = self._reference_logprobs(batch)
+            kl_N = k1(logprobs_N, batch.sampler_logprobs_N if reference_N is None else reference_N, logprobs_N)
+            sizes = batch.loss_mask_BK.sum(dim=1).tolist()
+            for place, part in zip(batch.places, torch.split(self.recipe.beta * kl_N.double(), sizes), strict=True):
+                found[place][rows[place].loss_mask_T] = part.cpu().numpy()
+        return found
 
     @torch.no_grad()
     def _unit_means(self, rows: Sequence[TrainingRow]) -> Tensor | None:
         """[U] the mean log ratio of each rollout, by a pass of its own: a rollout's rows may lie in several
         micro-batches. None where no ratio is of a rollout.
         """
-        if self.recipe.level != "rollout":
+        if "unit_means" not in self.recipe.needs:
             return None
         seen = []
         for batch in self._micro_batches(rows):
@@ -212,13 +251,20 @@ class Learner:
     ) -> Iterator[TokenLoss]:
         """A forward pass by micro-batches; each is watched and given."""
         for batch in self._micro_batches(rows):
-            logprobs_N = self._logprobs(batch)
+            entropies_N = None
+            if "entropy" in self.recipe.needs:
+                logprobs_N, entropies_N = self._logprobs_and_entropies(batch)
+            else:
+                logprobs_N = self._logprobs(batch)
             term = loss(
                 self.recipe,
                 logprobs_N=logprobs_N,
                 sampler_logprobs_N=batch.sampler_logprobs_N,
                 advantages_N=batch.advantages_N,
                 weights_N=batch.weights_N,
+                reference_logprobs_N=self._reference_logprobs(batch) if self.recipe.kl_in == "loss" else None,
+                entropies_N=entropies_N,
+                rows_N=None if self.recipe.correction == "none" else batch.rows_N,
                 units_N=batch.units_N,
                 unit_means_U=unit_means_U,
             )

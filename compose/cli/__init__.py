@@ -22,6 +22,7 @@ from ..run.serve import lacking
 from ..run.session import INTERRUPTED
 from . import look, run, topics
 from .common import echo
+from .recipes import recipes
 
 __all__ = ["app", "main"]
 
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
-    "Look": (look.status, look.tail, look.audit),
+    "Look": (look.status, look.tail, look.audit, recipes),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)

@@ -33,6 +33,7 @@ _FLAGS = {
     "policy.model": "--model DIR",
 }
 """How a key that is missing or wrong can be given without editing the file."""
+_FUNCTIONS = (PathKind.FUNCTION, PathKind.NAME_OR_FUNCTION)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -205,7 +206,7 @@ def _absolute(text: str, kind: PathKind, folder: Path) -> str:
         return text
     if kind is PathKind.MODEL and _HUB_NAME.fullmatch(text) and not Path(folder, text).exists():
         return text
-    file, colon, function = text.rpartition(":") if kind is PathKind.FUNCTION else (text, "", "")
+    file, colon, function = text.rpartition(":") if kind in _FUNCTIONS else (text, "", "")
     # Not resolve(): the python of a virtual environment is a link that must stay one.
     return f"{Path(folder, Path(file).expanduser())}{colon}{function}" if file else text
 
@@ -229,7 +230,9 @@ def _problem(text: str, kind: PathKind) -> str | None:
     if kind is PathKind.FOLDER or (kind is PathKind.PROGRAM and "/" not in text):
         return None
     file = text
-    if kind is PathKind.FUNCTION:
+    if kind is PathKind.NAME_OR_FUNCTION and ":" not in text:
+        return None
+    if kind in _FUNCTIONS:
         file, _, function = text.rpartition(":")
         if not file or not function.isidentifier():
             return f'expected "file.py:function", got {text!r}'

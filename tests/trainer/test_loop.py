@@ -179,3 +179,15 @@ def test_logprobs_that_differ_are_warned_of_by_the_bound_of_their_precision(
     train(log, config_of(untied, tmp_path, steps=1, dtype=dtype))
     assert steps_of(log)[0].logprob_error_max > 1e-3
     assert ("sampler and trainer differ" in caplog.text) is is_warned
+
+
+def test_groups_that_a_recipe_does_not_select_are_excluded_with_the_reason(
+    log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """They count as consumed, and are told; here the one whose returns are all equal."""
+    train(log, config_of(untied, tmp_path, recipe="dapo"))
+    steps = steps_of(log)
+    excluded = {group: reason for step in steps for group, reason in step.excluded_ids.items()}
+    assert [reason for reason in excluded.values() if reason != "malformed"] == ["no_spread"]
+    accounting = steps[-1].accounting
+    assert accounting.consumed == accounting.trained + sum(accounting.excluded.values())

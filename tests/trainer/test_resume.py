@@ -221,3 +221,16 @@ def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tm
     other.create_topics(TOPICS, policies=["policy"])
     with pytest.raises(ConfigurationError, match="folder of its own"):
         train(other, config_of(untied, tmp_path, run=OTHER_RUN))
+
+
+def test_a_recipe_with_a_state_and_a_reference_resumes_bit_for_bit(
+    log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Running means lie in the checkpoint; the reference is the start model, also for a trainer that begins later."""
+    recipe: dict[str, Any] = {"recipe": "grpo", "baseline": "running_mean", "scale": "batch_std", "entropy": 0.01}
+    undisturbed = new_log()
+    train(undisturbed, config_of(untied, tmp_path / "a", **recipe))
+    train(log, config_of(untied, tmp_path / "b", steps=2, **recipe))
+    train(log, config_of(untied, tmp_path / "b", **recipe))
+    assert is_same(content(log), content(undisturbed))
+    assert [step.loss for step in steps_of(log)] == [step.loss for step in steps_of(undisturbed)]

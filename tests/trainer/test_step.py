@@ -22,7 +22,7 @@ from tracegrad.trainer.step import Learner
 pytestmark = pytest.mark.torch
 
 
-def learner_of(model: Path, recipe: Recipe = RECIPES[DEFAULT], **changes: Any) -> Learner:
+def learner_of(model: Path, recipe: Recipe = RECIPES[DEFAULT].recipe, **changes: Any) -> Learner:
     """A fresh one."""
     config = TrainerConfig(**{"lr": 5e-4, **changes})
     return Learner(load_policy(config, str(model), configure_torch(config, seed=0)), config, recipe)

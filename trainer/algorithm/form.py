@@ -1,6 +1,6 @@
 """The form that all algorithms share: a recipe's axes put together, for returns and for tokens.
 
-    turn_advantages   returns of turns that are compared -> A
+    turn_advantages   returns of a batch's turns -> A
     token_weights     trained tokens of each rollout -> c
     loss              the trained tokens of a micro-batch -> L, with its gradient
 
@@ -11,21 +11,26 @@ and ranks add up to it. Pure. Tensor suffixes: P peers, R rollouts of the batch,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .aggregation import AGGREGATIONS
-from .baseline import BASELINES
+from .baseline import BASELINES, running_mean
+from .correction import CORRECTIONS
 from .level import clamped, unit_level
 from .recipe import Function, Recipe
-from .scale import SCALES
+from .regulariser import KLS
+from .scale import SCALES, sample_std
+from .selection import overlong
 from .surrogate import SURROGATES
 
-__all__ = ["TokenLoss", "log_ratios", "loss", "token_weights", "turn_advantages"]
+__all__ = ["TokenLoss", "Turns", "log_ratios", "loss", "token_weights", "turn_advantages"]
 
 _ROUNDING = 1e-9
 """Below this share of the greatest return a difference is rounding: equal returns must give exactly 0, else every
@@ -51,21 +56,75 @@ def _chosen(table: Mapping[str, Any], value: str | Function) -> Any:
     return table[value] if isinstance(value, str) else value
 
 
-def turn_advantages(recipe: Recipe, rollouts_P: Sequence[str], returns_P: Sequence[float]) -> list[float]:
-    """[P] advantages of turns that are compared with each other; `rollouts_P` says whose they are."""
-    baselines_P = _chosen(BASELINES, recipe.baseline)(rollouts_P, returns_P)
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """P turns of a batch that have a return, with whom they are compared."""
+
+    groups_P: Sequence[str]
+    peers_P: Sequence[str]
+    """Turns of a group with equal `peers` are compared."""
+    rollouts_P: Sequence[str]
+    returns_P: Sequence[float]
+    lengths_P: Sequence[int]
+    """Trained tokens of its rollout."""
+
+
+def turn_advantages(
+    recipe: Recipe, turns: Turns, running: Mapping[str, float] = MappingProxyType({})
+) -> tuple[list[float], dict[str, float]]:
+    """[P] advantages, and the running means after this batch.
+
+    Args:
+        running: by `peers`, the means before it; a recipe without them leaves them alone.
+    """
+    worth_P = _worth(recipe, turns)
+    is_running = recipe.baseline == "running_mean"
+    over = "batch" if is_running else recipe.over
+    sets: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for at, (group, peers) in enumerate(zip(turns.groups_P, turns.peers_P, strict=True)):
+        sets["" if over == "batch" else group, "" if over == "group" else peers].append(at)
+    advantages_P, after = [0.0] * len(worth_P), dict(running)
+    for (_, peers), members in sets.items():
+        values = [worth_P[at] for at in members]
+        if is_running:
+            baselines = [running.get(peers, 0.0)] * len(values)
+            after[peers] = running_mean(running.get(peers), values, recipe.decay)
+        else:
+            baselines = _chosen(BASELINES, recipe.baseline)(
+                [turns.rollouts_P[at] for at in members], values, [turns.lengths_P[at] for at in members]
+            )
+        for at, value in zip(members, _compared(recipe, values, baselines), strict=True):
+            advantages_P[at] = value
+    if recipe.scale == "batch_std" and any(advantages_P):
+        std = sample_std(advantages_P)
+        advantages_P = [value / std if std else 0.0 for value in advantages_P]
+    return advantages_P, after
+
+
+def _worth(recipe: Recipe, turns: Turns) -> list[float]:
+    returns_P = list(turns.returns_P)
+    if recipe.overlong:
+        costs_P = (overlong(length, recipe.overlong, recipe.overlong_buffer) for length in turns.lengths_P)
+        returns_P = [value + cost for value, cost in zip(returns_P, costs_P, strict=True)]
+    if recipe.outcome == "return":
+        return returns_P
+    return [1.0 if recipe.outcome == "one" or value >= recipe.bound else 0.0 for value in returns_P]
+
+
+def _compared(recipe: Recipe, returns_P: Sequence[float], baselines_P: Sequence[float]) -> list[float]:
+    """[P] (R - b) / s of turns that are compared with each other."""
     rounding = _ROUNDING * max(map(abs, returns_P), default=0.0)
     differences_P = [value - base for value, base in zip(returns_P, baselines_P, strict=True)]
     differences_P = [0.0 if abs(value) <= rounding else value for value in differences_P]
-    if not any(differences_P):
-        return differences_P  # a std of equal returns is 0, or rounding
+    if not any(differences_P) or recipe.scale in ("batch_std", "whiten"):
+        return differences_P
     scale = _chosen(SCALES, recipe.scale)(returns_P)
-    return [value / scale for value in differences_P]
+    return [value / scale if scale > rounding else 0.0 for value in differences_P]
 
 
-def token_weights(recipe: Recipe, tokens_R: Sequence[int]) -> list[float]:
-    """[R] what one trained token of each rollout weighs in the loss, from the trained tokens of each."""
-    weights_R: list[float] = _chosen(AGGREGATIONS, recipe.aggregation)(tokens_R, recipe.length)
+def token_weights(recipe: Recipe, tokens_R: Sequence[int], groups_R: Sequence[str]) -> list[float]:
+    """[R] what one trained token of each rollout weighs in the loss, from the trained tokens and the group of each."""
+    weights_R: list[float] = _chosen(AGGREGATIONS, recipe.aggregation)(tokens_R, groups_R, recipe.length)
     return weights_R
 
 
@@ -86,6 +145,9 @@ def loss(
     advantages_N: Tensor,
     weights_N: Tensor,
     old_logprobs_N: Tensor | None = None,
+    reference_logprobs_N: Tensor | None = None,
+    entropies_N: Tensor | None = None,
+    rows_N: Tensor | None = None,
     units_N: Tensor | None = None,
     unit_means_U: Tensor | None = None,
 ) -> TokenLoss:
@@ -97,6 +159,9 @@ def loss(
         advantages_N: A.
         weights_N: c.
         old_logprobs_N: under the weights before the batch's first update; None: this is the first, pi detached.
+        reference_logprobs_N: under the reference; for a recipe that needs `reference`.
+        entropies_N: of the distribution each token was sampled from, with gradient; for one that needs `entropy`.
+        rows_N: each token's row, int64, numbered within the micro-batch; for one with a correction.
         units_N: of each token at the recipe's level, int64; not for level `token`.
         unit_means_U: the mean log ratio of every unit of the batch, where some lie in several micro-batches.
     """
@@ -104,10 +169,21 @@ def loss(
     ratios_N = (clamped(own_N) if units_N is None else unit_level(own_N, units_N, unit_means_U)).exp()
     surrogate = _chosen(SURROGATES, recipe.surrogate)
     terms_N, clipped_N = surrogate(ratios_N, advantages_N, logprobs_N, recipe.low, recipe.high, recipe.dual)
-    is_heavy_N = ratios_N.detach() > (recipe.dual or torch.inf)
+    if recipe.correction != "none":
+        old_N = logprobs_N.detach() if old_logprobs_N is None else old_logprobs_N
+        correction = _chosen(CORRECTIONS, recipe.correction)
+        bounds = (recipe.correction_low, recipe.correction_high)
+        terms_N = terms_N * correction(old_N, sampler_logprobs_N, advantages_N, rows_N, *bounds)
+    if recipe.beta and recipe.kl_in == "loss":
+        others_N = reference_logprobs_N if recipe.kl_to == "reference" else sampler_logprobs_N
+        assert others_N is not None
+        terms_N = terms_N - recipe.beta * KLS[recipe.kl](logprobs_N, others_N, clamped(own_N).exp())
+    if recipe.entropy:
+        assert entropies_N is not None
+        terms_N = terms_N + recipe.entropy * entropies_N
     return TokenLoss(
         loss=-(terms_N * weights_N).sum(dtype=torch.float64),
         ratios_N=ratios_N.detach(),
         clipped_N=clipped_N,
-        bounded_N=is_heavy_N & (advantages_N < 0.0),
+        bounded_N=(ratios_N.detach() > (recipe.dual or torch.inf)) & (advantages_N < 0.0),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["clamped", "unit_level", "unit_means"]
+__all__ = ["clamped", "unit_level", "unit_means", "unit_sums"]
 
 _MAX_LOG_RATIO = 20.0
 """exp of more would overflow to infinity and make the whole step non-finite for one token of another policy."""
@@ -40,6 +40,10 @@ def unit_level(log_ratios_N: Tensor, units_N: Tensor, means_U: Tensor | None = N
 
 def unit_means(values_N: Tensor, units_N: Tensor, num_units: int) -> Tensor:
     """[U] mean of each unit's tokens, float64 and detached; 0 for a unit without tokens."""
+    return unit_sums(values_N, units_N, num_units) / torch.bincount(units_N, minlength=num_units).clamp(min=1)
+
+
+def unit_sums(values_N: Tensor, units_N: Tensor, num_units: int) -> Tensor:
+    """[U] sum over each unit's tokens, float64 and detached."""
     sums_U = torch.zeros(num_units, dtype=torch.float64, device=values_N.device)
-    sums_U.index_add_(0, units_N, values_N.detach().double())
-    return sums_U / torch.bincount(units_N, minlength=num_units).clamp(min=1)
+    return sums_U.index_add_(0, units_N, values_N.detach().double())

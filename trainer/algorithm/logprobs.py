@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["sampled_logprobs"]
+__all__ = ["logprobs_and_entropies", "sampled_logprobs"]
 
 
 def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperatures_BK: Tensor) -> Tensor:
@@ -13,8 +13,21 @@ def sampled_logprobs(logits_BKV: Tensor, targets_BK: Tensor, temperatures_BK: Te
 
     logsumexp keeps one [B, K, V] tensor for the backward pass where log_softmax keeps two.
     """
-    logits_BKV = logits_BKV.float()
-    if bool((temperatures_BK != 1.0).any()):
-        logits_BKV = logits_BKV / temperatures_BK[..., None]
+    logits_BKV = _tempered(logits_BKV, temperatures_BK)
     chosen_BK = logits_BKV.gather(2, targets_BK[..., None])[..., 0]
     return chosen_BK - torch.logsumexp(logits_BKV, dim=-1)
+
+
+def logprobs_and_entropies(logits_BKV: Tensor, targets_BK: Tensor, temperatures_BK: Tensor) -> Tensor:
+    """[2, B, K]: the same, and the entropy H = log sum e^z - sum p z of the distribution at that temperature, in
+    nats."""
+    logits_BKV = _tempered(logits_BKV, temperatures_BK)
+    sums_BK = torch.logsumexp(logits_BKV, dim=-1)
+    chosen_BK = logits_BKV.gather(2, targets_BK[..., None])[..., 0]
+    means_BK = (torch.softmax(logits_BKV, dim=-1) * logits_BKV).sum(dim=-1)
+    return torch.stack([chosen_BK - sums_BK, sums_BK - means_BK])
+
+
+def _tempered(logits_BKV: Tensor, temperatures_BK: Tensor) -> Tensor:
+    logits_BKV = logits_BKV.float()
+    return logits_BKV / temperatures_BK[..., None] if bool((temperatures_BK != 1.0).any()) else logits_BKV

@@ -1,12 +1,13 @@
 """A recipe: a name on each axis, and the numbers that belong to it.
 
-    A_i = (R_i - b_i) / s                                                 baseline.py, scale.py
-    L   = - sum over trained tokens t of  c_t * f(rho_t, A_t)             aggregation.py, surrogate.py, level.py
+    A = (R - b) / s                                                         baseline.py, scale.py
+    L = sum over trained tokens t of  c_t * ( - k_t * f(rho_t, A_t) + beta * kl_t - entropy * H_t )
+        c aggregation.py   k correction.py   f surrogate.py   rho level.py   kl regulariser.py
 
 In: names and numbers. Out: a frozen record, which `form.py` puts to work. Invariant: bounds stand in the types and the
-checks below, so that a recipe that exists can be computed; no torch, for the command line reads it. A name may be a
-function instead, of the form that its axis' table tells: the way of a user's file.
-Failure: ConfigurationError that begins with the key.
+checks below, so that a recipe that exists can be computed; no torch, for the command line reads it. An axis may be
+given a function instead of a name, of the form that its table tells: the way of a user's file. Failure:
+ConfigurationError that begins with the key.
 """
 
 from __future__ import annotations
@@ -16,40 +17,123 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Section
 
-__all__ = ["Function", "Recipe"]
+__all__ = ["Function", "Need", "Recipe"]
 
 Function = Callable[..., Any]
+Need = Literal["old", "reference", "entropy", "unit_means", "all_rows"]
+"""`old`: log pi of all rows before the advantages; `reference`: a frozen copy of the start model, one more forward pass
+a micro-batch; `entropy`: of each trained token; `unit_means`: a pass of all rows before the update; `all_rows`: the
+gradient of rows without advantage too."""
+Share = Annotated[float, Meta(gt=0, le=1)]
+Positive = Annotated[float, Meta(ge=0)]
 
 
 class Recipe(Section, frozen=True, kw_only=True):
     """A point on each axis. Example: Recipe(baseline="leave_one_out", aggregation="rollout_mean")."""
 
-    baseline: Literal["leave_one_out"] | Function = "leave_one_out"
-    """What a return is compared with."""
-    scale: Literal["none", "std", "grpo"] | Function = "none"
-    """What advantages are divided by: `none` (with leave-one-out: RLOO), `grpo` (then exactly GRPO), or `std`, the
-    population std of the peers' returns, which is GRPO * (k / (k - 1))^1.5."""
+    outcome: Literal["return", "passed", "one"] = "return"
+    """What a turn is worth: its return; 1 where that is at least `bound`, else 0; or 1 whatever it is."""
+    bound: float = 1.0
+    """Of `passed`."""
+    baseline: Literal["none", "mean", "leave_one_out", "length_weighted", "running_mean"] | Function = "mean"
+    """What a return is compared with: nothing; the mean of its peers, itself included, without it, or weighted by their
+    trained tokens; or the mean of earlier batches (kept in the checkpoint)."""
+    over: Literal["peers", "group", "batch"] = "peers"
+    """Whose returns those are: its group's of equal `peers` (agent and turn), all of its group, or the batch's of equal
+    `peers`. `running_mean` goes by `peers`."""
+    decay: Share = 0.9
+    """Of `running_mean`: what the earlier batches weigh."""
+    scale: Literal["none", "std", "batch_std", "whiten"] | Function = "none"
+    """What advantages are divided by: nothing; the std (ddof 1) of the returns compared; that of the batch's
+    advantages; or `whiten`: over the batch's trained tokens the mean becomes 0 and the std (ddof 0) 1."""
     anchor: Literal["sampler", "old"] = "sampler"
-    """What the policy's probability is divided by in the ratio: the sampler's (`bypass`), or the policy's own before
-    the batch's first update."""
+    """What pi is divided by in the ratio: the sampler's probability (bypass), or pi_old, the policy's own before the
+    batch's first update (with `tis` the decoupled objective)."""
     level: Literal["token", "turn", "row", "rollout"] = "token"
     """Whose ratio it is: each token's, or the geometric mean over the trained tokens of its turn, row or rollout."""
-    surrogate: Literal["clip"] | Function = "clip"
+    surrogate: Literal["reinforce", "clip", "cispo", "sapo", "dppo"] | Function = "clip"
     """What is maximised for each token."""
-    low: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """`clip`: the ratio may fall to 1 - low."""
-    high: Annotated[float, Meta(ge=0)] = 0.2
-    """`clip`: the ratio may rise to 1 + high."""
+    low: Positive = 0.2
+    """`clip`, `cispo`: the ratio may fall to 1 - low. `sapo`: tau where A <= 0. `dppo`: the probability may fall by
+    it."""
+    high: Positive = 0.2
+    """`clip`, `cispo`: the ratio may rise to 1 + high. `sapo`: tau where A > 0. `dppo`: the probability may rise by
+    it."""
     dual: Annotated[float, Meta(gt=1)] | None = None
     """`clip`: greatest weight of a token with a negative advantage (dual clip, arXiv:1912.09729)."""
-    aggregation: Literal["token_mean", "rollout_mean", "constant"] | Function = "token_mean"
-    """What one token weighs in the loss: `token_mean` 1/N, `rollout_mean` 1/(R n_r), `constant` 1/(R L)."""
+    correction: Literal["none", "tis", "tis_row", "icepop", "reject_row", "opsm"] | Function = "none"
+    """What makes up for a sampler that is not pi_old, by k = pi_old / mu: `tis` min(k, correction_high), `tis_row` of
+    the row's product; `icepop` k within the two bounds, else 0; `reject_row` drops rows whose mean k is outside; `opsm`
+    drops rows with A < 0 whose mean log mu / pi_old is above correction_high."""
+    correction_low: Positive = 0.0
+    """`icepop`, `reject_row`: the lower bound of k."""
+    correction_high: Positive = 2.0
+    """The upper one; of `opsm` the greatest mean log ratio."""
+    aggregation: Literal["token_mean", "rollout_mean", "group_mean", "constant"] | Function = "token_mean"
+    """What one token weighs in the loss: `token_mean` 1/N, `rollout_mean` 1/(R n_r), `group_mean` 1/(G N_g), `constant`
+    1/(R L)."""
     length: Count = 1024
-    """L of `constant`: the greatest length of a rollout, say."""
+    """L of `constant`: the greatest length of a rollout, say; 1 sums over a rollout."""
+    beta: Positive = 0.0
+    """Weight of the KL; 0: none is computed."""
+    kl: Literal["k1", "k2", "k3", "k3+"] = "k3"
+    """Its estimator; k1 only in the reward."""
+    kl_to: Literal["reference", "sampler"] = "reference"
+    """From what: the model that the run began with, or the sampler."""
+    kl_in: Literal["loss", "return", "tokens"] = "loss"
+    """Where beta * kl goes: into the loss; or out of the reward, by pi_old: out of a turn's return, before the
+    baseline, for all tokens from the turn on, or out of each token's advantage, for all from the token on."""
+    entropy: Positive = 0.0
+    """Weight of the entropy bonus."""
+    selection: Literal["none", "spread", "top_std"] = "none"
+    """Groups that train: all; those whose rollouts differ in return; the `share` with the greatest std. The others are
+    excluded as `no_spread`, `low_spread` and leave the denominators."""
+    share: Share = 0.25
+    """Of `top_std`."""
+    overlong: Annotated[int, Meta(ge=0)] = 0
+    """Trained tokens from which on a rollout's returns are less by 1; 0: length costs nothing (arXiv:2503.14476)."""
+    overlong_buffer: Count = 1
+    """Over so many tokens before, that 1 grows from 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.surrogate in ("clip", "cispo") and self.low > 1:
+            raise ConfigurationError(f"low: expected at most 1 with surrogate {self.surrogate!r}, got {self.low:g}")
+        if self.surrogate == "sapo" and not (self.low and self.high):
+            raise ConfigurationError(f"low, high: expected taus above 0 of 'sapo', got {self.low:g}, {self.high:g}")
+        if self.surrogate == "dppo" and self.level != "token":
+            raise ConfigurationError(f"level: expected 'token' with surrogate 'dppo', got {self.level!r}")
+        if self.anchor == "sampler" and self.correction in ("tis", "tis_row", "icepop"):
+            raise ConfigurationError(
+                f"correction: expected anchor 'old' with {self.correction!r}, got 'sampler', whose ratio holds "
+                "pi_old / mu already: set anchor = 'old'"
+            )
+        if self.beta and (self.kl == "k1") != (self.kl_in != "loss"):
+            raise ConfigurationError(
+                "kl: expected k1 in the reward (kl_in 'return' or 'tokens') and another one in the loss, where k1 has "
+                f"no gradient on average, got {self.kl!r} in {self.kl_in!r}"
+            )
+        if self.overlong and self.overlong_buffer > self.overlong:
+            raise ConfigurationError(
+                f"overlong_buffer: expected at most overlong = {self.overlong}, got {self.overlong_buffer}"
+            )
 
     @property
     def units(self) -> str | None:
         """By what the loss wants the tokens numbered: None, `turn`, `row` or `rollout`."""
         return None if self.level == "token" else self.level
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What a step must compute beside log pi of rows with an advantage."""
+        found: dict[Need, bool] = {
+            "old": self.beta > 0 and self.kl_in != "loss",
+            "reference": self.beta > 0 and self.kl_to == "reference",
+            "entropy": self.entropy > 0,
+            "unit_means": self.level == "rollout",
+            "all_rows": self.entropy > 0 or (self.beta > 0 and self.kl_in == "loss"),
+        }
+        return frozenset(need for need, is_so in found.items() if is_so)

@@ -1,41 +1,41 @@
-"""What the advantages of a set of peers are divided by, s. In: their P returns. Out: one number, greater than 0."""
+"""What advantages are divided by, s. In: returns of P peers, or the advantages of a whole batch. Suffix: N tokens."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["SCALES", "grpo_std", "population_std", "unscaled"]
+from torch import Tensor
+
+__all__ = ["SCALES", "sample_std", "unscaled", "whitened"]
 
 
 def unscaled(returns_P: Sequence[float]) -> float:
-    """s = 1: with leave-one-out it is RLOO (arXiv:2402.14740), k / (k - 1) times Dr. GRPO (arXiv:2503.20783)."""
+    """s = 1: with leave-one-out RLOO's advantage (arXiv:2402.14740), with the mean Dr. GRPO's (arXiv:2503.20783)."""
     return 1.0
 
 
-def population_std(returns_P: Sequence[float]) -> float:
-    """s = the population std of all k = P returns (ddof 0). Not for returns that are all equal.
-
-    Over leave-one-out this is GRPO (arXiv:2402.03300) times (k / (k - 1))^1.5, if each peer is another rollout.
+def sample_std(values_P: Sequence[float]) -> float:
+    """s = std (ddof 1) of the P values: of peers' returns GRPO's (arXiv:2402.03300), of the batch's advantages
+    ScaleRL's (arXiv:2510.13786). 0 for one value alone.
     """
-    mean = math.fsum(returns_P) / len(returns_P)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in returns_P) / len(returns_P))
+    if len(values_P) < 2:
+        return 0.0
+    mean = math.fsum(values_P) / len(values_P)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values_P) / (len(values_P) - 1))
 
 
-def grpo_std(returns_P: Sequence[float]) -> float:
-    """s = std (ddof 1) * k / (k - 1) of all k = P returns. Not for returns that are all equal.
+def whitened(advantages_N: Tensor) -> Tensor:
+    """[N] (A - mean) / std (ddof 0) over the batch's trained tokens, float64; all 0 where they are equal.
 
-    Over leave-one-out this is exactly GRPO's (R - mean) / std, if each peer is another rollout: R - b is then
-    k / (k - 1) times R - mean.
+    REINFORCE++ (arXiv:2501.03262), as its authors' code has it: long rollouts count more.
     """
-    size = len(returns_P)
-    correction: float = (size / (size - 1)) ** 1.5
-    return population_std(returns_P) * correction
+    centred_N = advantages_N - advantages_N.mean()
+    std = float(centred_N.square().mean().sqrt())
+    rounding = 1e-9 * float(advantages_N.abs().max())
+    return centred_N / std if std > rounding else centred_N * 0.0
 
 
-SCALES: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "none": unscaled,
-    "std": population_std,
-    "grpo": grpo_std,
-}
-"""[P] returns -> s; asked only where some return differs from its baseline."""
+SCALES: Mapping[str, Callable[[Sequence[float]], float]] = {"none": unscaled, "std": sample_std}
+"""[P] returns of peers -> s; asked only where some return differs from its baseline. 0: nothing to tell them apart by.
+`batch_std` and `whiten` are of the whole batch: form.py, batch/rows.py."""

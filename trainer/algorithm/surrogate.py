@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["SURROGATES", "clip"]
+__all__ = ["SURROGATES", "cispo", "clip", "dppo", "reinforce", "sapo"]
+
+
+def reinforce(
+    ratios_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, low: float, high: float, dual: float | None
+) -> tuple[Tensor, Tensor]:
+    """f = A log pi: no ratio (Williams 1992; RLOO, arXiv:2402.14740). With A = 1 it is the log likelihood."""
+    return advantages_N * logprobs_N, torch.zeros_like(advantages_N, dtype=torch.bool)
 
 
 def clip(
@@ -33,7 +40,44 @@ def clip(
     return torch.where(bounded_N, least_N, clipped_N), held_N | bounded_N
 
 
+def cispo(
+    ratios_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, low: float, high: float, dual: float | None
+) -> tuple[Tensor, Tensor]:
+    """f = sg[clip(rho, 1 - low, 1 + high)] A log pi (CISPO, arXiv:2506.13585): what is clipped is the weight of a
+    token, not its gradient, so nothing is held back. Others write the upper bound as one number, 1 + high.
+    """
+    weights_N = ratios_N.detach().clamp(1.0 - low, 1.0 + high)
+    return weights_N * advantages_N * logprobs_N, torch.zeros_like(advantages_N, dtype=torch.bool)
+
+
+def sapo(
+    ratios_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, low: float, high: float, dual: float | None
+) -> tuple[Tensor, Tensor]:
+    """f = (4 / tau) sigmoid(tau (rho - 1)) A, tau = `high` for A > 0, else `low` (SAPO, arXiv:2511.20347): a soft
+    bound, whose gradient at rho = 1 is that of rho A.
+    """
+    taus_N = torch.where(advantages_N > 0.0, high, low)
+    soft_N = torch.sigmoid(taus_N * (ratios_N - 1.0)) * 4.0 / taus_N
+    return soft_N * advantages_N, torch.zeros_like(advantages_N, dtype=torch.bool)
+
+
+def dppo(
+    ratios_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, low: float, high: float, dual: float | None
+) -> tuple[Tensor, Tensor]:
+    """f = rho A, and 0 where the token's probability has moved too far the way that A pushes it: by more than `high` up
+    for A > 0, `low` down else (DPPO with binary total variation, arXiv:2602.04879). For ratios of tokens.
+    """
+    pi_N, rho_N = logprobs_N.detach().exp(), ratios_N.detach()
+    moved_N = pi_N - pi_N / rho_N
+    held_N = torch.where(advantages_N > 0.0, moved_N > high, moved_N < -low)
+    return torch.where(held_N, 0.0, ratios_N * advantages_N), held_N
+
+
 SURROGATES: Mapping[str, Callable[[Tensor, Tensor, Tensor, float, float, float | None], tuple[Tensor, Tensor]]] = {
+    "reinforce": reinforce,
     "clip": clip,
+    "cispo": cispo,
+    "sapo": sapo,
+    "dppo": dppo,
 }
 """([N] rho, [N] A, [N] log pi, low, high, dual) -> [N] f, [N] bool: where a bound holds the gradient back."""

@@ -54,14 +54,19 @@ class Batch:
     hash: str
     """sha256, hex, over the records' bytes and what became of each, in order."""
 
-    def as_untrained(self, reason: str) -> Batch:
-        """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
+    def without(self, reasons: dict[str, str]) -> Batch:
+        """The same interval where some of its groups do not train, each with its reason."""
+        left = tuple(group for group in self.groups if group.summary.group_id in reasons)
         return replace(
             self,
-            groups=(),
-            untrained=(*self.untrained, *self.groups),
-            excluded=self.excluded | dict.fromkeys(self.group_ids, reason),
+            groups=tuple(group for group in self.groups if group.summary.group_id not in reasons),
+            untrained=(*self.untrained, *left),
+            excluded=self.excluded | reasons,
         )
+
+    def as_untrained(self, reason: str) -> Batch:
+        """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
+        return self.without(dict.fromkeys(self.group_ids, reason))
 
     @property
     def group_ids(self) -> tuple[str, ...]:

@@ -43,13 +43,19 @@ class MicroBatch:
     versions_N: Tensor
     units_N: Tensor | None
     """None where each token's ratio is its own."""
+    places: Sequence[int]
+    """Of its rows, among those that all micro-batches were made of."""
+
+    @property
+    def rows_N(self) -> Tensor:
+        """Whose row each trained token is in, within this micro-batch."""
+        return self.loss_mask_BK.nonzero()[:, 0]
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
-        given = {name: getattr(self, name) for name in self.__slots__}
-        return MicroBatch(
-            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
-        )
+        given: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        given |= {name: value.to(device) for name, value in given.items() if isinstance(value, Tensor)}
+        return MicroBatch(**given)
 
 
 def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int) -> list[MicroBatch]:
@@ -57,18 +63,19 @@ def micro_batches(rows: Sequence[TrainingRow], *, max_tokens: int) -> list[Micro
 
     The order is fixed by content (length, then the rows' own order), so equal batches add up alike.
     """
-    ordered = sorted(rows, key=lambda row: -len(row.token_ids_T))
+    ordered = sorted(range(len(rows)), key=lambda place: -len(rows[place].token_ids_T))
     batches: list[MicroBatch] = []
     begin = 0
     while begin < len(ordered):
-        longest = len(ordered[begin].token_ids_T)
+        longest = len(rows[ordered[begin]].token_ids_T)
         end = begin + max(1, max_tokens // longest)
-        batches.append(_micro_batch(ordered[begin:end], longest))
+        places = ordered[begin:end]
+        batches.append(_micro_batch([rows[place] for place in places], longest, places))
         begin = end
     return batches
 
 
-def _micro_batch(rows: Sequence[TrainingRow], longest: int) -> MicroBatch:
+def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int]) -> MicroBatch:
     def stack(name: str, fill: float = 0) -> npt.NDArray[Any]:
         arrays = [getattr(row, name) for row in rows]
         padded = np.full((len(rows), longest), fill, dtype=arrays[0].dtype)
@@ -98,4 +105,5 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int) -> MicroBatch:
         weights_N=weights.repeat_interleave(torch.from_numpy(mask.sum(axis=1))),
         versions_N=trained("versions_T"),
         units_N=None if rows[0].units_T is None else trained("units_T"),
+        places=places,
     )

@@ -1,15 +1,13 @@
 """Groups become rows of numbers: what the loss needs beside each token, advantages and weights included.
 
 In: the groups that train, and a recipe. Out: one TrainingRow a segment that trains a token, in the order of records
-and rows. Pure. Masked calls are peers too: what the policy did there was worth what it was worth, even if their tokens
-leave the loss.
+and rows. Pure.
 
 Tensor suffix: T tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tracegrad.schemas.records.tokens import Ids, Logprobs
-from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow
+from tracegrad.schemas.records.transitions import SegmentRow
 
-from ..algorithm.form import token_weights, turn_advantages
+from ..algorithm.form import token_weights
 from ..algorithm.recipe import Recipe
+from .advantages import Doubles, call_advantages, sums_to_go, token_advantages
 from .groups import CallKey, Group, token_versions
 
-__all__ = ["TrainingRow", "group_advantages", "rollout_tokens", "training_rows"]
+__all__ = ["TrainingRow", "rollout_tokens", "training_rows"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -47,23 +46,48 @@ class TrainingRow:
     """The turn, row or rollout that a token's ratio is of, numbered over the batch; None: each has its own."""
 
     @property
-    def has_gradient(self) -> bool:
-        """Whether computing it can change the weights."""
+    def has_advantage(self) -> bool:
+        """Whether the surrogate has a gradient at it."""
         return bool(np.any(self.advantages_T != 0.0))
 
 
-def training_rows(groups: Sequence[Group], recipe: Recipe) -> list[TrainingRow]:
-    """All rows of a batch that train a token, advantages and weights applied."""
+def training_rows(
+    groups: Sequence[Group],
+    recipe: Recipe,
+    *,
+    running: Mapping[str, float] | None = None,
+    penalties: Sequence[Doubles] | None = None,
+) -> tuple[list[TrainingRow], dict[str, float]]:
+    """All rows of a batch that train a token, advantages and weights applied; and the running means after it.
+
+    Args:
+        running: the means of returns before this batch, by `peers`.
+        penalties: [T] of each of these rows, what is taken from the reward at a token; 0 outside the mask.
+    """
     tokens = rollout_tokens(groups)
-    weights = dict(zip(tokens, token_weights(recipe, [*tokens.values()]), strict=True))
-    units = _Units(recipe.units, [*tokens])
-    rows: list[TrainingRow] = []
-    for group in groups:
-        advantages = group_advantages(group, recipe)
-        for row in group.rows:
-            if row.loss_mask.any():
-                rows.append(_training_row(row, advantages, weights[row.rollout_id], units.of(row)))
-    return rows
+    homes = {member.rollout_id: group.summary.group_id for group in groups for member in group.summary.members}
+    weights_R = token_weights(recipe, [*tokens.values()], [homes[rollout] for rollout in tokens])
+    weights, units = dict(zip(tokens, weights_R, strict=True)), _Units(recipe.units, [*tokens])
+    trained = [row for group in groups for row in group.rows if row.loss_mask.any()]
+    to_go = None if penalties is None else sums_to_go([row.rollout_id for row in trained], penalties)
+    taken = _taken(trained, to_go) if to_go is not None and recipe.kl_in == "return" else {}
+    calls, after = call_advantages(groups, recipe, tokens, running=running, taken=taken)
+    advantages = token_advantages(trained, calls, recipe, to_go)
+    return [
+        _training_row(row, advantages_T, weights[row.rollout_id], units.of(row))
+        for row, advantages_T in zip(trained, advantages, strict=True)
+    ], after
+
+
+def _taken(rows: Sequence[SegmentRow], to_go: Sequence[Doubles]) -> dict[CallKey, float]:
+    """What each call's return is less by: the sum from its first token on, in the row where it trains."""
+    taken: dict[CallKey, float] = {}
+    for row, less_T in zip(rows, to_go, strict=True):
+        for turn in row.turns:
+            call = (row.rollout_id, turn.call_id)
+            if turn.start < turn.end and (call not in taken or row.loss_mask[turn.start : turn.end].any()):
+                taken[call] = float(less_T[turn.start])
+    return taken
 
 
 class _Units:
@@ -100,51 +124,14 @@ def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
     return tokens
 
 
-def group_advantages(group: Group, recipe: Recipe) -> dict[CallKey, float]:
-    """The advantage of each call of a group, times its turn's weight.
-
-    Turns with equal `peers` are compared with each other and, by the rule `turn_or_end`, with the final reward of each
-    member that ended before it had such a turn. Those train nothing; without them a turn that only the successful
-    reach would have an advantage of 0.
-    """
-    turns = group.turns
-    calls_by_peers: defaultdict[str, list[CallKey]] = defaultdict(list)
-    for call, turn in turns.items():
-        calls_by_peers[turn.peers].append(call)
-    advantages: dict[CallKey, float] = {}
-    for calls in calls_by_peers.values():
-        returns = [turns[call].return_ for call in calls]
-        ended = _ended(group.summary, {rollout for rollout, _ in calls})
-        values = turn_advantages(recipe, [*(rollout for rollout, _ in calls), *ended], [*returns, *ended.values()])
-        for call, value in zip(calls, values, strict=False):  # those of `ended` come last
-            advantages[call] = value * turns[call].weight
-    return advantages
-
-
-def _ended(summary: GroupSummary, present: set[str]) -> dict[str, float]:
-    """The final rewards of the members that count as peers where they have no turn."""
-    if summary.peers != "turn_or_end":
-        return {}
-    return {
-        member.rollout_id: member.reward
-        for member in summary.members
-        if not member.excluded and member.reward is not None and member.rollout_id not in present
-    }
-
-
 def _training_row(
-    row: SegmentRow,
-    advantages: Mapping[CallKey, float],
-    token_weight: float,
-    units_T: npt.NDArray[np.int64] | None,
+    row: SegmentRow, advantages_T: Floats, token_weight: float, units_T: npt.NDArray[np.int64] | None
 ) -> TrainingRow:
     num_tokens = len(row.token_ids)
     mask = row.loss_mask.view(np.bool_)  # its bytes were checked to be 0 and 1
-    advantages_T = np.zeros(num_tokens, dtype=np.float32)
     temperatures_T = np.ones(num_tokens, dtype=np.float32)
     versions_T = np.full(num_tokens, -1, dtype=np.int64)
     for turn in row.turns:
-        advantages_T[turn.start : turn.end] = advantages[row.rollout_id, turn.call_id]
         if turn.temperature > 0.0:
             temperatures_T[turn.start : turn.end] = turn.temperature
         for start, end, span in token_versions(turn):
@@ -154,7 +141,7 @@ def _training_row(
         token_ids_T=row.token_ids,
         loss_mask_T=mask,
         sampler_logprobs_T=row.logprobs,
-        advantages_T=np.where(mask, advantages_T, np.float32(0.0)),
+        advantages_T=advantages_T,
         temperatures_T=temperatures_T,
         versions_T=np.where(mask, versions_T, -1),
         token_weight=token_weight,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -124,8 +124,11 @@ class Policy:
         cap = getattr(self._causal.config, "final_logit_softcapping", None)
         return logits_BKV if cap is None else torch.tanh(logits_BKV / cap) * cap
 
-    def logprobs(self, batch: MicroBatch, *, max_logits: int) -> Tensor:
-        """[B, K] log pi of the batch's targets, float32, at the temperatures they were sampled with.
+    def logprobs(
+        self, batch: MicroBatch, *, max_logits: int, score: Callable[..., Tensor] = sampled_logprobs
+    ) -> Tensor:
+        """[B, K] log pi of the batch's targets, float32, at the temperatures they were sampled with; or what `score`
+        makes of logits, [.., B, K].
 
         Args:
             max_logits: how many logits may exist at once (at least one position of each row). Where there are more, the
@@ -136,14 +139,14 @@ class Policy:
         hidden_BKD, (rows, kept) = hidden_BLD[:, batch.keep_K], batch.targets_BK.shape
         length = max(1, max_logits // (rows * self.vocabulary))
         if length >= kept:
-            return sampled_logprobs(self.head(hidden_BKD), batch.targets_BK, batch.temperatures_BK)
+            return score(self.head(hidden_BKD), batch.targets_BK, batch.temperatures_BK)
 
         def piece(hidden_BkD: Tensor, targets_Bk: Tensor, temperatures_Bk: Tensor) -> Tensor:
-            return sampled_logprobs(self.head(hidden_BkD), targets_Bk, temperatures_Bk)
+            return score(self.head(hidden_BkD), targets_Bk, temperatures_Bk)
 
         whole = (hidden_BKD, batch.targets_BK, batch.temperatures_BK)
         pieces = zip(*(tensor.split(length, dim=1) for tensor in whole), strict=True)
-        return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces], dim=1)
+        return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces], dim=-1)
 
     @torch.no_grad()
     def require_plain_head(self) -> None:
@@ -232,8 +235,8 @@ def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 @busy("loading the model")
-def load_policy(config: TrainerConfig, base: str, device: torch.device) -> Policy:
-    """The base model, ready to train (dropout off: its logprobs must be the sampler's)."""
+def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_trained: bool = True) -> Policy:
+    """The base model, ready to train (dropout off: its logprobs must be the sampler's), or frozen, as a reference."""
     import transformers
 
     folder = Path(base)
@@ -253,13 +256,13 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device) -> Polic
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
-    model.to(device).eval()
+    model.to(device).eval().requires_grad_(is_trained)
     if model.dtype == torch.bfloat16 and device.type == "cpu" and not _multiplies_bfloat16():
         _log.warning(
             "[trainer] dtype: this CPU has no bfloat16 instructions, products take several times as long as in "
             "float32; set dtype = 'float32' in [trainer] and [engine]"
         )
-    if config.lora_rank is not None:
+    if config.lora_rank is not None and is_trained:
         model = _with_adapters(model, rank=config.lora_rank, alpha=config.lora_alpha)
     policy = Policy(model, device, publish_dtype=_DTYPES.get(config.publish_dtype))
     policy.require_plain_head()

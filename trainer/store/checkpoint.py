@@ -66,6 +66,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """The first offset of the policy's partition of `transitions` that is not consumed."""
     topic_id: str = ""
     """Of the `transitions` that this is an offset of; empty where the log has none."""
+    running: dict[str, float] = {}
+    """Mean return of the batches so far, by `peers`: the baseline `running_mean`."""
     weights_offset: int = 0
     """Rollback requests below this offset of `weights` are done."""
     accounting: Accounting = Accounting()

@@ -91,8 +91,8 @@ class Store:
         while (found := self._policy_log.next_request(self.state.weights_offset)) is not None:
             self._roll_back(*found)
 
-    def conclude(self, batch: Batch, record: TrainingStep) -> None:
-        """A batch that was consumed, and led to the learner's present weights."""
+    def conclude(self, batch: Batch, record: TrainingStep, running: dict[str, float]) -> None:
+        """A batch that was consumed, and led to the learner's present weights and these running means."""
         before = self.state
         self._dead += batch.dead
         encoded = TRAINING_STEPS.encode(record)
@@ -105,6 +105,7 @@ class Store:
             base_version=before.version if record.is_updated else before.base_version,
             next_offset=batch.next_offset,
             accounting=record.accounting,
+            running=running,
         )
         if record.step % self._config.checkpoint_every == 0 or record.step >= self._config.steps:
             self.save()

@@ -86,7 +86,7 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ("[pace]\nstaleness = -1\n", r"\[pace\] staleness: expected at least 0, got -1"),
         ("[trainer]\nlr = nan\n", r"\[trainer\] lr: expected a finite number, got nan"),
         ("[trainer]\nlr = -1e-5\n", r"\[trainer\] lr: expected at least 0, got -1e-05"),
-        ("[algorithm]\nlow = 2.0\n", r"\[algorithm\] low: expected at most 1, got 2"),
+        ("[algorithm]\nlow = 2.0\n", r"\[algorithm\] low: expected at most 1 with surrogate 'clip', got 2"),
         ('[algorithm]\nrecipe = "rlo_clip"\n', r"\[algorithm\] recipe: no recipe 'rlo_clip'; did you mean 'rloo_clip'"),
         ("[trainer]\nkeep_versions = -3\n", r"\[trainer\] keep_versions: expected at least 0, got -3"),
         ("[trainer]\nthreads = 0\n", r"\[trainer\] threads: expected at least 1, got 0"),

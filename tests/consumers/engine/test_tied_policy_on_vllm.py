@@ -109,7 +109,7 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
     from safetensors.torch import load_file
 
     config = TrainerConfig(lr=5e-3, warmup_steps=1)
-    learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config, RECIPES[DEFAULT])
+    learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config, RECIPES[DEFAULT].recipe)
     work_dir = str(tied.weight_root.parent)
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(tied.model), work_dir=work_dir, seed=0)
     publisher = Publisher(handles, keep=0)

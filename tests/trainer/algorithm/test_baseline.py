@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from tracegrad.trainer.algorithm.baseline import leave_one_out
+from tracegrad.trainer.algorithm import baseline
+from tracegrad.trainer.algorithm.baseline import length_weighted, mean, none, running_mean
+
+
+def leave_one_out(rollouts: Sequence[str], returns: Sequence[float]) -> list[float]:
+    """Lengths do not matter to it."""
+    return baseline.leave_one_out(rollouts, returns, [1] * len(returns))
+
+
+def test_the_others_by_hand() -> None:
+    """Returns 1, 0 and .5 of 1, 2 and 5 tokens: 0, the mean .5, and (1 * 1 + 5 * .5) / 8 = 3.5 / 8."""
+    given = ["r0", "r1", "r2"], [1.0, 0.0, 0.5], [1, 2, 5]
+    assert none(*given) == [0.0] * 3
+    assert mean(*given) == [0.5] * 3
+    assert length_weighted(*given) == [3.5 / 8] * 3
+    assert length_weighted(["r0", "r1"], [1.0, 0.0], [0, 0]) == [0.5] * 2
+
+
+def test_a_rollout_counts_once_in_the_means() -> None:
+    """r1 failed in three turns; the mean is of 1 and 0."""
+    given = ["r0", "r1", "r1", "r1"], [1.0, 0.0, 0.0, 0.0], [3, 1, 1, 1]
+    assert (mean(*given)[0], length_weighted(*given)[0]) == (0.5, 0.75)
+
+
+def test_running_mean_by_hand() -> None:
+    """The first batch's mean, then .9 of it and .1 of the next."""
+    first = running_mean(None, [1.0, 0.0], 0.9)
+    assert first == 0.5
+    assert running_mean(first, [1.0], 0.9) == pytest.approx(0.55)
 
 
 def test_baseline_by_hand() -> None:

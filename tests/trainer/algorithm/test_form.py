@@ -11,13 +11,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from tracegrad.trainer.algorithm.form import TokenLoss, loss, token_weights, turn_advantages
+from tracegrad.trainer.algorithm.form import TokenLoss, Turns, loss, token_weights, turn_advantages
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 
 pytestmark = pytest.mark.torch
 
-RECIPE = RECIPES[DEFAULT]
+RECIPE = RECIPES[DEFAULT].recipe
 
 
 def loss_of(
@@ -87,26 +87,72 @@ def test_zero_advantage_gives_zero_gradient() -> None:
 def test_worked_example_of_the_docs(aggregation: Any, expected: float) -> None:
     """docs/training.md: returns 1 and 0, two and four tokens, rho = 1."""
     recipe = Recipe(aggregation=aggregation, length=10)
-    advantages = turn_advantages(recipe, ["r0", "r1"], [1.0, 0.0])
-    weights = token_weights(recipe, [2, 4])
-    assert advantages == [1.0, -1.0]
+    both = advantages(["r0", "r1"], [1.0, 0.0], baseline="leave_one_out")
+    weights = token_weights(recipe, [2, 4], ["g0", "g0"])
+    assert both == [1.0, -1.0]
     term, _ = loss_of([1.0] * 6, [1.0] * 2 + [-1.0] * 4, [weights[0]] * 2 + [weights[1]] * 4)
     assert term.loss.item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_equal_returns_give_exactly_zero() -> None:
+def advantages(rollouts: list[str], returns: list[float], **axes: Any) -> list[float]:
+    """Of turns of one group and of equal peers."""
+    recipe, num = Recipe(**axes), len(returns)
+    return turn_advantages(recipe, Turns(["g0"] * num, ["0"] * num, rollouts, returns, [1] * num))[0]
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "length_weighted"])
+@pytest.mark.parametrize("scale", ["none", "std", "batch_std"])
+def test_equal_returns_give_exactly_zero(baseline: str, scale: str) -> None:
     """0.1 summed seven times rounds; a group without spread must still cost nothing."""
     for size in range(2, 20):
-        for scale in ("none", "std"):
-            assert turn_advantages(Recipe(scale=scale), [str(i) for i in range(size)], [0.1] * size) == [0.0] * size
+        got = advantages([str(i) for i in range(size)], [0.1] * size, baseline=baseline, scale=scale)
+        assert got == [0.0] * size
 
 
 def test_scale_divides_by_the_std() -> None:
-    """Returns 1 and 0: advantages 1 and -1, std 0.5, so 2 and -2."""
-    assert turn_advantages(Recipe(scale="std"), ["r0", "r1"], [1.0, 0.0]) == pytest.approx([2.0, -2.0])
+    """GRPO: returns 1 and 0, mean .5, std sqrt(.5)."""
+    assert advantages(["r0", "r1"], [1.0, 0.0], scale="std") == pytest.approx([0.5**0.5, -(0.5**0.5)])
 
 
-def test_turn_without_peers_gets_zero() -> None:
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_turn_without_peers_gets_zero(baseline: str) -> None:
     """Whatever its return, scaled or not."""
     for scale in ("none", "std"):
-        assert turn_advantages(Recipe(scale=scale), ["r0", "r0"], [5.0, 1.0]) == [0.0, 0.0]
+        assert advantages(["r0"], [5.0], baseline=baseline, scale=scale) == [0.0]
+
+
+TWO_GROUPS = Turns(["g0", "g0", "g1", "g1"], ["0"] * 4, ["a", "b", "c", "d"], [1.0, 0.0, 4.0, 0.0], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        ({}, [0.5, -0.5, 2.0, -2.0]),
+        ({"over": "batch"}, [-0.25, -1.25, 2.75, -1.25]),
+        # sqrt((.25 + .25 + 4 + 4) / 3)
+        ({"scale": "batch_std"}, [value / (8.5 / 3) ** 0.5 for value in (0.5, -0.5, 2.0, -2.0)]),
+        ({"outcome": "passed", "bound": 1.0}, [0.5, -0.5, 0.5, -0.5]),
+        ({"outcome": "one", "baseline": "none"}, [1.0] * 4),
+        # The length is the limit: each return is less by 1, but b is too.
+        ({"overlong": 1, "baseline": "none"}, [0.0, -1.0, 3.0, -1.0]),
+    ],
+    ids=["by group", "by batch", "std of the batch", "passed", "one", "overlong"],
+)
+def test_advantages_of_two_groups_by_hand(axes: dict[str, Any], expected: list[float]) -> None:
+    """Returns 1, 0 and 4, 0."""
+    assert turn_advantages(Recipe(**axes), TWO_GROUPS)[0] == pytest.approx(expected)
+
+
+def test_all_turns_of_a_group_may_be_compared() -> None:
+    """Two turns of two agents: by peers nothing to compare with, by group the mean of 1 and 0."""
+    turns = Turns(["g0", "g0"], ["planner:0", "coder:0"], ["a", "b"], [1.0, 0.0], [1, 1])
+    assert turn_advantages(Recipe(), turns)[0] == [0.0, 0.0]
+    assert turn_advantages(Recipe(over="group"), turns)[0] == [0.5, -0.5]
+
+
+def test_running_mean_is_what_earlier_batches_gave() -> None:
+    """Nothing before the first; of turns with equal peers, whatever the group."""
+    recipe = Recipe(baseline="running_mean", decay=0.5)
+    first, after = turn_advantages(recipe, TWO_GROUPS)
+    assert (first, after) == ([1.0, 0.0, 4.0, 0.0], {"0": 1.25})
+    assert turn_advantages(recipe, TWO_GROUPS, after) == ([-0.25, -1.25, 2.75, -1.25], {"0": 1.25})

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from tracegrad.trainer.algorithm.logprobs import sampled_logprobs
+from tracegrad.trainer.algorithm.logprobs import logprobs_and_entropies, sampled_logprobs
 
 pytestmark = pytest.mark.torch
 
@@ -32,3 +32,11 @@ def test_shift_of_logits_changes_nothing() -> None:
     torch.testing.assert_close(
         shifted, torch.log_softmax(logits, -1).gather(2, targets[..., None])[..., 0], atol=1e-5, rtol=0
     )
+
+
+def test_entropy_is_of_the_tempered_distribution() -> None:
+    """Logits (0, ln 3): at T = 1 (1/4, 3/4) has .5623 nats; at T = .5 (1/10, 9/10) has .3251."""
+    logits = torch.tensor([[[0.0, math.log(3.0)], [0.0, math.log(3.0)]]])
+    logprobs, entropies = logprobs_and_entropies(logits, torch.tensor([[1, 1]]), torch.tensor([[1.0, 0.5]]))
+    assert logprobs.exp()[0].tolist() == pytest.approx([0.75, 0.9])
+    assert entropies[0].tolist() == pytest.approx([0.562335, 0.325083], rel=1e-5)

@@ -34,7 +34,7 @@ def groups(count: int) -> list[Group]:
 
 def rows_of(count: int) -> list[TrainingRow]:
     """Their rows, by token mean."""
-    return training_rows(groups(count), RECIPES[DEFAULT])
+    return training_rows(groups(count), RECIPES[DEFAULT].recipe)[0]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def gradients(policy: Policy, rows: list[TrainingRow], *, max_tokens: int) -> tu
     loss = 0.0
     for batch in micro_batches(rows, max_tokens=max_tokens):
         term = loss_of(
-            RECIPES[DEFAULT],
+            RECIPES[DEFAULT].recipe,
             logprobs_N=logprobs_of(policy, batch)[batch.loss_mask_BK],
             sampler_logprobs_N=batch.sampler_logprobs_N,
             advantages_N=batch.advantages_N,

@@ -14,8 +14,9 @@ from tests.streams.make import config, rollout
 from tests.trainer.material import VOCABULARY, record
 from tracegrad.schemas.records.episodes import AppliedReward, Episode
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.batch.advantages import call_advantages
 from tracegrad.trainer.batch.groups import CallKey, GroupLimits, judge
-from tracegrad.trainer.batch.rows import group_advantages
+from tracegrad.trainer.batch.rows import rollout_tokens
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +27,7 @@ def advantages(*episodes: Episode, **changes: Any) -> dict[CallKey, float]:
         record(close(*episodes, settings_=config(**changes)).outputs[0].value), GroupLimits("policy", VOCABULARY)
     ).group
     assert group is not None
-    return group_advantages(group, RECIPES[DEFAULT])
+    return call_advantages([group], RECIPES[DEFAULT].recipe, rollout_tokens([group]))[0]
 
 
 def test_equal_rollouts_of_two_agents_train_nothing() -> None:

@@ -16,12 +16,13 @@ from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
-from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
-from tracegrad.trainer.batch.rows import group_advantages, training_rows
+from tracegrad.trainer.batch.advantages import call_advantages
+from tracegrad.trainer.batch.groups import CallKey, Group, GroupLimits, judge
+from tracegrad.trainer.batch.rows import rollout_tokens, training_rows
 
 pytestmark = pytest.mark.torch
 
-RECIPE = RECIPES[DEFAULT]
+RECIPE = RECIPES[DEFAULT].recipe
 
 
 def group_of(index: int, *, spread: float = 1.0) -> Group:
@@ -36,14 +37,19 @@ def made_of(*rows: SegmentRow) -> Group:
     return Group(summary("g0", sorted({row.rollout_id for row in rows})), rows)
 
 
+def advantages(group: Group) -> dict[CallKey, float]:
+    """Of its calls."""
+    return call_advantages([group], RECIPE, rollout_tokens([group]))[0]
+
+
 def test_permutation_of_rows_changes_no_bit() -> None:
     """Sums are exact, so order cannot matter."""
     rng = random.Random(2)
     rows = [segment(f"r{i}", [turn(2, 5, returned=rng.uniform(-1, 2))]) for i in range(8)]
-    expected = group_advantages(made_of(*rows), RECIPE)
+    expected = advantages(made_of(*rows))
     for _ in range(10):
         rng.shuffle(rows)
-        assert group_advantages(made_of(*rows), RECIPE) == expected
+        assert advantages(made_of(*rows)) == expected
 
 
 def test_turns_are_compared_with_their_peers_only() -> None:
@@ -59,7 +65,7 @@ def test_turns_are_compared_with_their_peers_only() -> None:
             ],
         ),
     ]
-    assert group_advantages(made_of(*rows), RECIPE) == {
+    assert advantages(made_of(*rows)) == {
         ("r0", "a"): 1.0,
         ("r1", "a"): -1.0,
         ("r0", "b"): 1.0,
@@ -77,26 +83,28 @@ def test_call_in_two_rows_counts_once() -> None:
         segment("r1", [turn(1, 3, call="a", returned=0.5)]),
         segment("r2", [turn(1, 3, call="a", returned=0.0)]),
     ]
-    assert group_advantages(made_of(*rows), RECIPE)["r1", "a"] == 0.0
+    assert advantages(made_of(*rows))["r1", "a"] == 0.0
 
 
 def test_masked_call_is_a_peer() -> None:
     """A truncated call leaves the loss, but what it was worth still counts in the others' baseline."""
     rows = [segment("r0", [turn(1, 3, returned=1.0)]), segment("r1", [turn(1, 3, returned=0.0)], mask=[0] * 8)]
-    assert group_advantages(made_of(*rows), RECIPE)["r0", "call-0"] == 1.0
+    assert advantages(made_of(*rows))["r0", "call-0"] == 1.0
 
 
 def test_weight_multiplies_the_advantage() -> None:
     """Credit's weight is the turn's share in the loss."""
     rows = [segment("r0", [turn(1, 3, returned=1.0, weight=0.5)]), segment("r1", [turn(1, 3, returned=0.0)])]
-    assert group_advantages(made_of(*rows), RECIPE) == {("r0", "call-0"): 0.5, ("r1", "call-0"): -1.0}
+    half, whole = training_rows([made_of(*rows)], RECIPE)[0]
+    assert half.advantages_T[half.loss_mask_T].tolist() == [0.5, 0.5]
+    assert whole.advantages_T[whole.loss_mask_T].tolist() == [-1.0, -1.0]
 
 
 def test_denominator_counts_rows_without_advantage() -> None:
     """token_mean: each token weighs 1/N with N over all rollouts of the batch."""
-    rows = training_rows([group_of(0), group_of(9, spread=0.0)], RECIPE)
+    rows, _ = training_rows([group_of(0), group_of(9, spread=0.0)], RECIPE)
     assert rows[0].token_weight == 1 / sum(int(row.loss_mask_T.sum()) for row in rows)
-    assert [row.has_gradient for row in rows[-4:]] == [False] * 4
+    assert [row.has_advantage for row in rows[-4:]] == [False] * 4
 
 
 @pytest.mark.slow
@@ -114,7 +122,7 @@ def test_an_episode_of_ten_thousand_turns_trains_in_full() -> None:
     began = time.process_time()
     group_ = judge(record(value), GroupLimits("policy", VOCABULARY)).group
     assert group_ is not None
-    long, short = training_rows([group_], RECIPE)
+    (long, short), _ = training_rows([group_], RECIPE)
     assert time.process_time() - began < 5.0
     for row, num, advantage in ((long, num_turns[0], 1.0), (short, num_turns[1], -1.0)):
         assert row.token_ids_T.tolist() == [1, 2, 3] * num

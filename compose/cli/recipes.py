@@ -1,0 +1,38 @@
+"""`tracegrad recipes`: the points that have a name on the axes of the loss. It reads the trainer's data alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.section import nearest
+from tracegrad.trainer.algorithm.recipes import RECIPES
+
+from ..run.algorithms import recipe_facts
+from .common import JsonFlag, echo
+
+__all__ = ["recipes"]
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One of them; all without it.", show_default=False)] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the recipes that `[algorithm] recipe` can name: axes, formula, source, where ours differs.
+
+    Example: tracegrad recipes grpo
+    """
+    if name is not None and name not in RECIPES:
+        raise ConfigurationError(f"no recipe {name!r}; {nearest(name, RECIPES)}")
+    shown = RECIPES if name is None else {name: RECIPES[name]}
+    for one, known in shown.items():
+        if as_json:
+            told = known._asdict() | {"recipe": msgspec.to_builtins(known.recipe), "needs": sorted(known.recipe.needs)}
+            echo(msgspec.json.encode({"name": one} | told).decode())
+        elif name is None:
+            echo(f"{one:22}{known.formula}")
+        else:
+            echo("\n".join(f"{key:10}{value}" for key, value in recipe_facts(one).items()))

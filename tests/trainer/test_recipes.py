@@ -1,0 +1,146 @@
+"""What must hold of every recipe, by a policy whose logprobs are known: to 1e-6 of loss and gradient."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
+from tests.trainer.toy_policy import ToyPolicy, learn
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
+from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.step import StepResult
+
+pytestmark = pytest.mark.torch
+
+MORE = {
+    "by rollout": Recipe(level="rollout", aggregation="rollout_mean"),
+    "by turn": Recipe(level="turn"),
+    "k3+ to the sampler": Recipe(beta=0.1, kl="k3+", kl_to="sampler", entropy=0.01),
+    "all": Recipe(baseline="leave_one_out", scale="batch_std", over="batch", level="rollout", beta=0.1, entropy=0.1),
+}
+ALL = {name: known.recipe for name, known in RECIPES.items()} | MORE
+each_recipe = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
+
+
+def groups_of(num: int) -> list[Group]:
+    """Of rollouts with one or two turns and unlike lengths."""
+    judged = [judge(record(group_bytes(i)), GroupLimits("policy", VOCABULARY)).group for i in range(num)]
+    return [group for group in judged if group is not None]
+
+
+def assert_alike(one: tuple[StepResult, ToyPolicy], other: tuple[StepResult, ToyPolicy]) -> None:
+    """Loss and gradient, which is not nothing."""
+    assert one[0].is_updated and other[0].is_updated
+    assert one[0].loss == pytest.approx(other[0].loss, abs=1e-6)
+    torch.testing.assert_close(one[1].gradient, other[1].gradient, atol=1e-6, rtol=1e-5)
+    assert float(one[1].gradient.abs().max()) > 1e-5
+
+
+@each_recipe
+@pytest.mark.parametrize("max_tokens", [1, 64])
+def test_micro_batches_change_nothing(recipe: Recipe, max_tokens: int) -> None:
+    """Row by row, a few, or all at once: padding, and units that lie in several."""
+    groups = groups_of(3)
+    assert_alike(learn(groups, recipe, max_tokens=max_tokens), learn(groups, recipe))
+
+
+@each_recipe
+def test_order_of_groups_and_rows_changes_nothing(recipe: Recipe) -> None:
+    """But that of a rollout's own rows."""
+    groups = groups_of(3)
+    shuffled = [replace(group, rows=tuple(reversed(group.rows))) for group in reversed(groups)]
+    assert_alike(learn(shuffled, recipe), learn(groups, recipe))
+
+
+@each_recipe
+def test_tokens_that_do_not_train_change_nothing(recipe: Recipe) -> None:
+    """Other prompts, and other logprobs there."""
+    rng = np.random.default_rng(0)
+
+    def changed(group: Group) -> Group:
+        rows = []
+        for row in group.rows:
+            is_trained = row.loss_mask.astype(bool)
+            ids = np.where(is_trained, row.token_ids, rng.integers(0, VOCABULARY, len(row.token_ids)))
+            logprobs = np.where(is_trained, row.logprobs, np.float32(-3.0))
+            rows.append(msgspec.structs.replace(row, token_ids=ids.astype(np.int32), logprobs=logprobs))
+        return replace(group, rows=tuple(rows))
+
+    groups = groups_of(3)
+    assert_alike(learn([changed(group) for group in groups], recipe), learn(groups, recipe))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(r, id=n) for n, r in ALL.items() if r.baseline != "none" and r.outcome == "return"],
+)
+def test_a_constant_added_to_all_returns_changes_nothing(recipe: Recipe) -> None:
+    """What is compared is their difference."""
+
+    def shifted(group: Group) -> Group:
+        def raised(turn_: Any) -> Any:
+            return msgspec.structs.replace(turn_, return_=turn_.return_ + 2.0)
+
+        rows = [msgspec.structs.replace(row, turns=tuple(map(raised, row.turns))) for row in group.rows]
+        return replace(group, rows=tuple(rows))
+
+    groups = groups_of(3)
+    assert_alike(learn([shifted(group) for group in groups], recipe), learn(groups, recipe))
+
+
+def two_turns(is_split: bool) -> list[Group]:
+    """Four rollouts of two turns each: in one row, or the second turn in a row of its own, after the same tokens."""
+    rows, rng = [], random.Random(7)
+    for rollout in ("r0", "r1", "r2", "r3"):
+        final = rng.choice([0.0, 1.0])
+        turns = [turn(2, 5, call="a", returned=final + 0.5, peers="0"), turn(7, 9, call="b", returned=final, peers="1")]
+        row = segment(rollout, turns, num_tokens=9)
+        first, second = np.arange(9) < 5, np.arange(9) >= 7
+        masks = (first, second) if is_split else (first | second,)
+        rows += [
+            msgspec.structs.replace(row, segment=number, loss_mask=mask.astype(np.uint8))
+            for number, mask in enumerate(masks)
+        ]
+    return [Group(summary("g0", ["r0", "r1", "r2", "r3"]), tuple(rows))]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(r, id=n)
+        for n, r in ALL.items()
+        if r.level != "row" and r.correction not in ("tis_row", "reject_row", "opsm")
+    ],
+)
+@pytest.mark.parametrize("max_tokens", [1, 4096])
+def test_a_row_split_in_two_segments_is_the_same(recipe: Recipe, max_tokens: int) -> None:
+    """Of each recipe that does not ask for rows."""
+    assert_alike(learn(two_turns(True), recipe, max_tokens=max_tokens), learn(two_turns(False), recipe))
+
+
+def test_the_default_costs_no_pass_of_its_own() -> None:
+    """One a micro-batch, and one look at the new weights."""
+    assert RECIPES[DEFAULT].recipe.needs == frozenset()
+    assert learn(groups_of(3), RECIPES[DEFAULT].recipe)[1].num_passes == 2
+
+
+def test_rows_without_advantage_train_where_the_recipe_asks() -> None:
+    """A group of equal returns: nothing but the KL to the reference, or the entropy, moves the weights."""
+    verdict = judge(record(group_bytes(9, spread=0.0)), GroupLimits("policy", VOCABULARY))
+    assert verdict.group is not None
+    assert learn([verdict.group], Recipe())[0].skipped == "no_advantage"
+    for recipe in (Recipe(beta=0.1), Recipe(entropy=0.1)):
+        result, policy = learn([verdict.group], recipe)
+        assert result.is_updated
+        assert float(policy.gradient.abs().max()) > 1e-4

@@ -1,0 +1,115 @@
+"""Returns of a batch's calls become the advantage of each trained token.
+
+In: the groups that train, and a recipe. Out: one number a call, then one a token, 0 outside the loss mask. Pure. Turns
+with equal `peers` are compared with each other and, by the rule `turn_or_end`, with the final reward of each member
+that ended before it had such a turn. Those train nothing; without them a turn that only the successful reach would have
+an advantage of 0. Masked calls are peers too: what the policy did there was worth what it was worth, even if their
+tokens leave the loss. Tensor suffixes: T tokens of a row, N trained tokens of the batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow
+
+from ..algorithm.form import Turns, turn_advantages
+from ..algorithm.recipe import Recipe
+from ..algorithm.scale import whitened
+from .groups import CallKey, Group
+
+__all__ = ["Doubles", "call_advantages", "sums_to_go", "token_advantages"]
+
+Doubles = npt.NDArray[np.float64]
+
+
+def call_advantages(
+    groups: Sequence[Group],
+    recipe: Recipe,
+    lengths: Mapping[str, int],
+    *,
+    running: Mapping[str, float] | None = None,
+    taken: Mapping[CallKey, float] | None = None,
+) -> tuple[dict[CallKey, float], dict[str, float]]:
+    """The advantage of each call of the batch, before its turn's weight; and the running means after it.
+
+    Args:
+        lengths: trained tokens of each rollout.
+        running: the means before this batch.
+        taken: what a call's return is less by.
+    """
+    columns: list[tuple[str, str, str, float, int]] = []
+    calls: list[CallKey | None] = []
+    for group in groups:
+        turns = group.turns
+        by_peers: defaultdict[str, list[CallKey]] = defaultdict(list)
+        for call, turn in turns.items():
+            by_peers[turn.peers].append(call)
+        for peers, compared in by_peers.items():
+            worth = [(call[0], turns[call].return_ - (taken or {}).get(call, 0.0)) for call in compared]
+            ended = _ended(group.summary, {call[0] for call in compared}) if recipe.over != "group" else {}
+            calls += [*compared, *([None] * len(ended))]
+            columns += [
+                (group.summary.group_id, peers, rollout, value, lengths[rollout])
+                for rollout, value in (*worth, *ended.items())
+            ]
+    turns_P = Turns(*zip(*columns, strict=True)) if columns else Turns((), (), (), (), ())
+    values_P, after = turn_advantages(recipe, turns_P, running or {})
+    return {call: value for call, value in zip(calls, values_P, strict=True) if call is not None}, after
+
+
+def _ended(summary: GroupSummary, present: set[str]) -> dict[str, float]:
+    """The final rewards of the members that count as peers where they have no turn."""
+    if summary.peers != "turn_or_end":
+        return {}
+    return {
+        member.rollout_id: member.reward
+        for member in summary.members
+        if not member.excluded and member.reward is not None and member.rollout_id not in present
+    }
+
+
+def token_advantages(
+    rows: Sequence[SegmentRow], calls: Mapping[CallKey, float], recipe: Recipe, to_go: Sequence[Doubles] | None
+) -> list[npt.NDArray[np.float32]]:
+    """[T] of each row, times the turn's weight.
+
+    Args:
+        rows: those of the batch that train a token.
+        calls: the advantage of each of their calls.
+        to_go: of each row, what is taken from the rewards from a token on.
+    """
+    values = [_spread(row, (calls[row.rollout_id, turn.call_id] for turn in row.turns)) for row in rows]
+    masks = [row.loss_mask.view(np.bool_) for row in rows]
+    if to_go is not None and recipe.kl_in == "tokens":
+        values = [np.where(mask, value - less, 0.0) for value, less, mask in zip(values, to_go, masks, strict=True)]
+    if recipe.scale == "whiten" and rows:
+        all_N = torch.from_numpy(np.concatenate([value[mask] for value, mask in zip(values, masks, strict=True)]))
+        ends = np.cumsum([mask.sum() for mask in masks])[:-1]
+        for value, mask, part in zip(values, masks, np.split(whitened(all_N).numpy(), ends), strict=True):
+            value[mask] = part
+    weights = (_spread(row, (turn.weight for turn in row.turns)) for row in rows)
+    return [(value * weight).astype(np.float32) for value, weight in zip(values, weights, strict=True)]
+
+
+def _spread(row: SegmentRow, numbers: Iterable[float]) -> Doubles:
+    """[T] each turn's number at its trained tokens, 0 elsewhere."""
+    values_T = np.zeros(len(row.token_ids))
+    for turn, number in zip(row.turns, numbers, strict=True):
+        values_T[turn.start : turn.end] = number
+    return np.where(row.loss_mask.view(np.bool_), values_T, 0.0)
+
+
+def sums_to_go(rollouts: Sequence[str], values: Sequence[Doubles]) -> list[Doubles]:
+    """[T] of each row: the sum of what stands from a token on, in the row and the later ones of its rollout."""
+    later: defaultdict[str, float] = defaultdict(float)
+    sums: list[Doubles] = []
+    for rollout, value_T in zip(reversed(rollouts), reversed(values), strict=True):
+        sums.append(value_T[::-1].cumsum()[::-1] + later[rollout])
+        later[rollout] = float(sums[-1][0])
+    return sums[::-1]
