@@ -27,7 +27,7 @@ from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.schemas.records.versions import VersionSpan
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.credit.return_to_go import credit_group
-from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import GroupLimits, judge
 from tracegrad.trainer.batch.packing import micro_batches
 from tracegrad.trainer.batch.rows import training_rows
@@ -99,8 +99,8 @@ def main() -> None:
     limits = GroupLimits("policy", _VOCABULARY, max_row_tokens=given.tokens)
     group = judge(record, limits).group
     assert group is not None and len(group.rows) == given.rollouts
-    recipe = Recipe()
-    ready = training_rows([group], recipe)
+    recipe = RECIPES[DEFAULT].recipe
+    ready, _ = training_rows([group], recipe)
     num_tokens = sum(len(row.token_ids) for row in rows)
     steps: dict[str, Callable[[], object]] = {
         "credit": lambda: credit_group(members, "policy", topics, Metrics()),

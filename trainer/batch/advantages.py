@@ -84,6 +84,10 @@ def token_advantages(
         calls: the advantage of each of their calls.
         to_go: of each row, what is taken from the rewards from a token on.
     """
+    is_by_token = recipe.scale == "whiten" or (to_go is not None and recipe.kl_in == "tokens")
+    if not is_by_token:
+        weighted = ((row, [calls[row.rollout_id, turn.call_id] * turn.weight for turn in row.turns]) for row in rows)
+        return [_spread(row, numbers).astype(np.float32) for row, numbers in weighted]
     values = [_spread(row, (calls[row.rollout_id, turn.call_id] for turn in row.turns)) for row in rows]
     masks = [row.loss_mask.view(np.bool_) for row in rows]
     if to_go is not None and recipe.kl_in == "tokens":
