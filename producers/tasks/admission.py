@@ -50,7 +50,7 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics, original_key, rollout_key
 
 from ..rollout_histories import event_of
-from .admission_state import AdmissionState, OpenRollout
+from .admission_state import AdmissionState, OpenRollout, Score
 from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
 from .pace import capacity
@@ -178,13 +178,15 @@ class TaskAdmission:
         self._admit(Purpose.TRAIN, index, task, self._group_size)
 
     def _validate(self, when: str, first: int) -> bool:
-        """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode."""
+        """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode, or none that
+        will ever come."""
         room = self._max_running * self._group_size - self.state.num_open(Purpose.VALIDATION)
         asked = self.state.admitted[Purpose.VALIDATION]
         lacking = [place for place in range(len(self._held_out)) if asked.missing(first + place, 1)]
         for place in lacking[: max(room, 0)]:
             self._admit(Purpose.VALIDATION, first + place, self._held_out[place], 1)
-        scores = [self.state.scores.get(first + place) for place in range(len(self._held_out))]
+        found = dict.fromkeys(self.state.lost_groups(Purpose.VALIDATION), Score(None, "lost")) | self.state.scores
+        scores = [found.get(first + place) for place in range(len(self._held_out))]
         if None in scores:
             return self._wait(f"validation {when} training: {scores.count(None)} of {len(scores)} episodes")
         if when not in self._reported and scores:
@@ -270,7 +272,10 @@ class TaskAdmission:
             [event_of(request, attempt, 0, RolloutState.GIVEN_UP, is_final=True, error=reason)],
         )
         if len(self.state.given_up[request.rollout_id]) == MAX_GIVEN_UP:
-            logger.error("group %d does not close: excluded as lost, another is admitted", request.group.index)
+            then = ", another is admitted" if request.purpose is Purpose.TRAIN else ""
+            logger.error(
+                "%s group %d does not close: excluded as lost%s", request.purpose.value, request.group.index, then
+            )
 
     def _lost(self, rollout: OpenRollout, now: float) -> str:
         silent_s = now - rollout.active_s

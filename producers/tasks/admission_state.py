@@ -168,14 +168,13 @@ class AdmissionState:
         """Rollouts without a final event."""
         return sum(rollout.request.purpose is purpose for rollout in self.open.values())
 
-    @property
-    def lost_groups(self) -> set[int]:
-        """Training groups that cannot close: a member was given up and given up, and no episode of it came. One that
-        closes after all is none."""
+    def lost_groups(self, purpose: Purpose) -> set[int]:
+        """Groups of a purpose that cannot close: a member was given up and given up, and no episode of it came. One
+        that closes after all is none."""
         return {
             rollout.request.group.index
             for id_, rollout in self.awaited.items()
-            if len(self.given_up.get(id_, ())) >= MAX_GIVEN_UP and rollout.request.purpose is Purpose.TRAIN
+            if len(self.given_up.get(id_, ())) >= MAX_GIVEN_UP and rollout.request.purpose is purpose
         }
 
     def progress(self) -> RunProgress:
@@ -187,7 +186,7 @@ class AdmissionState:
         return RunProgress(
             admitted=self.admitted[Purpose.TRAIN].num_groups,
             running=len(running),
-            lost=len(self.lost_groups),
+            lost=len(self.lost_groups(Purpose.TRAIN)),
             consumed=step.accounting.consumed if step else 0,
             step=step.step if step else 0,
             version=step.version if step else 0,

@@ -136,15 +136,39 @@ def test_lost_groups_hang_no_run_and_are_accounted_for(
     is_complete = lossy.run(now, restarts=restarts)
     assert is_complete, f"step {world.step} of {STEPS}, lost {Counter(lossy.kinds.values())}"
     state = world.admission.state
-    assert state.lost_groups == {number for number, kind in lossy.kinds.items() if kind == "cannot close"}
-    assert world.num_consumed + len(state.lost_groups) == state.progress().admitted
+    lost_groups = state.lost_groups(Purpose.TRAIN)
+    assert lost_groups == {number for number, kind in lossy.kinds.items() if kind == "cannot close"}
+    assert world.num_consumed + len(lost_groups) == state.progress().admitted
     assert lossy.num_closed == world.num_consumed
     attempts = lossy.given_up()
     assert {len(names) for names in attempts.values()} <= {1, MAX_GIVEN_UP}
     lost = {rollout for rollout, names in attempts.items() if len(names) == MAX_GIVEN_UP}
     assert {request.group.index for request in world.requests(Purpose.TRAIN) if request.rollout_id in lost} == (
-        state.lost_groups
+        lost_groups
     )
+
+
+@pytest.mark.parametrize(("when", "index"), [("before", 0), ("after", 2)])
+def test_a_held_out_task_that_is_lost_hangs_no_run(
+    world: World, now: list[float], caplog: pytest.LogCaptureFixture, when: str, index: int
+) -> None:
+    """Its rollout ends and no episode of it comes, however often it is given up: its pass is told without it."""
+    caplog.set_level("INFO")
+    ended: set[str] = set()
+    is_complete = False
+    for _ in range(100):
+        world.ack(world.step)
+        is_complete = is_complete or world.turn()
+        for request in (*world.requests(Purpose.TRAIN), *world.requests(Purpose.VALIDATION)):
+            if request.rollout_id not in ended:
+                ended.add(request.rollout_id)
+                is_lost = (request.purpose, request.group.index) == (Purpose.VALIDATION, index)
+                world.end(request, episode=not is_lost)
+        while len(world.requests(Purpose.TRAIN)) > 2 * world.num_consumed and world.step < world.handles.steps:
+            world.train()
+        now[0] += 10.0
+    assert is_complete, f"step {world.step} of {world.handles.steps}"
+    assert f"validation {when} training: mean reward 1.0000 over 1 tasks, without reward: {{'lost': 1}}" in caplog.text
 
 
 def say(world: World, stage: str, *, num_read: int, num_to_come: int) -> None:
