@@ -27,7 +27,7 @@ from .segments import build_segments
 
 __all__ = ["credit_group", "returns_to_go"]
 
-_KEPT = ("episode_id", "state", "reward", "num_tools", "num_tools_succeeded")
+_KEPT = ("episode_id", "state", "num_tools", "num_tools_succeeded")
 """What an episode says and its member of the group repeats, under the same names."""
 _LOGGER = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ def _summary(episode: Episode, excluded: str) -> MemberSummary:
     return MemberSummary(
         rollout_id=episode.rollout_id or episode.episode_id,
         attempt_id=episode.attempt_id or "",
+        reward=episode.reward if is_usable(episode.reward) else None,
         excluded=excluded,
         **{name: getattr(episode, name) for name in _KEPT},
     )
