@@ -30,6 +30,7 @@ import httpx
 import msgspec
 
 from tracegrad.schemas.beat import acknowledged, beat, busy
+from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
@@ -69,6 +70,8 @@ class WeightSyncHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's name on `weight_acks`."""
     engine_url: str
     """http://host:port of the engine; its development routes must be reachable."""
+    engine_token: str | None = None
+    """What the engine asks for, as a Bearer key; None: nothing."""
     weight_root: str
     """Version folders outside it are refused."""
 
@@ -232,7 +235,7 @@ def _verify_file(folder: Path, file: WeightFile) -> None:
 
 def run(handles: WeightSyncHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
     """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
-    with httpx.Client(base_url=handles.engine_url.rstrip("/")) as client:
+    with httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client:
         writer = log.writer()
         sync = WeightSync(handles=handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
         try:

@@ -248,7 +248,7 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
     """The blocking entry point: versions that lay there and one that comes; an engine that is away at first."""
     real_client = httpx.Client
     transport = bench.engine.client()._transport
-    monkeypatch.setattr(httpx, "Client", lambda base_url: real_client(base_url=base_url, transport=transport))
+    monkeypatch.setattr(httpx, "Client", lambda base_url, headers: real_client(base_url=base_url, transport=transport))
     monkeypatch.setattr(weight_sync, "POLL_S", 0.001)
     bench.engine.down_for = 3
     bench.put(write_version(bench.root, 0), write_version(bench.root, 1))
