@@ -109,16 +109,20 @@ class AdmissionState:
         seen = self._seen_final.get(event.purpose)
         if seen is None or not self.histories.fold(event):
             return
+        id_, now = event.rollout_id, time.monotonic()
         if event.state is RolloutState.GIVEN_UP and event.group not in seen:
-            self.given_up[event.rollout_id].add(event.attempt_id)
-        rollout = self.open.get(event.rollout_id) or self.awaited.get(event.rollout_id)
+            if id_ in self.awaited and event.attempt_id not in self.given_up[id_]:
+                self.awaited[id_].active_s = now
+            self.given_up[id_].add(event.attempt_id)
+        # Nothing else that comes after the end is a sign of life: it may be a copy of what was said before.
+        rollout = self.open.get(id_)
         if rollout is None:
             return
-        rollout.active_s = time.monotonic()
-        if event.rollout_id in self.open and self.histories.of(rollout.request).is_final:
-            del self.open[event.rollout_id]
+        rollout.active_s = now
+        if self.histories.of(rollout.request).is_final:
+            del self.open[id_]
             if event.group not in seen:
-                self.awaited[event.rollout_id] = rollout
+                self.awaited[id_] = rollout
 
     def _fold_episode(self, episode: Episode) -> None:
         group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)

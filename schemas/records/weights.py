@@ -1,7 +1,8 @@
 """`weights` (epoch claims, version manifests, rollback requests) and `weight_acks`; who owns a policy, and what serves.
 
 A trainer claims an epoch by a record; the first claim of a number owns it. A record is void for every reader
-when a higher claim precedes it on the partition: `Lineage` folds that rule, for all readers alike.
+when a higher claim precedes it on the partition: `Lineage` folds that rule, for all readers alike. A record that was
+appended a second time changes nothing either, whoever appended it and wherever it lies by then.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback")
     schema: str = "rollback/1"
     policy: str
     run: RunHash
+    request_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    """Drawn for the request: whatever bears it again is a copy of its record, and asks for nothing."""
     to_version: int
     """A number suffices: it means the version that survives with that number (`Lineage`) when the trainer does it."""
     requested_by: str
@@ -118,9 +121,10 @@ class Lineage:
         """The claim in force: the first one of the highest number."""
         self.versions: dict[int, VersionManifest] = {}
         """Surviving manifests by version; a higher epoch's manifest replaces a lower one's."""
+        self._requested: set[str] = set()
 
     def fold(self, record: WeightRecord) -> bool:
-        """Takes the next record. False: it is void, or of another policy, and must be ignored."""
+        """Takes the next record. False: it is void, a copy of a request, or of another policy, and must be ignored."""
         if record.policy != self.policy:
             return False
         if isinstance(record, EpochClaim):
@@ -132,6 +136,10 @@ class Lineage:
             if self.claim is None or record.epoch != self.claim.epoch:
                 return False
             self.versions[record.version] = record
+        if isinstance(record, RollbackRequest):
+            if record.request_id in self._requested:
+                return False
+            self._requested.add(record.request_id)
         return True
 
     @property

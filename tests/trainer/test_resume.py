@@ -157,12 +157,14 @@ def test_second_trainer_fences_the_first(log: MemoryLog, untied: Path, tmp_path:
 def test_rollback_publishes_old_content_under_a_new_number(
     lora_rank: int | None, log: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
-    """And training goes on from it; a request is executed once, also across restarts."""
+    """And training goes on from it; a request is executed once, across restarts and copies of its record."""
     config = config_of(untied, tmp_path, steps=2, lora_rank=lora_rank)
     train(log, config)
     request_rollback(log, 1)
+    copied = log.records(WEIGHTS_TOPIC)[-1].value
     request_rollback(log, 40)
     train(log, config_of(untied, tmp_path, steps=3, lora_rank=lora_rank))
+    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=copied, partition=0)
     train(log, config_of(untied, tmp_path, steps=4, lora_rank=lora_rank))
     versions, found = lineage_of(log).versions, content(log)
     assert sorted(versions) == [0, 1, 2, 3, 4, 5]

@@ -139,7 +139,9 @@ def publish(streams: Streams, number: int, weights: Path | None, *, asked: bool 
             (folder / name).write_text(f"{name} of {made.label}")
         made = msgspec.structs.replace(made, uri=str(folder), files=describe_files(folder))
     if asked:
-        request = RollbackRequest(policy="policy", run=RUN, to_version=made.base_version, requested_by="test")
+        request = RollbackRequest(
+            policy="policy", run=RUN, to_version=made.base_version, request_id=f"r{number}", requested_by="test"
+        )
         streams.append(Topic.WEIGHTS, WEIGHTS.encode(request))
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(made))
     streams.append(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack(number, made.epoch)))

@@ -142,7 +142,7 @@ def test_higher_epoch_voids_the_old_trainers_later_versions(bench: Bench) -> Non
 def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> None:
     """None of them stops the sync or changes what is served."""
     bench.put(claim(1, policy="other"), write_version(bench.root, 5, policy="other"))
-    bench.put(RollbackRequest(policy="policy", run=RUN, to_version=0, requested_by="me"))
+    bench.put(RollbackRequest(policy="policy", run=RUN, to_version=0, request_id="r1", requested_by="me"))
     writer = bench.log.writer()
     for value in (b"{", b"\xff", None, b'{"type":"version","schema":"version/9"}', b"[]"):
         writer.append(WEIGHTS_TOPIC, key=b"policy", value=value)

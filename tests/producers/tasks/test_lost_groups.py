@@ -48,11 +48,16 @@ class LossyWorld:
         self.members: dict[int, set[int]] = {}
         self.given_up_once: set[str] = set()
 
-    def run(self, now: list[float], *, num_rounds: int = 700, restarts: Collection[int] = ()) -> bool:
-        """Whether the run is complete after so many rounds; before some of them tasks begins anew."""
+    def run(
+        self, now: list[float], *, num_rounds: int = 700, restarts: Collection[int] = (), copies: Collection[Topic] = ()
+    ) -> bool:
+        """Whether the run is complete after so many rounds; before some of them tasks begins anew. Of `copies` somebody
+        appends in each round the last record of each key once more, and the first of all."""
         for number in range(num_rounds):
             if number in restarts:
                 self.world.start()
+            for topic in copies:
+                self.copy(topic)
             self.world.ack(self.world.step)
             if self.world.turn():
                 return True
@@ -93,6 +98,13 @@ class LossyWorld:
                 )  # fmt: skip
                 self.world.append(Topic.EPISODES, event.group.id, EPISODES.encode(episode))
                 self.members.setdefault(event.group.index, set()).add(event.group.member)
+
+    def copy(self, topic: Topic) -> None:
+        """What a writer without the run's key can do to a signed topic."""
+        records = self.world.log.records(TOPICS.name(topic))
+        newest = {record.key: record for record in records}
+        for record in [*records[:1], *newest.values()]:
+            self.world.append(topic, (record.key or b"").decode(), record.value or b"")
 
     def given_up(self) -> dict[str, set[str]]:
         """Rollout -> the attempts as which it was given up."""
@@ -169,6 +181,18 @@ def test_a_held_out_task_that_is_lost_hangs_no_run(
         now[0] += 10.0
     assert is_complete, f"step {world.step} of {world.handles.steps}"
     assert f"validation {when} training: mean reward 1.0000 over 1 tasks, without reward: {{'lost': 1}}" in caplog.text
+
+
+@pytest.mark.parametrize("topic", [Topic.ROLLOUT_EVENTS, Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS])
+def test_copies_of_records_hang_no_run(world: World, now: list[float], topic: Topic) -> None:
+    """A record that was appended once more is no sign of life of a lost rollout, takes no step back and no version."""
+    lossy = LossyWorld(world, 4, 0)
+    lossy.kinds = dict(enumerate(KINDS))
+    is_complete = lossy.run(now, num_rounds=300, copies=[topic])
+    assert is_complete, f"step {world.step} of {STEPS}, given up {lossy.given_up()}"
+    state = world.admission.state
+    assert state.lost_groups(Purpose.TRAIN) == {KINDS.index("cannot close")}
+    assert world.num_consumed + len(state.lost_groups(Purpose.TRAIN)) == state.progress().admitted
 
 
 def say(world: World, stage: str, *, num_read: int, num_to_come: int) -> None:

@@ -107,12 +107,17 @@ def test_unreadable_records_are_passed_over(log: MemoryLog) -> None:
 
 
 def test_rollback_requests_are_given_once_and_in_order(log: MemoryLog) -> None:
-    """Those below the checkpoint's offset are done."""
+    """Those below the checkpoint's offset are done, and a copy of any asks for nothing."""
     owner = ownership(log)
     for version in (4, 5, 6):
-        request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="me")
+        request = RollbackRequest(
+            policy="policy", run=RUN, to_version=version, request_id=f"r{version}", requested_by="me"
+        )
         log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
+        # Somebody appends each a second time: it is the same request.
+        log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
+    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=log.records(WEIGHTS_TOPIC)[0].value, partition=0)
     owner.claim()
     found = [owner.next_request(1) for _ in range(3)]
-    assert [(item[0], item[1].to_version) for item in found if item] == [(1, 5), (2, 6)]
+    assert [(item[0], item[1].to_version) for item in found if item] == [(2, 5), (4, 6)]
     assert found[2] is None
