@@ -63,6 +63,7 @@ __all__ = [
     "SPANS",
     "SPLICES",
     "STEPS",
+    "TOOLS_WITHOUT_ID",
     "UNREADABLE_ROWS",
     "UNVERIFIED",
     "VERSIONS_LOADED",
@@ -126,6 +127,10 @@ NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
 EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.", ("disposition",))
 EPISODES_CLOSED_BY = Counter("episodes_closed_by", "Episodes by why they closed.", ("reason",))
+TOOLS_WITHOUT_ID = Counter(
+    "tools_without_id",
+    "Tool executions joined by name and time alone; AIR rewards them only with [air] pays_without_id.",
+)
 CREDIT_EPISODES = Counter("credit_episodes", "Episodes read by credit, by where they went.", ("place",))
 GROUPS = Counter("groups", "Groups closed.")
 MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
