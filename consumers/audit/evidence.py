@@ -71,6 +71,12 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Group id -> its first offset on `transitions`, and what it says."""
     transitions: dict[int, str | None] = msgspec.field(default_factory=dict)
     """Offset in the policy's partition -> the group there; None: the record names none."""
+    transition_digests: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """The same offset -> sha256 of the record."""
+    trainer_letters: dict[Position, str] = msgspec.field(default_factory=dict)
+    """Origin of a dead letter of the trainer's -> its reason."""
+    unusable: dict[int, str] = msgspec.field(default_factory=dict)
+    """Offset in the policy's partition -> why the trainer wrote a dead letter of the record, if it is known."""
     digests: dict[tuple[str, str], bytes] = msgspec.field(default_factory=dict)
     """(topic, id) -> sha256 of what was emitted first."""
     steps: list[TrainingStep] = msgspec.field(default_factory=list)

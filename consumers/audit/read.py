@@ -96,6 +96,8 @@ def gather(
                 if refusal is not Refusal.OTHER_RUN:
                     seen.unverified.append(f"{name}/{record.partition}/{record.offset}: {refusal}")
                 continue
+            if topic is Topic.TRANSITIONS and record.partition == _PARTITION:
+                _note_place(seen, record)
             try:
                 decoded = decode(record.value)
             except RecordError:
@@ -125,6 +127,12 @@ def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[
         seen.transitions[record.offset] = summary.group_id
     _note_digest(seen, summary.group_id, record)
     seen.groups.setdefault(summary.group_id, (record.offset, summary))
+
+
+def _note_place(seen: Evidence, record: Record) -> None:
+    seen.transition_digests[record.offset] = hashlib.sha256(record.value or b"").digest()
+    if reason := seen.trainer_letters.get(record.position):
+        seen.unusable[record.offset] = reason
 
 
 def _note_digest(seen: Evidence, id_: str, record: Record) -> None:
@@ -173,6 +181,8 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
         return
     origin = Position(topic, int(partition), int(offset))
     seen.dead.add(origin)
+    if fields.get("stage") == "trainer":
+        seen.trainer_letters[origin] = fields.get("reason", "")
     is_whole = record.value and "item" not in fields
     seen.unseen_origins[origin] = hashlib.sha256(record.value or b"").digest() if is_whole else b""
     with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys

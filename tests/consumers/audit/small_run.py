@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicParti
 from tracegrad.schemas.mac import SIGNED, KeyRing
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import INPUTS, REGISTRY, STREAMS, Topic
@@ -119,10 +120,7 @@ def long_run(weights: Path) -> Streams:
     streams.tick(5.0)
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim(2)))
     publish(streams, 4, weights, epoch=2, step=3, next_offset=3)
-    third = decode_group(streams.values(Topic.TRANSITIONS)[2])[0].group_id
-    streams.append(
-        Topic.TRAINING_STEPS, TRAINING_STEPS.encode(msgspec.structs.replace(step(3, (third,), epoch=2), version=4))
-    )
+    append_step(streams, msgspec.structs.replace(step(3, epoch=2), version=4))
     group = GroupRef(id=f"{RUN_HASH}{'e' * 15}2", size=1, member=0, index=2)
     _ask(streams, 22, group, Purpose.VALIDATION)
     streams.feed(*attempt(22, group, Purpose.VALIDATION, version=4, epoch=2))
@@ -161,14 +159,24 @@ def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> No
 
 def _train(streams: Streams, weights: Path | None) -> None:
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim()))
-    order = [decode_group(value)[0].group_id for value in streams.values(Topic.TRANSITIONS)]
     for number in range(3):
         publish(streams, number, weights, next_offset=number)
     for number in (1, 2):
-        streams.append(Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number, (order[number - 1],))))
+        append_step(streams, step(number))
 
 
-def step(number: int, groups: tuple[str, ...], *, epoch: int = 1) -> TrainingStep:
+def append_step(streams: Streams, trained: TrainingStep) -> None:
+    """The step, of the record that lies in its interval."""
+    value = streams.values(Topic.TRANSITIONS)[trained.begin_offset]
+    filled = msgspec.structs.replace(
+        trained,
+        group_ids=(decode_group(value)[0].group_id,),
+        batch_hash=hash_batch([(hashlib.sha256(value).digest(), "")]),
+    )
+    streams.append(Topic.TRAINING_STEPS, TRAINING_STEPS.encode(filled))
+
+
+def step(number: int, groups: tuple[str, ...] = (), *, epoch: int = 1) -> TrainingStep:
     """A step of one group."""
     return TrainingStep(
         run=RUN,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 import msgspec
 import pytest
 
 from tests.consumers.audit.small_run import RING, attempt, memory_log, small_run, step
+from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
 from tests.versions import sampled_by
 from tracegrad.consumers.audit.account import Report, audit
@@ -16,8 +18,8 @@ from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, surviving_steps
-from tracegrad.schemas.records.transitions import decode_group
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch, surviving_steps
+from tracegrad.schemas.records.transitions import decode_group, encode_group, group_id_of
 from tracegrad.schemas.topics import Stage, Topic
 
 
@@ -111,7 +113,7 @@ def test_a_step_that_never_ran_is_named() -> None:
     """It says that it trained the waiting group, which lies in its interval; but no version came of it."""
     log = memory_log(run())
     waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
-    made_up = step(3, (waiting,))
+    made_up = filled(log, step(3, (waiting,)))
     log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
     assert audited(log).missing == ["version trained but not on weights: 3"]
 
@@ -120,7 +122,7 @@ def test_a_step_that_borrows_a_version_is_named() -> None:
     """The version is there, of another step."""
     log = memory_log(run())
     waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
-    made_up = msgspec.structs.replace(step(3, (waiting,)), version=2)
+    made_up = filled(log, msgspec.structs.replace(step(3, (waiting,)), version=2))
     log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
     assert audited(log).missing == [
         "step that did not lead to the version that it names: step 3 up to offset 3, version 2 is of step 2 up to 2"
@@ -130,7 +132,10 @@ def test_a_step_that_borrows_a_version_is_named() -> None:
 @pytest.mark.parametrize(
     ("begin", "end", "num_groups", "named"),
     [
-        (2, 3, 0, ["group in the interval of step 3 but not named by it: {2}"]),
+        (2, 3, 0, [
+            "group in the interval of step 3 but not named by it: {2}",
+            "batch_hash that is not that of its records on transitions: step 3",
+        ]),
         (2, 9, 1, ["6 offsets that are not on transitions consumed by: step 3"]),
         (3, 4, 1, [
             "gap in the offsets before: step 3",
@@ -157,6 +162,44 @@ def test_the_interval_of_a_step_is_compared_with_transitions(
     log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(last), (), 0)
     expected = [line.format(*groups) for line in named]
     assert [line for line in audited(log).missing if "step 3" in line] == expected
+
+
+def filled(log: MemoryLog, made: TrainingStep, reason: str = "") -> TrainingStep:
+    """The step with the hash of the one record in its interval."""
+    value = log.records(TOPICS.name(Topic.TRANSITIONS))[made.begin_offset].value
+    return msgspec.structs.replace(made, batch_hash=hash_batch([(hashlib.sha256(value or b"").digest(), reason)]))
+
+
+@pytest.mark.parametrize("how", ["trained", "excluded", "skipped", "malformed", "duplicate"])
+def test_a_record_that_was_changed_after_its_step_is_named(how: str) -> None:
+    """The rewards of a group that a batch has consumed, whatever became of it: its hash is of other bytes."""
+    log = memory_log(run())
+    name = TOPICS.name(Topic.TRANSITIONS)
+    records = log._topics[name][0].records
+    if how in ("malformed", "duplicate"):
+        other = b"\xff no group" if how == "malformed" else records[0].value
+        records[2] = msgspec.structs.replace(records[2], value=other)
+    waiting = group_id_of(records[2].value) or ""
+    reason = {"trained": "", "skipped": "no_advantage"}.get(how, how)
+    named = {"excluded": {waiting: reason}, "skipped": {waiting: reason}}.get(how, {})
+    made = msgspec.structs.replace(
+        step(3, (waiting,) if how == "trained" else ()),
+        excluded_ids=named,
+        skipped=reason if how == "skipped" else "",
+        is_updated=False,
+        version=2,
+    )
+    if how == "malformed":
+        headers = dead_letter_headers(records[2], stage="trainer", reason=how)
+        log.append(TOPICS.name(Topic.DEAD_LETTERS), b"policy", records[2].value, headers, 0)
+    made = filled(log, made, "" if how == "skipped" else reason)
+    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made), (), 0)
+    line = "batch_hash that is not that of its records on transitions: step 3"
+    assert line not in audited(log).missing
+    summary, rows = decode_group(records[1].value)
+    changed = encode_group(msgspec.structs.replace(summary, group_id=waiting), rows)
+    records[2] = msgspec.structs.replace(records[2], value=b"\xff other" if how == "malformed" else changed)
+    assert line in audited(log).missing
 
 
 def asked(log: Log, index: int, member: int) -> RolloutRequest:
