@@ -24,6 +24,7 @@ __all__ = [
     "CALLS_SERVED",
     "CALLS_TOO_LARGE",
     "CALLS_UNACKNOWLEDGED",
+    "CALLS_UNPROVED",
     "CLOSED_IDS_FORGOTTEN",
     "COMMITS",
     "CREDIT_EPISODES",
@@ -123,6 +124,9 @@ OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no
 CLOSED_IDS_FORGOTTEN = Counter("closed_ids_forgotten", "Closed ids that were forgotten because they are too many.")
 # Its stages: normalize, assemble, credit.
 FACTS = Counter("facts", "Facts made of raw records.", ("kind",))
+CALLS_UNPROVED = Counter(
+    "calls_unproved", "Calls, and ends of calls, of a runner's rollouts that no gateway of its run wrote.", ("kind",)
+)
 NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
 EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.", ("disposition",))

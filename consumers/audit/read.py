@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
+from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.mac import KeyRing, Refusal
@@ -106,6 +106,9 @@ def gather(
                 elif topic is Topic.TRANSITIONS and record.partition == _PARTITION:
                     seen.transitions[record.offset] = group_id_of(record.value)
             else:
+                if topic is Topic.LLM_CALLS and _is_own(decoded, run) and not ring.vouches(topic, record):
+                    seen.unverified.append(f"{name}/{record.partition}/{record.offset}: unproved")
+                    continue
                 fold(seen, record, decoded)
     # A gateway's letters are of requests, which lie nowhere.
     judged = {topics.name(topic) for topic, _, _ in _FOLDS if topic not in seen.expired}
@@ -203,6 +206,13 @@ def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
             seen.final_rollouts.add(event.rollout_id)
         if event.state is RolloutState.GIVEN_UP:
             seen.given_up.setdefault(event.rollout_id, set()).add(event.attempt_id)
+
+
+def _is_own(call: CallRecord | CallsClosed, run: RunHash) -> bool:
+    """Whether the record says that it is of a runner's rollout of the run."""
+    if call.rollout_id is not None:
+        return run_hash_of(call.rollout_id) == run
+    return isinstance(call, CallRecord) and attempt_of(call.trace_id or "", {run}) is not None
 
 
 def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> None:

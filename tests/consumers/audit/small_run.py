@@ -18,7 +18,7 @@ from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
 from tests.versions import RUN, ack, claim, manifest, sampled_by
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
 from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
-from tracegrad.schemas.mac import SIGNED, KeyRing
+from tracegrad.schemas.mac import MAC_HEADER, SIGNED, KeyRing
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch
@@ -32,7 +32,7 @@ __all__ = ["KEY", "RING", "SigningLog", "attempt", "long_run", "memory_log", "re
 KEY = bytes(range(32))
 """The run's."""
 RING = KeyRing(RunHash(RUN_HASH), {RunHash(RUN_HASH): KEY})
-_SIGNED = {TOPICS.name(topic): topic for topic in SIGNED}
+_SIGNED = {TOPICS.name(topic): topic for topic in SIGNED | {Topic.LLM_CALLS}}
 
 
 class SigningLog(MemoryLog):
@@ -42,7 +42,8 @@ class SigningLog(MemoryLog):
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None
     ) -> Future[Position]:
         if topic in _SIGNED:
-            headers = (*headers, RING.sign(_SIGNED[topic], key, value))
+            own = [header for header in headers if header[0] != MAC_HEADER]
+            headers = (*own, RING.sign(_SIGNED[topic], key, value))
         return super().append(topic, key, value, headers, partition)
 
 
