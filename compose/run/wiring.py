@@ -163,14 +163,18 @@ class Wiring:
         )
 
     def _hidden(self) -> Iterator[str]:
-        """What no agent may see: all runs and keys, the tasks with what is expected, and settings, which may hold
-        passwords."""
+        """What no agent may see: all runs and keys, the tasks with what is expected, also in git, and settings, which
+        may hold passwords."""
         yield str(self.run_dir.path.parent)
         yield from map(str, self.run_dir.beside())
         yield from self.settings.select.runs
         tasks, agent = self.settings.tasks, self.settings.agent
         if tasks is not None:
-            yield from filter(None, (tasks.file, tasks.eval_file))
+            files = [file for file in (tasks.file, tasks.eval_file) if file is not None]
+            yield from files
+            # The history of a repository that they lie in holds them once more.
+            beside = {above / ".git": None for file in files for above in Path(file).parents}
+            yield from (str(git) for git in beside if git.exists())
         if agent is not None and agent.cwd is not None:
             yield from (str(path) for path in Path(agent.cwd).glob("*.toml") if _is_settings(path))
 
