@@ -65,6 +65,11 @@ class Members:
         """Groups of which any member was added."""
         return self._num_dropped + len(self._later)
 
+    @property
+    def num_complete(self) -> int:
+        """Groups of which every member was added."""
+        return self._num_dropped + sum(members is None for members in self._later.values())
+
     def missing(self, index: int, size: int) -> list[int]:
         """Those of members 0 .. size - 1 of a group that were not added."""
         return [member for member in range(size) if not self._has(index, member)]

@@ -40,6 +40,7 @@ __all__ = [
     "GROUPS",
     "GROUPS_ADMITTED",
     "GROUPS_EXCLUDED",
+    "GROUPS_TAKEN",
     "GROUPS_TRAINED",
     "IN_FLIGHT",
     "LAG",
@@ -185,6 +186,9 @@ OUTCOMES = Counter(
 STEPS = Counter("steps", "Batches recorded, trained or skipped.", terminal="steps", is_work=True)
 GROUPS_TRAINED = Counter("groups_trained", "Groups of these batches that train.", terminal="groups")
 GROUPS_EXCLUDED = Counter("groups_excluded", "Groups taken that do not train.", ("reason",), terminal="excluded")
+GROUPS_TAKEN = Gauge(
+    "groups_taken", "Groups consumed, and of the batch that is read; told only while no record is left to read."
+)
 # LLM gateway and weight sync.
 ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")
 # Weight sync.

@@ -32,7 +32,7 @@ from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TRAINED, STEPS, Metrics
+from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TAKEN, GROUPS_TRAINED, STEPS, Metrics
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -56,6 +56,8 @@ _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 _WAIT_LOG_S = 30.0
 """A waiting trainer says so, with its lag, this often."""
+_TAKEN_EVERY_S = 2.0
+"""A trainer that waits looks this often whether all that lies there is read, and tells tasks."""
 _LOGPROB_ERROR_WARN = 0.1
 """Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights)."""
 _COARSE_LOGPROB_ERROR_WARN = 1.0
@@ -143,12 +145,13 @@ class Trainer:
             limits=self._limits,
             refusals=self._refusals,
         )
-        busy_s = 0.0
+        busy_s = told_at = 0.0
         said_at = time.monotonic()
         while not batch.is_complete:
             beat()
             record = self._source.next()
             if record is not None:
+                self._metrics.clear(GROUPS_TAKEN)
                 began = time.perf_counter()
                 with self._in_work.reading(record):
                     batch.add(record)
@@ -157,6 +160,9 @@ class Trainer:
             if stop.is_set():
                 return None, busy_s
             self._store.look()
+            if time.monotonic() - told_at >= _TAKEN_EVERY_S:
+                told_at = time.monotonic()
+                self._tell_taken(batch)
             if time.monotonic() - said_at >= _WAIT_LOG_S:
                 said_at = time.monotonic()
                 _log.info(
@@ -170,6 +176,12 @@ class Trainer:
         # A rollback while it waited: the step starts from the version of now.
         state = self._store.state
         return batch.close(run=state.run, version=state.version, max_staleness=self._config.max_staleness), busy_s
+
+    def _tell_taken(self, batch: OpenBatch) -> None:
+        """By this tasks knows of groups that closed and never came: nothing else would end the wait for them."""
+        self._metrics.clear(GROUPS_TAKEN)
+        if self._source.lag == 0:
+            self._metrics.set(GROUPS_TAKEN, self._store.state.accounting.consumed + batch.num_seen)
 
     # advantage, loss, optimise, conclude
 
