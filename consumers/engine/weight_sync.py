@@ -15,7 +15,6 @@ Failure: engine or broker away: looked at again, for ever. Not to be combined wi
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -29,7 +28,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from tracegrad.schemas.beat import acknowledged, beat, busy
+from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import decoded, follow
@@ -43,7 +42,15 @@ from tracegrad.schemas.metrics import (
     VERSIONS_SKIPPED,
     Metrics,
 )
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightFile
+from tracegrad.schemas.records.weights import (
+    WEIGHT_ACKS,
+    WEIGHTS,
+    Lineage,
+    VersionManifest,
+    WeightAck,
+    WeightFile,
+    digest,
+)
 from tracegrad.schemas.topics import Topic, Topics, engine_key
 
 from .engine_control import EngineControl, EngineStatus
@@ -135,8 +142,7 @@ class WeightSync:
         self._say_stuck(status, candidates[0])
 
     def _load(self, manifest: VersionManifest) -> None:
-        with busy("verifying a version"):
-            folder = verify_version(manifest, self.handles.weight_root)
+        folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
         self.control.load(manifest, str(folder))
         self._load_s = time.monotonic() - started
@@ -228,9 +234,9 @@ def _verify_file(folder: Path, file: WeightFile) -> None:
         size = os.fstat(opened.fileno()).st_size
         if size != file.bytes:
             raise RecordError(f"expected {file.bytes} bytes, got {size}, in {path}", reason="size")
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != file.sha256:
-        raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {digest[:16]}..., in {path}", reason="sha256")
+        sha256 = digest(opened)
+    if sha256 != file.sha256:
+        raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {sha256[:16]}..., in {path}", reason="sha256")
 
 
 def run(handles: WeightSyncHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
