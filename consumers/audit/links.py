@@ -10,6 +10,8 @@ from collections.abc import Container, Iterable, Iterator
 
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutState
+from tracegrad.schemas.records.transitions import MemberSummary
 from tracegrad.schemas.topics import Stage, Topic
 
 from .evidence import Evidence
@@ -112,8 +114,16 @@ def _groups(seen: Evidence) -> Iterator[str]:
         done = all(seen.is_done(Stage.CREDIT, place) for place in places.get(id_, []))
         if id_ not in seen.group_markers and done:
             yield f"group without a closed marker: {id_}"
-        members = [member.episode_id for member in summary.members]
+        members = [member.episode_id for member in summary.members if not _is_stood_in_for(seen, member)]
         yield from _absent(seen, Topic.EPISODES, members, seen.episodes, f"episode in group {id_} but not on episodes")
+
+
+def _is_stood_in_for(seen: Evidence, member: MemberSummary) -> bool:
+    """Whether credit closed the group without the member, of which no episode had come: tasks did not give it up by an
+    event, or as often as it does, in vain."""
+    given_up = seen.given_up.get(member.rollout_id, set())
+    is_vain = member.attempt_id not in given_up or len(given_up) >= MAX_GIVEN_UP
+    return member.state == RolloutState.GIVEN_UP and is_vain
 
 
 def _rollouts(seen: Evidence) -> Iterator[str]:

@@ -81,14 +81,15 @@ def aborted_once(number: int, group: GroupRef) -> list[Item]:
     ]
 
 
-def small_run(weights: Path | None = None) -> Streams:
-    """The run, folded to its end. `weights`: where its versions' folders are made; None: they have none."""
-    streams = Streams(make.config())
+def small_run(weights: Path | None = None, **rules: Any) -> Streams:
+    """The run, folded to its end. `weights`: where its versions' folders are made; None: they have none. `rules`: keys
+    of `[streams]`."""
+    streams = Streams(make.config(**rules))
     number = 0
     for index in range(3):
         for member in range(2):
             group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
-            _ask(streams, number, group, Purpose.TRAIN)
+            ask(streams, number, group, Purpose.TRAIN)
             if number == 1:
                 streams.feed(*aborted_once(number, group))
             items = attempt(number, group, version=min(index, 1))
@@ -96,7 +97,7 @@ def small_run(weights: Path | None = None) -> Streams:
             number += 1
     for index in range(2):
         group = GroupRef(id=f"{RUN_HASH}{'e' * 15}{index}", size=1, member=0, index=index)
-        _ask(streams, number, group, Purpose.VALIDATION)
+        ask(streams, number, group, Purpose.VALIDATION)
         streams.feed(*attempt(number, group, Purpose.VALIDATION, version=2 * index))
         number += 1
     streams.append(Topic.LLM_CALLS, b"\xc1 no call")
@@ -111,7 +112,7 @@ def long_run(weights: Path) -> Streams:
     for member in range(2):
         number = 20 + member
         group = GroupRef(id=f"{RUN_HASH}{3:016x}", size=2, member=member, index=3)
-        _ask(streams, number, group, Purpose.TRAIN)
+        ask(streams, number, group, Purpose.TRAIN)
         if member == 0:
             streams.feed(*attempt(number, group, version=3, spans_lost=1))
         else:
@@ -123,7 +124,7 @@ def long_run(weights: Path) -> Streams:
     publish(streams, 4, weights, epoch=2, step=3, next_offset=3)
     append_step(streams, msgspec.structs.replace(step(3, epoch=2), version=4))
     group = GroupRef(id=f"{RUN_HASH}{'e' * 15}2", size=1, member=0, index=2)
-    _ask(streams, 22, group, Purpose.VALIDATION)
+    ask(streams, 22, group, Purpose.VALIDATION)
     streams.feed(*attempt(22, group, Purpose.VALIDATION, version=4, epoch=2))
     return streams
 
@@ -151,7 +152,8 @@ def _later_attempt(item: Item) -> Item:
     return msgspec.structs.replace(item, attempt_number=1) if isinstance(item, RolloutEvent) else item
 
 
-def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> None:
+def ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> None:
+    """The request for a rollout."""
     request = RolloutRequest(
         rollout_id=rollout(number), group=group, task_id="task-1", input="?", policy="policy", purpose=purpose
     )

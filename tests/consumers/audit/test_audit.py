@@ -8,12 +8,12 @@ from functools import lru_cache
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import RING, attempt, memory_log, small_run, step
+from tests.consumers.audit.small_run import RING, ask, attempt, memory_log, small_run, step
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
 from tests.versions import sampled_by
 from tracegrad.consumers.audit.account import Report, audit
-from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.ids import GroupId, RunHash, rollout_id
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
@@ -236,6 +236,35 @@ def test_groups_that_did_not_close_are_open_or_lost() -> None:
         log.append(TOPICS.name(Topic.ROLLOUT_EVENTS), b"k", ROLLOUT_EVENTS.encode(given_up), (), 0)
     report = audited(log)
     assert (report.groups.terms, report.missing) == ({"lost": 1, "trained": 2, "waiting": 1}, [])
+
+
+def test_a_group_that_closed_in_part_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credit made room: the member that it closed without has an episode all the same, or none for ever."""
+    streams = small_run(max_open_groups=1)
+    # Credit names the member that it does not know.
+    ids = {
+        10 * index + member: rollout_id(GroupId(place(index, member).id), member)
+        for index in (3, 4, 5)
+        for member in (0, 1)
+    }
+    monkeypatch.setattr("tests.consumers.audit.small_run.rollout", ids.__getitem__)
+    for number in (30, 31, 40, 41, 50):
+        ask(streams, number, place(*divmod(number, 10)), Purpose.TRAIN)
+    for number in (30, 40, 31, 50):
+        streams.feed(*attempt(number, place(*divmod(number, 10))))
+    log = memory_log(streams)
+    for name in ("0000", "00aa", "00bb"):
+        # Lost on its way to assemble.
+        given_up = event(ids[41], RolloutState.GIVEN_UP, group=place(4, 1), attempt_id=name)
+        log.append(TOPICS.name(Topic.ROLLOUT_EVENTS), b"k", ROLLOUT_EVENTS.encode(given_up), (), 0)
+    report = audited(log)
+    assert report.missing == []
+    assert report.episodes.terms["displaced"] == 1
+
+
+def place(index: int, member: int) -> GroupRef:
+    """Of a member of a training group of two."""
+    return GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
 
 
 def test_an_episode_whose_place_another_took_is_displaced() -> None:
