@@ -59,6 +59,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Raw key -> episode id, as on `episode_events`."""
     fact_places: dict[str, list[Position]] = msgspec.field(default_factory=dict)
     """Episode id -> where its facts lie."""
+    spoken_of: set[str] = msgspec.field(default_factory=set)
+    """Episode ids of which more than spans has come; others are strays, which may end without a marker."""
     dead_facts: set[str] = msgspec.field(default_factory=set)
     """Raw keys in dead-lettered batches of facts."""
     markers: dict[str, str] = msgspec.field(default_factory=dict)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.schemas.attributes import AGENTLIGHTNING_ROLLOUT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
@@ -65,6 +66,7 @@ from .evidence import Evidence, SeenEpisode
 __all__ = ["gather"]
 
 T = TypeVar("T")
+_ROLLOUTS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 _COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
@@ -175,6 +177,8 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
     seen.fact_places.setdefault(batch.episode_id, []).append(record.position)
     for fact in batch.facts:
         seen.facts[_fact_key(fact)] = batch.episode_id
+        if not isinstance(fact, SpanFact):
+            seen.spoken_of.add(batch.episode_id)
 
 
 def _dead(seen: Evidence, record: Record, _: None) -> None:
@@ -229,9 +233,14 @@ def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> Non
 
 
 def _span(seen: Evidence, record: Record, request: ExportTraceServiceRequest) -> None:
-    for _, _, span in spans_of(request):
-        # A trace of the run's own attempts bears its hash.
-        if run_hash_of(span.trace_id.hex()) == seen.run:
+    for of_resource, _, span in spans_of(request):
+        # A trace of the run's own attempts bears its hash; one that names a rollout of another run is the other's.
+        others = (
+            pair
+            for pair in (*of_resource.resource.attributes, *span.attributes)
+            if pair.key in _ROLLOUTS and run_hash_of(pair.value.string_value) != seen.run
+        )
+        if run_hash_of(span.trace_id.hex()) == seen.run and not any(others):
             seen.raw[f"span:{span.trace_id.hex()}/{span.span_id.hex()}"] = record.position
 
 

@@ -20,6 +20,7 @@ from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.schemas.topics import Topic
 
 from .evidence import Evidence
+from .links import gaps
 
 __all__ = ["Look", "check_versions"]
 
@@ -110,12 +111,10 @@ def _steps_to_versions(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterato
 def _numbers(seen: Evidence) -> Iterator[str]:
     """Versions count from 0, epochs from 1, neither with a hole."""
     newest = seen.lineage.newest
-    for number in range(newest.version if newest is not None else 0):
-        if number not in seen.lineage.versions:
-            yield f"version missing on weights: {number}"
-    for number in range(1, max(seen.epochs, default=0)):
-        if number not in seen.epochs:
-            yield f"epoch that nobody claimed: {number}"
+    for gap in gaps(seen.lineage.versions, 0, newest.version if newest is not None else 0):
+        yield f"version missing on weights: {gap}"
+    for gap in gaps(seen.epochs, 1, max(seen.epochs, default=0)):
+        yield f"epoch that nobody claimed: {gap}"
 
 
 def _versions_to_steps(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -> Iterator[str]:

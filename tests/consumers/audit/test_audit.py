@@ -10,7 +10,7 @@ import pytest
 
 from tests.consumers.audit.small_run import RING, ask, attempt, memory_log, small_run, step
 from tests.memory_log import MemoryLog
-from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
+from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, event, otlp, rollout, span
 from tests.versions import sampled_by
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import GroupId, RunHash, rollout_id
@@ -202,9 +202,9 @@ def test_a_record_that_was_changed_after_its_step_is_named(how: str) -> None:
     assert line in audited(log).missing
 
 
-def asked(log: Log, index: int, member: int) -> RolloutRequest:
+def asked(log: Log, index: int, member: int, *, size: int = 2) -> RolloutRequest:
     """One more rollout of training is asked for."""
-    group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
+    group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=size, member=member, index=index)
     request = RolloutRequest(
         rollout_id=rollout(100 + 2 * index + member), group=group, task_id="task-1", input="?", policy="policy",
         purpose=Purpose.TRAIN,
@@ -220,9 +220,42 @@ def test_holes_in_what_was_asked_for_are_named() -> None:
     asked(log, 6, 1)
     assert audited(log).missing == [
         "group never asked for: train group 3",
-        "rollout never asked for: member 1 of train group 4",
         "group never asked for: train group 5",
+        "rollout never asked for: member 1 of train group 4",
     ]
+
+
+@pytest.mark.parametrize("number", [10**5, 10**18])
+def test_a_number_out_of_place_costs_one_line(number: int) -> None:
+    """Whoever wrote it: the audit ends a run, and must end itself."""
+    log = memory_log(run())
+    asked(log, 3, 0, size=number)
+    asked(log, number, 0)
+    assert audited(log).missing == [
+        f"group never asked for: train group 4 to {number - 1}",
+        f"rollout never asked for: member 1 to {number - 1} of train group 3",
+    ]
+
+
+def test_strays_that_were_let_go_are_not_missing() -> None:
+    """Spans of a trace of which nothing else came, also under the run's hash: anybody can send them, and no marker
+    follows. With a call the trace is an episode."""
+    streams = small_run()
+    trace, other = f"{RUN_HASH}{'f' * 24}", "cd" * 16
+    streams.feed(*(otlp(agent_span(id_, 1, "x")) for id_ in (trace, other)))
+    streams.tick(0.0)
+    streams.tick(1e6)
+    assert streams.assemble.num_open == 0
+    assert audited(memory_log(streams)).missing == []
+    streams.feed(call("late", None, trace_id=other, versions=(sampled_by(0),)))
+    assert f"folded but without a closed marker: {other}" in audited(memory_log(streams)).missing
+
+
+def test_a_span_that_names_another_runs_rollout_is_not_missing() -> None:
+    """Also in a trace of this run: normalize leaves it to the other; an agent can send one at any time."""
+    streams = small_run()
+    streams.feed(otlp(span(f"{rollout(1)}a001", 9, rollout__id="f" * 28, attempt__id="0bad")))
+    assert audited(memory_log(streams)).missing == []
 
 
 def test_groups_that_did_not_close_are_open_or_lost() -> None:
