@@ -162,7 +162,7 @@ class Assemble(StageFold[OpenEpisode]):
             episode.take(fact, self._rules.reward_sources)
         self._strays.discard(facts.episode_id)
         if is_stray:
-            self._strays.add(facts.episode_id, episode.num_bytes)
+            self._strays.add(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))
             for surplus in self._strays.surplus():
                 self._let_stray_go(surplus)
             return Emission()
