@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, claim, manifest
-from tracegrad.schemas.errors import FencedError
+from tracegrad.schemas.errors import FencedError, UnavailableError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.protocol import LogWriter
+from tracegrad.schemas.log.protocol import LogWriter, Offsets
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
@@ -59,6 +61,25 @@ def test_higher_claim_fences_the_first_trainer(log: MemoryLog) -> None:
         with pytest.raises(FencedError, match="one trainer per policy"):
             watch()
     second.check()
+
+
+def test_broker_that_is_away_for_a_while_ends_no_trainer(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks how far the topic reaches waits as what reads and appends does."""
+    answer, failures = log.offsets, [UnavailableError("away")] * 2
+
+    def offsets(topic: str) -> Mapping[int, Offsets]:
+        if failures:
+            raise failures.pop()
+        return answer(topic)
+
+    owner = ownership(log)
+    monkeypatch.setattr(log, "offsets", offsets)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    owner.claim()
+    assert owner.epoch == 1
+    failures += [UnavailableError("away")] * 2
+    owner.check()
+    assert failures == []
 
 
 def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryLog) -> None:
