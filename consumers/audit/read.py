@@ -96,7 +96,7 @@ def gather(
                 del seen.unseen_origins[record.position]
             if refusal := ring.refusal(topic, record):
                 if refusal is not Refusal.OTHER_RUN:
-                    seen.unverified.append(f"{name}/{record.partition}/{record.offset}: {refusal}")
+                    seen.leave_out(record, str(refusal))
                 continue
             if topic is Topic.TRANSITIONS and record.partition == _PARTITION:
                 _note_place(seen, record)
@@ -109,7 +109,7 @@ def gather(
                     seen.transitions[record.offset] = group_id_of(record.value)
             else:
                 if topic is Topic.LLM_CALLS and _is_own(decoded, run) and not ring.vouches(topic, record):
-                    seen.unverified.append(f"{name}/{record.partition}/{record.offset}: unproved")
+                    seen.leave_out(record, "unproved")
                     continue
                 fold(seen, record, decoded)
     # A gateway's letters are of requests, which lie nowhere.

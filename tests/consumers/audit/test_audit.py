@@ -12,6 +12,7 @@ from tests.consumers.audit.small_run import RING, ask, attempt, memory_log, smal
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, event, otlp, rollout, span
 from tests.versions import sampled_by
+from tracegrad.consumers.audit import evidence
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import GroupId, RunHash, rollout_id
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
@@ -321,6 +322,17 @@ def test_a_dead_letter_of_a_request_points_at_no_record() -> None:
         origin = Record(topic=topic, partition=0, offset=999, key=None, value=None)
         log.append(dead, None, b"{}", dead_letter_headers(origin, stage="llm_gateway", reason="x"), 0)
     assert audited(log).missing == [f"dead letter of a record that is not there: {calls}/0/999"]
+
+
+def test_unverified_records_beyond_a_bound_are_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write could write millions."""
+    monkeypatch.setattr(evidence, "MAX_NAMED", 1)
+    log = memory_log(run())
+    for name in ("one", "two"):
+        forged = LLM_CALLS.encode(call(name, rollout(0)))
+        MemoryLog.append(log, TOPICS.name(Topic.LLM_CALLS), rollout(0).encode(), forged, (), 0)
+    report = audited(log)
+    assert (len(report.unverified), report.num_unverified) == (1, 2)
 
 
 def test_a_call_that_another_gateway_wrote_is_named_and_not_counted() -> None:

@@ -207,6 +207,12 @@ def test_a_call_knows_its_place_on_the_log() -> None:
     assert fact.order == 77
 
 
+def test_a_span_of_another_runs_rollout_alone_is_not_selected() -> None:
+    """Raw topics are shared: what is wrong with it is for its own run to say."""
+    value = otlp(span(CAPTURED, 1, rollout__id=FOREIGN))
+    assert not fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs
+
+
 def test_other_runs_are_not_selected_unless_named() -> None:
     """Raw topics are shared; a replay names the run that it replays."""
     items: list[Item] = [call("one", FOREIGN), reward(FOREIGN), event(FOREIGN), closed(FOREIGN, [])]
