@@ -10,7 +10,8 @@ record on `weight_acks` per version served.
 Invariants: level-triggered, so a killed weight sync, a restarted engine (it says `default`) or a missed record are
 all the same case; only complete, verified versions are served; what is paused is resumed only after a load that
 succeeded; versions in between are skipped; a version samples nothing before its acknowledgement is on the log.
-Failure: engine or broker away: looked at again, for ever. Not to be combined with a second one on the same engine.
+Failure: engine or broker away: looked at again, for ever; a newest version that stays damaged: ConfigurationError.
+Not to be combined with a second one on the same engine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import msgspec
 
 from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.credentials import bearer
-from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
 from tracegrad.schemas.log.refusals import Refusals
@@ -55,10 +56,20 @@ from tracegrad.schemas.topics import Topic, Topics, engine_key
 
 from .engine_control import EngineControl, EngineStatus
 
-__all__ = ["POLL_S", "RETRY_REFUSED_S", "WeightSync", "WeightSyncHandles", "run", "verify_version"]
+__all__ = [
+    "POLL_S",
+    "REFUSED_PATIENCE_S",
+    "RETRY_REFUSED_S",
+    "WeightSync",
+    "WeightSyncHandles",
+    "run",
+    "verify_version",
+]
 
 RETRY_REFUSED_S = 30.0
 """A refused version is looked at again after this, in case its storage was only slow."""
+REFUSED_PATIENCE_S = 1800.0
+"""The newest version, refused for so long with none after it, is one that the run waits for, and would for ever."""
 POLL_S = 1.0
 """How often the engine's label is looked at; a new record is acted on at once."""
 _ACK_TIMEOUT_S = 30.0
@@ -101,6 +112,7 @@ class WeightSync:
         self._codecs = {self.topics.name(Topic.WEIGHTS): WEIGHTS}
         self._refusals = Refusals(self.topics, self.metrics)
         self._refused_until: dict[str, float] = {}
+        self._refused_since: dict[str, float] = {}
         self._acknowledged = ""
         self._served: VersionManifest | None = None
         self._load_s = 0.0
@@ -116,7 +128,8 @@ class WeightSync:
     def reconcile(self) -> None:
         """One look at the engine, and whatever it takes to have it serve the newest sound version.
 
-        Raises UnavailableError when engine or broker is away; the next look starts afresh.
+        Raises UnavailableError when engine or broker is away; the next look starts afresh. ConfigurationError when the
+        newest version stays one that cannot be served.
         """
         candidates = sorted(self._lineage.versions.values(), key=lambda manifest: manifest.version, reverse=True)
         if not candidates:
@@ -130,7 +143,7 @@ class WeightSync:
                 try:
                     self._load(manifest)
                 except RecordError as error:
-                    self._refuse(manifest, error)
+                    self._refuse(manifest, error, is_newest=manifest is candidates[0])
                     status = self.control.status()
                     continue
                 is_paused = True
@@ -150,6 +163,7 @@ class WeightSync:
         if label != manifest.label:
             raise UnavailableError(f"expected label {manifest.label} after its load, got {label}")
         self._acknowledged, self._loaded = "", manifest.label
+        self._refused_since.pop(manifest.label, None)
         self.metrics.add(VERSIONS_LOADED)
         if self._served is not None and manifest.version > self._served.version + 1:
             self.metrics.add(VERSIONS_SKIPPED, num=manifest.version - self._served.version - 1)
@@ -158,8 +172,15 @@ class WeightSync:
         engine, load_s = self.handles.engine_id, self._load_s
         _logger.info("engine %s loaded %s of policy %s after %.3f s", engine, manifest.label, manifest.policy, load_s)
 
-    def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
-        self._refused_until[manifest.label] = self.clock() + RETRY_REFUSED_S
+    def _refuse(self, manifest: VersionManifest, error: RecordError, *, is_newest: bool) -> None:
+        now = self.clock()
+        if is_newest and now - self._refused_since.setdefault(manifest.label, now) > REFUSED_PATIENCE_S:
+            raise ConfigurationError(
+                f"expected the newest version of policy {manifest.policy!r} to be sound, got {manifest.label} refused "
+                f"({error.reason}) for {REFUSED_PATIENCE_S:g} s and none after it: {error}. Mend the disk and start "
+                "the run again: its trainer publishes anew what is damaged"
+            ) from error
+        self._refused_until[manifest.label] = now + RETRY_REFUSED_S
         self.metrics.add(VERSIONS_REFUSED, error.reason)
         _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
 
@@ -240,7 +261,8 @@ def _verify_file(folder: Path, file: WeightFile) -> None:
 
 
 def run(handles: WeightSyncHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
-    """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
+    """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing, the
+    newest version cannot be served)."""
     with httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client:
         writer = log.writer()
         sync = WeightSync(handles=handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,25 @@ SEAMS: dict[str, tuple[type, str, str]] = {
     "between manifest and training_step": (Store, "_publish", "after"),
     "after all": (loop.Trainer, "_say", "before"),
 }
+
+
+@pytest.mark.parametrize("how", ["changed", "gone"])
+def test_newest_version_that_was_damaged_is_published_anew(
+    how: str, log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Engines refuse it, and without it no batch comes: a new start is the remedy, so it must help."""
+    train(log, config_of(untied, tmp_path, steps=2))
+    expected, newest = content(log), lineage_of(log).versions[2]
+    weights = Path(newest.uri) / "model.safetensors"
+    damaged = weights.read_bytes()[:-1] + b"x"
+    shutil.rmtree(newest.uri)  # not in place: what `expected` holds is mapped from the file
+    if how == "changed":
+        shutil.copytree(lineage_of(log).versions[1].uri, newest.uri)
+        weights.unlink()
+        weights.write_bytes(damaged)
+    train(log, config_of(untied, tmp_path, steps=2))
+    assert lineage_of(log).versions[2].label != newest.label, "announced as it was"
+    assert is_same(content(log), expected)
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from tests.fake_engine.weights import write_version
 from tests.serving import Background
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
-from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S
-from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.consumers.engine.weight_sync import REFUSED_PATIENCE_S, RETRY_REFUSED_S
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.metrics import RECORDS_REFUSED, VERSIONS_REFUSED, VERSIONS_SKIPPED, Metrics
 from tracegrad.schemas.records.weights import RollbackRequest
 
@@ -150,6 +151,27 @@ def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> N
     bench.look()
     assert bench.engine.label == label(1)
     assert bench.sync.metrics.value(RECORDS_REFUSED) == 5
+
+
+@pytest.mark.parametrize("num_sound", [0, 1], ids=["alone", "one after it"])
+def test_a_newest_version_that_stays_damaged_ends_the_wait_with_the_remedy(bench: Bench, num_sound: int) -> None:
+    """Admission, or the end of the run, waits until it is served: for ever. One after it is served in its stead."""
+    bench.put(write_version(bench.root, 0))
+    damaged = write_version(bench.root, 1)
+    (Path(damaged.uri) / damaged.files[-1].name).write_bytes(b"damaged")
+    bench.put(damaged)
+    bench.look()
+    if num_sound:
+        bench.put(write_version(bench.root, 2))
+    for _ in range(int(REFUSED_PATIENCE_S / RETRY_REFUSED_S)):
+        bench.now += RETRY_REFUSED_S
+        bench.look()
+    bench.now += RETRY_REFUSED_S
+    with contextlib.ExitStack() as raises:
+        if not num_sound:
+            raises.enter_context(pytest.raises(ConfigurationError, match=f"{damaged.label} refused .*start the run"))
+        bench.look()
+    assert bench.acks()[-1] == label(2 * num_sound)
 
 
 def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
