@@ -42,7 +42,7 @@ from .batch.rows import TrainingRow, training_rows
 from .config import TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.policy import configure_torch, load_policy
-from .step import Learner, StepResult
+from .step import STOPPED, Learner, StepResult
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
@@ -82,7 +82,7 @@ def run(
         UnavailableError, OSError: a restart may cure it.
     """
     with ExitStack() as ends:
-        Trainer(config, handles, topics=topics, log=log, metrics=metrics, ends=ends).train(stop)
+        Trainer(config, handles, topics=topics, log=log, metrics=metrics, ends=ends, stop=stop).train()
 
 
 class Trainer:
@@ -97,12 +97,14 @@ class Trainer:
         log: Log,
         metrics: Metrics,
         ends: ExitStack,
+        stop: threading.Event,
     ) -> None:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
         self._metrics = metrics
         device = configure_torch(config, seed=handles.seed)
-        self._learner = Learner(load_policy(config, handles.model, device), config)
+        self._stop = stop
+        self._learner = Learner(load_policy(config, handles.model, device), config, is_told_to_stop=stop.is_set)
         writer = ends.enter_context(closing(log.writer()))
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))
@@ -119,13 +121,13 @@ class Trainer:
         source = TransitionsSource(log, at, next_offset=self._store.state.next_offset, poll_s=_POLL_S)
         self._source = ends.enter_context(closing(source))
 
-    def train(self, stop: threading.Event) -> None:
+    def train(self) -> None:
         """The loop."""
-        while self._store.state.step < self._config.steps and not stop.is_set():
+        while self._store.state.step < self._config.steps and not self._stop.is_set():
             started = time.perf_counter()
             started_at_ms = _now_ms()
             self._store.look()
-            batch, read_s = self._read(stop)
+            batch, read_s = self._read()
             if batch is None:
                 break
             waited = time.perf_counter() - started - read_s
@@ -136,7 +138,7 @@ class Trainer:
 
     # read
 
-    def _read(self, stop: threading.Event) -> tuple[Batch | None, float]:
+    def _read(self) -> tuple[Batch | None, float]:
         """The next batch (None when told to stop) and the seconds spent on judging records."""
         batch = OpenBatch(
             begin_offset=self._store.state.next_offset,
@@ -157,7 +159,7 @@ class Trainer:
                     batch.add(record)
                 busy_s += time.perf_counter() - began
                 continue
-            if stop.is_set():
+            if self._stop.is_set():
                 return None, busy_s
             self._store.look()
             if time.monotonic() - told_at >= _TAKEN_EVERY_S:
@@ -189,6 +191,8 @@ class Trainer:
         before = self._store.state
         with self._in_work.step(batch):
             rows, result = self._learn(batch)
+        if result.skipped == STOPPED:
+            return  # nothing is consumed: the next start takes the same step
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(

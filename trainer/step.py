@@ -1,7 +1,7 @@
 """One optimiser step: forward and backward by micro-batches, AdamW, and the figures to watch over all trained tokens.
 
 In: the rows of a batch with advantages and token weights. Out: StepResult; the policy's weights have moved, unless
-`skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`): then weights and optimiser are as before.
+`skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`, `stopped`): then weights and optimiser are as before.
 Invariant: equal rows, weights, optimiser state and device give equal results, bit for bit on a CPU.
 Do not combine with dropout: the sampler has none.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,7 +27,10 @@ from .batch.rows import TrainingRow
 from .config import TrainerConfig
 from .model.policy import Policy
 
-__all__ = ["Learner", "StepResult"]
+__all__ = ["STOPPED", "Learner", "StepResult"]
+
+STOPPED = "stopped"
+"""Of a step that was broken off, as if it had not begun."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _BETAS = (0.9, 0.95)
@@ -81,9 +84,12 @@ class _Watch:
 
 
 class Learner:
-    """A policy, its optimiser and its recipe."""
+    """A policy, its optimiser and its recipe. `is_told_to_stop` is asked before each micro-batch: a step takes longer
+    than a supervisor waits, and its kill would look like a death in the batch."""
 
-    def __init__(self, policy: Policy, config: TrainerConfig) -> None:
+    def __init__(
+        self, policy: Policy, config: TrainerConfig, *, is_told_to_stop: Callable[[], bool] = lambda: False
+    ) -> None:
         if config.baseline not in BASELINES:
             raise ConfigurationError(f"[trainer] baseline: expected one of {list(BASELINES)}, got {config.baseline!r}")
         self.policy = policy
@@ -97,6 +103,7 @@ class Learner:
             length=config.constant_tokens,
         )
         self._config = config
+        self._is_told_to_stop = is_told_to_stop
         # By name, so that sums over them do not depend on the order in which the model was built.
         self._masters = dict(sorted(policy.masters.items()))
         self.forget_moments()
@@ -132,6 +139,9 @@ class Learner:
         with torch.no_grad():
             for _ in self._look_at([row for row in rows if not row.has_gradient], version, watch):
                 pass
+        if self._is_told_to_stop():
+            self._optimiser.zero_grad(set_to_none=True)
+            return StepResult(is_updated=False, skipped=STOPPED)
         computed = time.perf_counter()
         config = self._config
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), config.clip_norm))
@@ -197,6 +207,8 @@ class Learner:
     def _look_at(self, rows: Sequence[TrainingRow], version: int, watch: _Watch) -> Iterator[TokenLoss]:
         """A forward pass by micro-batches; each is watched and given."""
         for batch in self._micro_batches(rows):
+            if self._is_told_to_stop():
+                return
             logprobs_BK = self.policy.logprobs(batch, max_logits=self._config.micro_batch_logits)
             term = self.recipe.loss(
                 logprobs_BK,

@@ -38,6 +38,7 @@ from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer import loop
 from tracegrad.trainer.batch.batches import TransitionsSource
+from tracegrad.trainer.model.policy import Policy
 from tracegrad.trainer.store.publish import Publisher
 from tracegrad.trainer.store.store import Store
 
@@ -109,6 +110,30 @@ def test_killed_trainer_goes_on_bit_for_bit(
     assert is_same(content(log), content(undisturbed))
     lost_manifest = every > 1 or seam == "between checkpoint and publish"
     assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
+
+
+def test_stop_breaks_a_step_off_between_micro_batches(
+    log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long steps outlast a supervisor's patience: three kills by it would be told as the batch's own doing."""
+    stop = threading.Event()
+    original = Policy.logprobs
+
+    def logprobs(self: Policy, batch: Any, **named: Any) -> Any:
+        if len(steps_of(log)) == 1:
+            stop.set()
+        return original(self, batch, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "logprobs", logprobs)
+        train(log, config_of(untied, tmp_path, micro_batch_tokens=1), stop)
+    assert [step.step for step in steps_of(log)] == [1]
+    assert list((tmp_path / "in-work").iterdir()) == []
+    train(log, config_of(untied, tmp_path, micro_batch_tokens=1))
+    undisturbed = new_log()
+    train(undisturbed, config_of(untied, tmp_path / "undisturbed", micro_batch_tokens=1))
+    assert [(s.batch_hash, s.loss) for s in steps_of(log)] == [(s.batch_hash, s.loss) for s in steps_of(undisturbed)]
+    assert is_same(content(log), content(undisturbed))
 
 
 def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
