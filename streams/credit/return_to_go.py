@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tracegrad.schemas.beat import waiting
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
@@ -39,6 +40,7 @@ def credit_group(
     summaries: list[MemberSummary] = []
     rows: list[SegmentRow] = []
     for episode, peers in zip(members, peers_of_group(members, rule), strict=True):
+        waiting("crediting a rollout")  # one may take ten seconds, a group has many
         reason = why_excluded(episode, policy)
         if not reason:
             try:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.streams.credit.test_segments import call, child
 from tests.streams.make import RUN_HASH, TOPICS, config, rollout
 from tests.versions import sampled_by
+from tracegrad.schemas.beat import Beat, kept
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import GroupId, rollout_id
 from tracegrad.schemas.log.protocol import Record
@@ -71,6 +72,17 @@ def close(*episodes: Episode, settings_: StreamRules | None = None, topics: Topi
     emission = feed(Credit(settings_ or config(), topics), *episodes)[-1]
     assert emission.marker is not None
     return emission
+
+
+def test_each_member_of_a_group_gives_a_beat() -> None:
+    """One may take seconds, and a group has up to thousands."""
+    credit = Credit(config(), TOPICS)
+    feed(credit, *(member(number, size=5) for number in range(4)))
+    beats: list[Beat] = []
+    with kept(beats.append):
+        beats.clear()
+        credit.fold(record(member(4, size=5), 4))
+    assert len(beats) == 5
 
 
 def test_returns_by_hand() -> None:
