@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.schemas.beat import FIRST_S, Beat, kept
+from tracegrad.schemas.beat import START_S, Beat, kept
 
 __all__ = ["BeatRecord", "beating", "read_beat"]
 
@@ -35,7 +35,7 @@ class BeatRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Written so far: two that differ are two signs of life."""
     num_turns: int = 0
     """Of the work loop; 0: it was not reached yet."""
-    within_s: float = FIRST_S
+    within_s: float = START_S
     """The next beat comes within this."""
     work: int = 0
     """Units of work done since the process started."""

@@ -19,5 +19,7 @@ def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
     if not any(name.lower() in _PROXIES and value for name, value in environ.items()):
         return {}
     given = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY")).split(",")
-    excepted = ",".join(dict.fromkeys([*filter(None, map(str.strip, given)), *_LOOPBACK]))
+    names = dict.fromkeys([*filter(None, map(str.strip, given)), *_LOOPBACK])
+    # Everything is excepted; beside other names urllib takes it for a name.
+    excepted = "*" if "*" in names else ",".join(names)
     return {"no_proxy": excepted, "NO_PROXY": excepted}

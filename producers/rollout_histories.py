@@ -65,6 +65,11 @@ class Members:
         """Groups of which any member was added."""
         return self._num_dropped + len(self._later)
 
+    @property
+    def num_complete(self) -> int:
+        """Groups of which every member was added."""
+        return self._num_dropped + sum(members is None for members in self._later.values())
+
     def missing(self, index: int, size: int) -> list[int]:
         """Those of members 0 .. size - 1 of a group that were not added."""
         return [member for member in range(size) if not self._has(index, member)]
@@ -100,16 +105,19 @@ class History:
         closes."""
         return tuple((number, attempt) for attempt, number in self.started.items() if attempt not in self.ended)
 
-    def fold(self, event: RolloutEvent) -> None:
-        """Takes the next event of this rollout."""
-        if event.state is RolloutState.STARTED:
+    def fold(self, event: RolloutEvent) -> bool:
+        """Takes the next event of this rollout. False: it says nothing new."""
+        if event.state is RolloutState.STARTED and event.attempt_id not in self.started:
             if not self.is_final:
                 self.owners.setdefault(event.attempt_number, event.attempt_id)
-            self.started.setdefault(event.attempt_id, event.attempt_number)
+            self.started[event.attempt_id] = event.attempt_number
         elif event.state.is_end and event.attempt_id not in self.ended:
             self.ended[event.attempt_id] = event.state
             self.error = event.error
             self.is_final = self.is_final or event.is_final
+        else:
+            return False
+        return True
 
 
 class Histories:
@@ -122,19 +130,20 @@ class Histories:
         self._final: defaultdict[Purpose, Members] = defaultdict(Members)
 
     def fold(self, event: RolloutEvent) -> bool:
-        """Takes the next event. False: of another run."""
+        """Takes the next event. False: of another run, or nothing new; what was said of a rollout that is over is
+        forgotten, so that it may seem new once more."""
         rollout = event.rollout_id
         if run_hash_of(rollout) != self._run_hash:
             return False
         final = self._final[event.purpose]
         history = self._rollouts.get(rollout) or History(is_final=event.group in final)
-        history.fold(event)
+        is_news = history.fold(event)
         self._rollouts[rollout] = history
         if history.is_final:
             final.add(event.group)
             if not history.open_attempts:
                 del self._rollouts[rollout]
-        return True
+        return is_news
 
     def of(self, request: RolloutRequest) -> History:
         """The history of a rollout: empty when nothing was heard of it, and but for `is_final` when it is over."""

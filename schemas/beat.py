@@ -3,6 +3,7 @@
     beat()                             in the loop, each time round: the work goes on, or there is none
     waiting("an acknowledgement")      in a bounded wait, now and then: still there
     with busy("micro-batch", tokens):  around what takes long; how long, it learns
+    for tensor in units("loading", tensors):    around what takes long in pieces, and is done once
 
 In: calls from the thread that does the process's work; those of other threads count for nothing, since a thread lives
 on beside a loop that hangs. Out: Beats, to whoever keeps them (`kept`; in a run a file that the supervisor reads, so
@@ -16,19 +17,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from typing import NamedTuple, TypeVar
 
 from .errors import UnavailableError
 
-__all__ = ["FIRST_S", "WITHIN_S", "Beat", "acknowledged", "beat", "busy", "kept", "waiting"]
+__all__ = ["FIRST_S", "START_S", "WITHIN_S", "Beat", "acknowledged", "beat", "busy", "kept", "units", "waiting"]
 
 WITHIN_S = 45.0
 """The next beat comes within this, unless the last one says otherwise: no wait for a broker goes on for more than 30 s
 without one, and a process that is stopped for 10 s meanwhile must be in time."""
+START_S = 300.0
+"""While a process starts, until its loop turns, and for one piece of what it loads: libraries take a minute from a cold
+disk, a tensor of 3 GB is there by then at 10 MB/s."""
 FIRST_S = 3600.0
-"""For work that was not done before in this process: a model that loads, a first checkpoint."""
+"""For work that was not done before in this process and has no pieces: a first micro-batch, a first checkpoint."""
 _SLOWER = 10.0
 """How much slower than ever before work may be."""
 _SLICE_S = 5.0
@@ -54,7 +58,7 @@ class _Keeper:
         self.clock = clock
         self.slowest_s: dict[str, float] = {}
         """Longest time so far, by what was done, of one unit of it."""
-        self.not_before = clock() + FIRST_S
+        self.not_before = clock() + START_S
         """Until then no beat is due, whatever waits say meanwhile: what began is not over."""
         self._keep = keep
         self._thread = threading.get_ident()
@@ -118,6 +122,14 @@ def busy(doing: str, size: float = 1.0) -> Iterator[None]:
         keeper.not_before = before
         keeper.slowest_s[doing] = max(slowest_s or 0.0, (keeper.clock() - began) / size)
         keeper.tell(doing, WITHIN_S)
+
+
+def units(doing: str, pieces: Iterable[T]) -> Iterator[T]:
+    """The pieces of work, with a beat for each; neither a piece nor what follows the last takes `START_S`."""
+    for piece in pieces:
+        waiting(doing, START_S)
+        yield piece
+    waiting(doing, START_S)
 
 
 def acknowledged(future: Future[T], timeout_s: float, doing: str) -> T:

@@ -3,6 +3,7 @@
     attempt   rt-<rollout>.<attempt>.<secret>    a command's, for that attempt alone
     host      rh-<host>.<secret>                 an agent host's, for the attempts that `/begin` bound to it
     runner    rr-<run hash>.<secret>             begins and ends attempts; no agent has it
+    engine    re-<run hash>.<secret>             what our programs show to the engine that we start; no agent has it
 
 What stands before the secret names the holder. Holders, as ids, are no secret: records and logs bear them; a
 credential stands only in its holder's environment and in the header of its requests. The secret is
@@ -24,8 +25,10 @@ __all__ = [
     "ATTEMPT_PREFIX",
     "Holder",
     "attempt_holder",
+    "bearer",
     "claimed_attempt",
     "credential",
+    "engine_holder",
     "is_host",
     "masked",
     "may_claim",
@@ -41,6 +44,7 @@ ATTEMPT_PREFIX = "rt-"
 so that none is ever recorded."""
 _HOST_PREFIX = "rh-"
 _RUNNER_PREFIX = "rr-"
+_ENGINE_PREFIX = "re-"
 _DOMAIN = b"tracegrad/credential/1\0"
 """No other use of the run's key begins so."""
 _SECRET_CHARS = 32
@@ -61,6 +65,11 @@ def runner_holder(run: RunHash) -> Holder:
     return Holder(f"{_RUNNER_PREFIX}{run}")
 
 
+def engine_holder(run: RunHash) -> Holder:
+    """Whoever may ask the run's engine."""
+    return Holder(f"{_ENGINE_PREFIX}{run}")
+
+
 def is_host(holder: Holder) -> bool:
     """Whether it is an agent host, so that others say which attempts are its own."""
     return holder.startswith(_HOST_PREFIX)
@@ -69,6 +78,11 @@ def is_host(holder: Holder) -> bool:
 def credential(key: bytes, holder: Holder) -> str:
     """What the holder shows; `key` is the run's."""
     return f"{holder}.{_secret(key, holder)}"
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    """The header that shows a credential or another token; None: no header."""
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def proved_holder(key: bytes, text: str) -> Holder | None:

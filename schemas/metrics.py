@@ -24,6 +24,7 @@ __all__ = [
     "CALLS_SERVED",
     "CALLS_TOO_LARGE",
     "CALLS_UNACKNOWLEDGED",
+    "CALLS_UNPROVED",
     "CLOSED_IDS_FORGOTTEN",
     "COMMITS",
     "CREDIT_EPISODES",
@@ -39,6 +40,7 @@ __all__ = [
     "GROUPS",
     "GROUPS_ADMITTED",
     "GROUPS_EXCLUDED",
+    "GROUPS_TAKEN",
     "GROUPS_TRAINED",
     "IN_FLIGHT",
     "LAG",
@@ -63,6 +65,7 @@ __all__ = [
     "SPANS",
     "SPLICES",
     "STEPS",
+    "TOOLS_WITHOUT_ID",
     "UNREADABLE_ROWS",
     "UNVERIFIED",
     "VERSIONS_LOADED",
@@ -122,10 +125,17 @@ OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no
 CLOSED_IDS_FORGOTTEN = Counter("closed_ids_forgotten", "Closed ids that were forgotten because they are too many.")
 # Its stages: normalize, assemble, credit.
 FACTS = Counter("facts", "Facts made of raw records.", ("kind",))
+CALLS_UNPROVED = Counter(
+    "calls_unproved", "Calls, and ends of calls, of a runner's rollouts that no gateway of its run wrote.", ("kind",)
+)
 NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
 EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.", ("disposition",))
 EPISODES_CLOSED_BY = Counter("episodes_closed_by", "Episodes by why they closed.", ("reason",))
+TOOLS_WITHOUT_ID = Counter(
+    "tools_without_id",
+    "Tool executions joined by name and time alone; AIR rewards them only with [air] pays_without_id.",
+)
 CREDIT_EPISODES = Counter("credit_episodes", "Episodes read by credit, by where they went.", ("place",))
 GROUPS = Counter("groups", "Groups closed.")
 MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
@@ -176,6 +186,9 @@ OUTCOMES = Counter(
 STEPS = Counter("steps", "Batches recorded, trained or skipped.", terminal="steps", is_work=True)
 GROUPS_TRAINED = Counter("groups_trained", "Groups of these batches that train.", terminal="groups")
 GROUPS_EXCLUDED = Counter("groups_excluded", "Groups taken that do not train.", ("reason",), terminal="excluded")
+GROUPS_TAKEN = Gauge(
+    "groups_taken", "Groups consumed, and of the batch that is read; told only while no record is left to read."
+)
 # LLM gateway and weight sync.
 ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")
 # Weight sync.

@@ -46,7 +46,7 @@ class SelectConfig(Section, frozen=True, kw_only=True):
 class StreamsConfig(Section, frozen=True, kw_only=True):
     """`[streams]`: the workers of normalize, assemble and credit.
 
-    What exceeds a bound on memory is a dead letter with the bound's name as its reason.
+    What exceeds a bound on memory is a dead letter with the bound's name as its reason, unless its key says otherwise.
     """
 
     workers: Count = 1
@@ -84,7 +84,7 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     dead letters (`too_many_open_bytes`). In credit of all open groups; a further episode joins its group without its
     calls. In memory they take up to three times that, and up to 3 kB more for each episode or group."""
     max_open_groups: Count = 4_096
-    """Per worker; episodes that would open another group are dead letters (`too_many_open`)."""
+    """Per worker; beyond it the group that is open longest closes with the members that it has."""
     max_closed_ids: Count = 1_000_000
     """Closed ids remembered per worker; beyond it the oldest are forgotten, counted. About 120 bytes each."""
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from tests.serving import free_port, until
+from tests.serving import ENGINE_TOKEN, free_port, until
 from tests.tiny_models import save_version
 from tests.versions import label, manifest
 from tracegrad.compose.answers import answers
@@ -30,6 +30,7 @@ from tracegrad.compose.engine.config import EngineConfig, EngineHandles
 from tracegrad.compose.engine.health import explain
 from tracegrad.compose.engine.server import engine_argv, engine_environment, probe
 from tracegrad.consumers.engine.engine_control import EngineControl
+from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
 
@@ -48,10 +49,15 @@ class RunningEngine:
         self.weight_root.mkdir(parents=True)
         self.log_path = folder / "engine.log"
         self.handles = EngineHandles(
-            model=str(model), served_name="policy", needs_tools=True, work_dir=str(folder), port=free_port()
+            model=str(model),
+            served_name="policy",
+            needs_tools=True,
+            work_dir=str(folder),
+            port=free_port(),
+            token=ENGINE_TOKEN,
         )
         self.url = f"http://127.0.0.1:{self.handles.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=120.0)
+        self.client = httpx.Client(base_url=self.url, timeout=120.0, headers=bearer(ENGINE_TOKEN))
         self.control = EngineControl(self.client)
         self._process: subprocess.Popen[bytes] | None = None
 

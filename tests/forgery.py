@@ -84,7 +84,13 @@ def _wish(topic: Topic, number: int, draw: random.Random) -> tuple[bytes, bytes]
                 (
                     claim(99, trainer_id="thief"),
                     manifest(99, epoch=draw.choice((1, 99))),
-                    RollbackRequest(policy="policy", run=RunHash(RUN_HASH), to_version=9, requested_by="thief"),
+                    RollbackRequest(
+                        policy="policy",
+                        run=RunHash(RUN_HASH),
+                        to_version=9,
+                        request_id=f"r{number}",
+                        requested_by="thief",
+                    ),
                 )
             )
             return b"policy", WEIGHTS.encode(wish)

@@ -19,9 +19,12 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["Background", "free_port", "is_alive", "is_healthy", "serve", "until"]
+__all__ = ["ENGINE_TOKEN", "Background", "free_port", "is_alive", "is_healthy", "serve", "until"]
 
 T = TypeVar("T")
+
+ENGINE_TOKEN = "the-engines-own"
+"""What an engine of the tests may ask for; their gateways show it to every engine."""
 
 
 def free_port() -> int:

@@ -32,7 +32,7 @@ from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TRAINED, STEPS, Metrics
+from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TAKEN, GROUPS_TRAINED, STEPS, Metrics
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -43,7 +43,7 @@ from .batch.selection import select
 from .config import AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.policy import configure_torch, load_policy
-from .step import Learner, StepResult
+from .step import STOPPED, Learner, StepResult
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
@@ -57,6 +57,8 @@ _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 _WAIT_LOG_S = 30.0
 """A waiting trainer says so, with its lag, this often."""
+_TAKEN_EVERY_S = 2.0
+"""A trainer that waits looks this often whether all that lies there is read, and tells tasks."""
 _LOGPROB_ERROR_WARN = 0.1
 """Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights)."""
 _COARSE_LOGPROB_ERROR_WARN = 1.0
@@ -82,7 +84,7 @@ def run(
         UnavailableError, OSError: a restart may cure it.
     """
     with ExitStack() as ends:
-        Trainer(config, algorithm, handles, topics=topics, log=log, metrics=metrics, ends=ends).train(stop)
+        Trainer(config, algorithm, handles, topics=topics, log=log, metrics=metrics, ends=ends, stop=stop).train()
 
 
 class Trainer:
@@ -98,15 +100,23 @@ class Trainer:
         log: Log,
         metrics: Metrics,
         ends: ExitStack,
+        stop: threading.Event,
     ) -> None:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
         self._metrics = metrics
         device = configure_torch(config, seed=handles.seed)
+        self._stop = stop
         recipe = algorithm.resolve()
         needs = "reference" in recipe.needs
         reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
-        self._learner = Learner(load_policy(config, handles.model, device), config, recipe, reference=reference)
+        self._learner = Learner(
+            load_policy(config, handles.model, device),
+            config,
+            recipe,
+            reference=reference,
+            is_told_to_stop=stop.is_set,
+        )
         writer = ends.enter_context(closing(log.writer()))
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))
@@ -123,13 +133,13 @@ class Trainer:
         source = TransitionsSource(log, at, next_offset=self._store.state.next_offset, poll_s=_POLL_S)
         self._source = ends.enter_context(closing(source))
 
-    def train(self, stop: threading.Event) -> None:
+    def train(self) -> None:
         """The loop."""
-        while self._store.state.step < self._config.steps and not stop.is_set():
+        while self._store.state.step < self._config.steps and not self._stop.is_set():
             started = time.perf_counter()
             started_at_ms = _now_ms()
             self._store.look()
-            batch, read_s = self._read(stop)
+            batch, read_s = self._read()
             if batch is None:
                 break
             waited = time.perf_counter() - started - read_s
@@ -140,7 +150,7 @@ class Trainer:
 
     # read
 
-    def _read(self, stop: threading.Event) -> tuple[Batch | None, float]:
+    def _read(self) -> tuple[Batch | None, float]:
         """The next batch (None when told to stop) and the seconds spent on judging records."""
         batch = OpenBatch(
             begin_offset=self._store.state.next_offset,
@@ -149,20 +159,24 @@ class Trainer:
             limits=self._limits,
             refusals=self._refusals,
         )
-        busy_s = 0.0
+        busy_s = told_at = 0.0
         said_at = time.monotonic()
         while not batch.is_complete:
             beat()
             record = self._source.next()
             if record is not None:
+                self._metrics.clear(GROUPS_TAKEN)
                 began = time.perf_counter()
                 with self._in_work.reading(record):
                     batch.add(record)
                 busy_s += time.perf_counter() - began
                 continue
-            if stop.is_set():
+            if self._stop.is_set():
                 return None, busy_s
             self._store.look()
+            if time.monotonic() - told_at >= _TAKEN_EVERY_S:
+                told_at = time.monotonic()
+                self._tell_taken(batch)
             if time.monotonic() - said_at >= _WAIT_LOG_S:
                 said_at = time.monotonic()
                 _log.info(
@@ -177,6 +191,12 @@ class Trainer:
         state = self._store.state
         return batch.close(run=state.run, version=state.version, max_staleness=self._config.max_staleness), busy_s
 
+    def _tell_taken(self, batch: OpenBatch) -> None:
+        """By this tasks knows of groups that closed and never came: nothing else would end the wait for them."""
+        self._metrics.clear(GROUPS_TAKEN)
+        if self._source.lag == 0:
+            self._metrics.set(GROUPS_TAKEN, self._store.state.accounting.consumed + batch.num_seen)
+
     # advantage, loss, optimise, conclude
 
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
@@ -184,6 +204,8 @@ class Trainer:
         batch = select(batch, self._learner.recipe)
         with self._in_work.step(batch):
             rows, result, running = self._learn(batch)
+        if result.skipped == STOPPED:
+            return  # nothing is consumed: the next start takes the same step
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(

@@ -1,7 +1,7 @@
 """One optimiser step: forward and backward by micro-batches, AdamW, and the figures to watch over all trained tokens.
 
 In: the rows of a batch with advantages and token weights. Out: StepResult; the policy's weights have moved, unless
-`skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`): then weights and optimiser are as before.
+`skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`, `stopped`): then weights and optimiser are as before.
 Invariant: equal rows, weights, optimiser state and device give equal results, bit for bit on a CPU.
 Do not combine with dropout: the sampler has none.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,7 +33,10 @@ from .batch.rows import TrainingRow
 from .config import TrainerConfig
 from .model.policy import Policy
 
-__all__ = ["Learner", "StepResult"]
+__all__ = ["STOPPED", "Learner", "StepResult"]
+
+STOPPED = "stopped"
+"""Of a step that was broken off, as if it had not begun."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _BETAS = (0.9, 0.95)
@@ -86,16 +89,24 @@ class _Watch:
 
 
 class Learner:
-    """A policy, its optimiser and its recipe."""
+    """A policy, its optimiser and its recipe. `is_told_to_stop` is asked before each micro-batch: a step takes longer
+    than a supervisor waits, and its kill would look like a death in the batch."""
 
     def __init__(
-        self, policy: Policy, config: TrainerConfig, recipe: Recipe, *, reference: Policy | None = None
+        self,
+        policy: Policy,
+        config: TrainerConfig,
+        recipe: Recipe,
+        *,
+        reference: Policy | None = None,
+        is_told_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """`reference` is what a recipe that needs one is held against; it never changes."""
         self.policy = policy
         self.recipe = recipe
         self._reference = reference
         self._config = config
+        self._is_told_to_stop = is_told_to_stop
         # By name, so that sums over them do not depend on the order in which the model was built.
         self._masters = dict(sorted(policy.masters.items()))
         self.forget_moments()
@@ -135,17 +146,15 @@ class Learner:
             with torch.no_grad():
                 for _ in self._look_at([row for row in rows if not row.has_advantage], version, watch, unit_means_U):
                     pass
+        if self._is_told_to_stop():
+            self._optimiser.zero_grad(set_to_none=True)
+            return StepResult(is_updated=False, skipped=STOPPED)
         computed = time.perf_counter()
-        config = self._config
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), config.clip_norm))
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.clip_norm))
         is_finite = all(map(math.isfinite, (value, grad_norm, watch.ratio_sum)))
-        learning_rate = config.lr * min(1.0, (self._num_updates + 1) / max(1, config.warmup_steps))
+        learning_rate = self._learning_rate
         if is_finite:
-            for group in self._optimiser.param_groups:
-                group["lr"] = learning_rate
-            with busy("an optimiser step"):
-                self._optimiser.step()
-                self.policy.refresh()
+            self._update(learning_rate)
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
         self._optimiser.zero_grad(set_to_none=True)
         return StepResult(
@@ -163,9 +172,18 @@ class Learner:
         )
 
     @property
-    def _num_updates(self) -> int:
-        """Of this optimiser; a restored one knows its own, a new one (after a rollback) warms up again."""
-        return int(max((float(moments["step"]) for moments in self._optimiser.state.values()), default=0.0))
+    def _learning_rate(self) -> float:
+        """Of the next update."""
+        # Of this optimiser: a restored one knows its own, a new one (after a rollback) warms up again.
+        num_updates = max((float(moments["step"]) for moments in self._optimiser.state.values()), default=0.0)
+        return self._config.lr * min(1.0, (int(num_updates) + 1) / max(1, self._config.warmup_steps))
+
+    def _update(self, learning_rate: float) -> None:
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate
+        with busy("an optimiser step"):
+            self._optimiser.step()
+            self.policy.refresh()
 
     @torch.no_grad()
     def _require_numbers(self, row: TrainingRow, step: int) -> None:
@@ -251,6 +269,8 @@ class Learner:
     ) -> Iterator[TokenLoss]:
         """A forward pass by micro-batches; each is watched and given."""
         for batch in self._micro_batches(rows):
+            if self._is_told_to_stop():
+                return
             entropies_N = None
             if "entropy" in self.recipe.needs:
                 logprobs_N, entropies_N = self._logprobs_and_entropies(batch)

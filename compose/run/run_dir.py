@@ -21,6 +21,7 @@ import datetime
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,6 +85,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     otlp_endpoint: str
     """Of the OTLP gateway, without `/v1/traces`."""
     engine_url: str
+    release: str = metadata.version("tracegrad")
+    """Of the supervisor that started them: one of another release may write what the others cannot read."""
 
 
 class RunDir:

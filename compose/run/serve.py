@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 
 from tracegrad.schemas.errors import (
@@ -58,6 +59,7 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
     try:
         _check_name(name, stage)
         folder = RunDir.open(run_dir)
+        _check_release(name, folder)
         process = process_name(name, stage, ordinal)
         with folder.lock(f"serve-{process}", wait_s=_LOCK_WAIT_S):
             wiring, metrics = Wiring(folder), Metrics()
@@ -107,6 +109,15 @@ def _check_name(name: str, stage: str | None) -> None:
         raise ConfigurationError(f"no process {name!r}; {nearest(name, NAMES)}")
     if name == "streams" and stage not in STREAMS:
         raise ConfigurationError(f"serve streams: --stage must be one of {', '.join(STREAMS)}, got {stage!r}")
+
+
+def _check_release(name: str, folder: RunDir) -> None:
+    """Raises ConfigurationError: one bad record of it, the last step's say, and the others would wait for ever."""
+    if (release := folder.endpoints.release) != (own := metadata.version("tracegrad")):
+        raise ConfigurationError(
+            f"expected tracegrad {release}, which started the run, got {own} in "
+            f"{sys.executable} for serve {name}: install the same release in both environments ([trainer] python)"
+        )
 
 
 def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threading.Event, metrics: Metrics) -> None:

@@ -114,7 +114,7 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     check_model(policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1)
     plugin = install_plugin(str(run_dir.path)).parent
     wait_ready(url, say=say)
-    check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin)
+    check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin, token=settings.engine.token)
 
 
 class _Onlookers:

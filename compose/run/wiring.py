@@ -16,6 +16,7 @@ from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
 from tracegrad.producers.otlp_gateway.config import OtlpHandles
 from tracegrad.producers.runner.config import RunnerHandles
 from tracegrad.producers.tasks.config import TasksHandles
+from tracegrad.schemas.credentials import credential, engine_holder
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.signed import SignedLog
@@ -70,6 +71,12 @@ class Wiring:
         """What signs and verifies in the run's name."""
         return KeyRing(self.record.hash, self.keys)
 
+    @property
+    def engine_token(self) -> str | None:
+        """What our programs show to the engine: made of the run's key for one that we start."""
+        engine, run = self.settings.engine, self.record.hash
+        return credential(self.run_dir.key(), engine_holder(run)) if engine.url is None else engine.token
+
     def kafka(self) -> KafkaLog:
         """The cluster, whose records nobody has judged: to administer it, and to look at what rooms leave out. It knows
         the topics that the run began with."""
@@ -98,7 +105,7 @@ class Wiring:
             port=port_of(self.endpoints.llm_url),
             run_hash=self.record.hash,
             key=self.run_dir.key(),
-            engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url),),
+            engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url, token=self.engine_token),),
             # The gateway itself knows no other parser, and probes prove only what they ask.
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
         )
@@ -156,14 +163,18 @@ class Wiring:
         )
 
     def _hidden(self) -> Iterator[str]:
-        """What no agent may see: all runs and keys, the tasks with what is expected, and settings, which may hold
-        passwords."""
+        """What no agent may see: all runs and keys, the tasks with what is expected, also in git, and settings, which
+        may hold passwords."""
         yield str(self.run_dir.path.parent)
         yield from map(str, self.run_dir.beside())
         yield from self.settings.select.runs
         tasks, agent = self.settings.tasks, self.settings.agent
         if tasks is not None:
-            yield from filter(None, (tasks.file, tasks.eval_file))
+            files = [file for file in (tasks.file, tasks.eval_file) if file is not None]
+            yield from files
+            # The history of a repository that they lie in holds them once more.
+            beside = {above / ".git": None for file in files for above in Path(file).parents}
+            yield from (str(git) for git in beside if git.exists())
         if agent is not None and agent.cwd is not None:
             yield from (str(path) for path in Path(agent.cwd).glob("*.toml") if _is_settings(path))
 
@@ -185,6 +196,7 @@ class Wiring:
             policy=self.settings.policy.name,
             engine_id=ENGINE_ID,
             engine_url=self.endpoints.engine_url,
+            engine_token=self.engine_token,
             weight_root=str(self.run_dir.weights),
         )
 
@@ -197,6 +209,7 @@ class Wiring:
             needs_tools=self.settings.policy.tools,
             work_dir=str(self.run_dir.path),
             port=port_of(self.endpoints.engine_url),
+            token=self.engine_token or "",
             shares_gpu=gpu is not None and gpu == _gpu_of(self.settings.trainer.device),
         )
 

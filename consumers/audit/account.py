@@ -25,15 +25,12 @@ from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from .evidence import Evidence, SeenEpisode
+from .evidence import MAX_NAMED, Evidence, SeenEpisode
 from .links import check_links
 from .read import gather
 from .versions import Look, check_versions
 
 __all__ = ["Report", "Unit", "audit"]
-
-MAX_NAMED = 1_000
-"""Missing ids, and unverified records, that a report names; the rest are counted."""
 
 
 class Unit(msgspec.Struct, kw_only=True):
@@ -115,8 +112,8 @@ def audit(
         num_missing=len(named),
         num_steps=len(steps),
         expired=sorted(topic.value for topic in seen.expired),
-        unverified=seen.unverified[:MAX_NAMED],
-        num_unverified=len(seen.unverified),
+        unverified=seen.unverified,
+        num_unverified=seen.num_unverified,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.log.protocol import Position, TopicPartition
+from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.training import TrainingStep
@@ -16,7 +16,10 @@ from tracegrad.schemas.records.transitions import GroupSummary
 from tracegrad.schemas.records.weights import Lineage, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic
 
-__all__ = ["Evidence", "SeenEpisode"]
+__all__ = ["MAX_NAMED", "Evidence", "SeenEpisode"]
+
+MAX_NAMED = 1_000
+"""Missing ids, and unverified records, that a report names; the rest are counted."""
 
 
 class SeenEpisode(msgspec.Struct, kw_only=True):
@@ -59,6 +62,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Raw key -> episode id, as on `episode_events`."""
     fact_places: dict[str, list[Position]] = msgspec.field(default_factory=dict)
     """Episode id -> where its facts lie."""
+    spoken_of: set[str] = msgspec.field(default_factory=set)
+    """Episode ids of which more than spans has come; others are strays, which may end without a marker."""
     dead_facts: set[str] = msgspec.field(default_factory=set)
     """Raw keys in dead-lettered batches of facts."""
     markers: dict[str, str] = msgspec.field(default_factory=dict)
@@ -71,6 +76,12 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Group id -> its first offset on `transitions`, and what it says."""
     transitions: dict[int, str | None] = msgspec.field(default_factory=dict)
     """Offset in the policy's partition -> the group there; None: the record names none."""
+    transition_digests: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """The same offset -> sha256 of the record."""
+    trainer_letters: dict[Position, str] = msgspec.field(default_factory=dict)
+    """Origin of a dead letter of the trainer's -> its reason."""
+    unusable: dict[int, str] = msgspec.field(default_factory=dict)
+    """Offset in the policy's partition -> why the trainer wrote a dead letter of the record, if it is known."""
     digests: dict[tuple[str, str], bytes] = msgspec.field(default_factory=dict)
     """(topic, id) -> sha256 of what was emitted first."""
     steps: list[TrainingStep] = msgspec.field(default_factory=list)
@@ -92,7 +103,15 @@ class Evidence(msgspec.Struct, kw_only=True):
     sampled: dict[str, str] = msgspec.field(default_factory=dict)
     """Label of a version -> a call of this run that it sampled."""
     unverified: list[str] = msgspec.field(default_factory=list)
-    """`topic/partition/offset: reason` of records that no key vouches for; those of other runs are not among them."""
+    """`topic/partition/offset: reason` of the first records that no key vouches for; those of other runs are not among
+    them."""
+    num_unverified: int = 0
+
+    def leave_out(self, record: Record, reason: str) -> None:
+        """Counts a record that no key vouches for."""
+        self.num_unverified += 1
+        if len(self.unverified) < MAX_NAMED:
+            self.unverified.append(f"{record.topic}/{record.partition}/{record.offset}: {reason}")
 
     def is_done(self, stage: Stage, position: Position) -> bool:
         """Whether the stage has committed past this input record."""

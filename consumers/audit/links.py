@@ -6,15 +6,17 @@ taken nothing and the stage that should have made it has committed past its inpu
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutState
+from tracegrad.schemas.records.transitions import MemberSummary
 from tracegrad.schemas.topics import Stage, Topic
 
 from .evidence import Evidence
 
-__all__ = ["check_links"]
+__all__ = ["check_links", "gaps"]
 
 _RAW = {
     "call": Topic.LLM_CALLS,
@@ -97,7 +99,9 @@ def _markers(seen: Evidence) -> Iterator[str]:
     folded = [
         id_
         for id_, places in seen.fact_places.items()
-        if all(seen.is_done(Stage.ASSEMBLE, place) for place in places) and not seen.dead.issuperset(places)
+        if (id_ in seen.spoken_of or id_ in seen.episodes)
+        and all(seen.is_done(Stage.ASSEMBLE, place) for place in places)
+        and not seen.dead.issuperset(places)
     ]
     yield from _absent(seen, Topic.EPISODE_EVENTS, folded, seen.markers, "folded but without a closed marker")
 
@@ -112,8 +116,16 @@ def _groups(seen: Evidence) -> Iterator[str]:
         done = all(seen.is_done(Stage.CREDIT, place) for place in places.get(id_, []))
         if id_ not in seen.group_markers and done:
             yield f"group without a closed marker: {id_}"
-        members = [member.episode_id for member in summary.members]
+        members = [member.episode_id for member in summary.members if not _is_stood_in_for(seen, member)]
         yield from _absent(seen, Topic.EPISODES, members, seen.episodes, f"episode in group {id_} but not on episodes")
+
+
+def _is_stood_in_for(seen: Evidence, member: MemberSummary) -> bool:
+    """Whether credit closed the group without the member, of which no episode had come: tasks did not give it up by an
+    event, or as often as it does, in vain."""
+    given_up = seen.given_up.get(member.rollout_id, set())
+    is_vain = member.attempt_id not in given_up or len(given_up) >= MAX_GIVEN_UP
+    return member.state == RolloutState.GIVEN_UP and is_vain
 
 
 def _rollouts(seen: Evidence) -> Iterator[str]:
@@ -144,14 +156,23 @@ def _holes(seen: Evidence) -> Iterator[str]:
     if Topic.ROLLOUTS in seen.expired:
         return
     for purpose, groups in seen.asked.items():
-        for index in range(max(groups)):
-            members = groups.get(index)
-            if members is None:
-                yield f"group never asked for: {purpose} group {index}"
-                continue
-            size = next(iter(members.values()))[1].size
-            for member in sorted(set(range(size)) - members.keys()):
-                yield f"rollout never asked for: member {member} of {purpose} group {index}"
+        newest = max(groups)
+        for gap in gaps(groups, 0, newest):
+            yield f"group never asked for: {purpose} group {gap}"
+        for index in sorted(groups.keys() - {newest}):
+            size = next(iter(groups[index].values()))[1].size
+            for gap in gaps(groups[index], 0, size):
+                yield f"rollout never asked for: member {gap} of {purpose} group {index}"
+
+
+def gaps(there: Collection[int], begin: int, end: int) -> Iterator[str]:
+    """What of begin .. end - 1 is not there, as "3" or "4 to 9": one number out of place must not make a line, or a
+    turn of a loop, for each of the thousands of millions below it."""
+    expected = begin
+    for number in (*sorted(number for number in there if begin <= number < end), end):
+        if number > expected:
+            yield str(expected) if number == expected + 1 else f"{expected} to {number - 1}"
+        expected = number + 1
 
 
 def _proposals(seen: Evidence) -> Iterator[str]:

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tracegrad.schemas.attributes import AGENTLIGHTNING_ROLLOUT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
+from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.mac import KeyRing, Refusal
@@ -65,6 +66,7 @@ from .evidence import Evidence, SeenEpisode
 __all__ = ["gather"]
 
 T = TypeVar("T")
+_ROLLOUTS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 _COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
@@ -94,8 +96,10 @@ def gather(
                 del seen.unseen_origins[record.position]
             if refusal := ring.refusal(topic, record):
                 if refusal is not Refusal.OTHER_RUN:
-                    seen.unverified.append(f"{name}/{record.partition}/{record.offset}: {refusal}")
+                    seen.leave_out(record, str(refusal))
                 continue
+            if topic is Topic.TRANSITIONS and record.partition == _PARTITION:
+                _note_place(seen, record)
             try:
                 decoded = decode(record.value)
             except RecordError:
@@ -104,6 +108,9 @@ def gather(
                 elif topic is Topic.TRANSITIONS and record.partition == _PARTITION:
                     seen.transitions[record.offset] = group_id_of(record.value)
             else:
+                if topic is Topic.LLM_CALLS and _is_own(decoded, run) and not ring.vouches(topic, record):
+                    seen.leave_out(record, "unproved")
+                    continue
                 fold(seen, record, decoded)
     # A gateway's letters are of requests, which lie nowhere.
     judged = {topics.name(topic) for topic, _, _ in _FOLDS if topic not in seen.expired}
@@ -125,6 +132,12 @@ def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[
         seen.transitions[record.offset] = summary.group_id
     _note_digest(seen, summary.group_id, record)
     seen.groups.setdefault(summary.group_id, (record.offset, summary))
+
+
+def _note_place(seen: Evidence, record: Record) -> None:
+    seen.transition_digests[record.offset] = hashlib.sha256(record.value or b"").digest()
+    if reason := seen.trainer_letters.get(record.position):
+        seen.unusable[record.offset] = reason
 
 
 def _note_digest(seen: Evidence, id_: str, record: Record) -> None:
@@ -164,6 +177,8 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
     seen.fact_places.setdefault(batch.episode_id, []).append(record.position)
     for fact in batch.facts:
         seen.facts[_fact_key(fact)] = batch.episode_id
+        if not isinstance(fact, SpanFact):
+            seen.spoken_of.add(batch.episode_id)
 
 
 def _dead(seen: Evidence, record: Record, _: None) -> None:
@@ -173,6 +188,8 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
         return
     origin = Position(topic, int(partition), int(offset))
     seen.dead.add(origin)
+    if fields.get("stage") == "trainer":
+        seen.trainer_letters[origin] = fields.get("reason", "")
     is_whole = record.value and "item" not in fields
     seen.unseen_origins[origin] = hashlib.sha256(record.value or b"").digest() if is_whole else b""
     with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys
@@ -195,6 +212,13 @@ def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
             seen.given_up.setdefault(event.rollout_id, set()).add(event.attempt_id)
 
 
+def _is_own(call: CallRecord | CallsClosed, run: RunHash) -> bool:
+    """Whether the record says that it is of a runner's rollout of the run."""
+    if call.rollout_id is not None:
+        return run_hash_of(call.rollout_id) == run
+    return isinstance(call, CallRecord) and attempt_of(call.trace_id or "", {run}) is not None
+
+
 def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> None:
     if call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
         if isinstance(call, CallRecord):
@@ -209,9 +233,14 @@ def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> Non
 
 
 def _span(seen: Evidence, record: Record, request: ExportTraceServiceRequest) -> None:
-    for _, _, span in spans_of(request):
-        # A trace of the run's own attempts bears its hash.
-        if run_hash_of(span.trace_id.hex()) == seen.run:
+    for of_resource, _, span in spans_of(request):
+        # A trace of the run's own attempts bears its hash; one that names a rollout of another run is the other's.
+        others = (
+            pair
+            for pair in (*of_resource.resource.attributes, *span.attributes)
+            if pair.key in _ROLLOUTS and run_hash_of(pair.value.string_value) != seen.run
+        )
+        if run_hash_of(span.trace_id.hex()) == seen.run and not any(others):
             seen.raw[f"span:{span.trace_id.hex()}/{span.span_id.hex()}"] = record.position
 
 

@@ -1,25 +1,26 @@
 """Steps, batches and versions against each other: who trained what, and whether it is all still there.
 
 In: Evidence, the surviving steps; a function that looks at a version's files. Out: `what: id` lines. Invariant: a step
-counts only if the groups that it names are those of its interval on `transitions` and the version that it led to is on
-`weights`; a version only if a step, a rollback or, for number 0, the beginning of the run led to it; what sampled, if
-it was published and acknowledged. Judged only where retention has taken nothing; what a living run has not finished is
-let pass. Failure: none.
+counts only if the groups that it names are those of its interval on `transitions`, its hash that of their bytes, and
+the version that it led to is on `weights`; a version only if a step, a rollback or, for number 0, the beginning of the
+run led to it; what sampled, if it was published and acknowledged. Judged only where retention has taken nothing; what a
+living run has not finished is let pass. Failure: none.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import TrainingStep, hash_batch
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.schemas.topics import Topic
 
 from .evidence import Evidence
+from .links import gaps
 
 __all__ = ["Look", "check_versions"]
 
@@ -70,7 +71,27 @@ def _intervals(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterator[str]:
             yield f"group named by step {step.step} but not in its interval of transitions: {group}"
         for group in sorted(there - named):
             yield f"group in the interval of step {step.step} but not named by it: {group}"
+        is_judged = not (num_gone or (Topic.DEAD_LETTERS in seen.expired and None in map(seen.transitions.get, held)))
+        if is_judged and hash_batch(_judged(seen, step, held, before)) != step.batch_hash:
+            yield f"batch_hash that is not that of its records on transitions: step {step.step}"
         before |= there | named
+
+
+def _judged(
+    seen: Evidence, step: TrainingStep, held: Iterable[int], before: Iterable[str]
+) -> Iterator[tuple[bytes, str]]:
+    """What the trainer hashed of the records at these offsets, as the step tells it."""
+    known = set(before)
+    for offset in held:
+        group = seen.transitions[offset]
+        reason = step.excluded_ids.get(group or "", seen.unusable.get(offset, ""))
+        if group in known:
+            reason = "duplicate"
+        elif group in step.group_ids or reason == step.skipped:
+            reason = ""
+        if group is not None:
+            known.add(group)
+        yield seen.transition_digests[offset], reason
 
 
 def _steps_to_versions(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterator[str]:
@@ -90,12 +111,10 @@ def _steps_to_versions(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterato
 def _numbers(seen: Evidence) -> Iterator[str]:
     """Versions count from 0, epochs from 1, neither with a hole."""
     newest = seen.lineage.newest
-    for number in range(newest.version if newest is not None else 0):
-        if number not in seen.lineage.versions:
-            yield f"version missing on weights: {number}"
-    for number in range(1, max(seen.epochs, default=0)):
-        if number not in seen.epochs:
-            yield f"epoch that nobody claimed: {number}"
+    for gap in gaps(seen.lineage.versions, 0, newest.version if newest is not None else 0):
+        yield f"version missing on weights: {gap}"
+    for gap in gaps(seen.epochs, 1, max(seen.epochs, default=0)):
+        yield f"epoch that nobody claimed: {gap}"
 
 
 def _versions_to_steps(seen: Evidence, steps: Sequence[TrainingStep], *, is_live: bool) -> Iterator[str]:

@@ -79,6 +79,8 @@ class EngineControl:
             raise UnavailableError(f"engine: {path} gave {type(error).__name__}") from error
         if response.status_code == 200:
             return response
+        if response.status_code in (401, 403):
+            raise UnavailableError(f"engine: {path} gave status {response.status_code}; see [engine] token")
         if response.status_code in (404, 405):
             raise UnavailableError(
                 f"engine: {path} gave status {response.status_code}; start it with VLLM_SERVER_DEV_MODE=1"

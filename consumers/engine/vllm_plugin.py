@@ -1,4 +1,4 @@
-"""What the vLLM server loads: versions from verified folders, the threads asked for, and no orphans.
+"""What the vLLM server loads: versions from verified folders, a guard of its routes, the threads asked for, no orphans.
 
 In: `load_version(path, names)` by the engine's `/collective_rpc`, of a folder that weight sync has verified. Out: the
 running model holds exactly the tensors of those files, kernels and captured graphs kept; reading and placing them is
@@ -7,14 +7,15 @@ before the model is touched, so a refused folder leaves the old weights serving.
 Failure: an error in the middle of a load leaves a mixture of both versions; the caller keeps the engine paused until
 a later load succeeds. Requests must be paused during a load.
 
-vLLM takes `VersionLoader` by `--worker-extension-cls`. Imports nothing of ours, and torch, vllm and safetensors only
-when called, so that this one file can be laid beside any vLLM installation (compose/engine/server.py does). Run as the
-main module it is vLLM's own API server, with the difference that the processes which that spawns import this module
-first and so never outlive it.
+vLLM takes `VersionLoader` by `--worker-extension-cls`, `Guard` by `--middleware`. Imports nothing of ours, and torch,
+vllm and safetensors only when called, so that this one file can be laid beside any vLLM installation
+(compose/engine/server.py does). Run as the main module it is vLLM's own API server, with the difference that the
+processes which that spawns import this module first and so never outlive it.
 """
 
 from __future__ import annotations
 
+import hmac
 import importlib
 import logging
 import os
@@ -22,11 +23,11 @@ import runpy
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VersionLoader"]
+__all__ = ["TOKEN", "Guard", "VersionLoader"]
 
 logger = logging.getLogger("vllm.tracegrad")
 """Below vLLM's own, the only one that it gives a handler."""
@@ -35,6 +36,10 @@ _SERVER = "vllm.entrypoints.openai.api_server"
 _PARENT = "TRACEGRAD_ENGINE_PARENT"
 """Each process of the engine tells its children by this who their parent is."""
 _PARENT_POLL_S = 0.5
+TOKEN = "TRACEGRAD_ENGINE_TOKEN"
+"""What `Guard` asks for. Not an argument: every user of a machine sees those."""
+_OPEN = ("/health", "/metrics")
+"""GET of these tells that the engine lives and how much it has served, to supervisors and scrapers without a token."""
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -73,6 +78,37 @@ class VersionLoader:
         self.finish_weight_update = _agree
         _use_all_threads()
         logger.info("loaded %d tensors of %s in %.3f s", len(index), Path(path).name, time.monotonic() - started)
+
+
+class Guard:
+    """ASGI middleware: whoever does not show the engine's token as a Bearer key gets 401, on every route but two.
+
+    The development routes pause the engine and change its weights, and vLLM's own `--api-key` asks for nothing there.
+    Without a token in the environment nothing is answered: ValueError at the first request.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        token = os.environ.get(TOKEN, "")
+        if not token:
+            raise ValueError(f"expected the engine's token in {TOKEN}, got none; set it, or leave this middleware out")
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or self._admits(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": headers})
+            await send({"type": "http.response.body", "body": b'{"error": "expected the token of this engine"}'})
+
+    def _admits(self, scope: dict[str, Any]) -> bool:
+        if scope.get("method") == "GET" and scope["path"] in _OPEN:
+            return True
+        shown = [value.partition(b" ") for name, value in scope["headers"] if name == b"authorization"]
+        return any(kind.lower() == b"bearer" and hmac.compare_digest(key, self._token) for kind, _, key in shown)
 
 
 def _agree() -> None:

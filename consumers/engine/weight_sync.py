@@ -10,12 +10,12 @@ record on `weight_acks` per version served.
 Invariants: level-triggered, so a killed weight sync, a restarted engine (it says `default`) or a missed record are
 all the same case; only complete, verified versions are served; what is paused is resumed only after a load that
 succeeded; versions in between are skipped; a version samples nothing before its acknowledgement is on the log.
-Failure: engine or broker away: looked at again, for ever. Not to be combined with a second one on the same engine.
+Failure: engine or broker away: looked at again, for ever; a newest version that stays damaged: ConfigurationError.
+Not to be combined with a second one on the same engine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -29,8 +29,9 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from tracegrad.schemas.beat import acknowledged, beat, busy
-from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.beat import acknowledged, beat
+from tracegrad.schemas.credentials import bearer
+from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record
 from tracegrad.schemas.log.refusals import Refusals
@@ -42,15 +43,33 @@ from tracegrad.schemas.metrics import (
     VERSIONS_SKIPPED,
     Metrics,
 )
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightFile
+from tracegrad.schemas.records.weights import (
+    WEIGHT_ACKS,
+    WEIGHTS,
+    Lineage,
+    VersionManifest,
+    WeightAck,
+    WeightFile,
+    digest,
+)
 from tracegrad.schemas.topics import Topic, Topics, engine_key
 
 from .engine_control import EngineControl, EngineStatus
 
-__all__ = ["POLL_S", "RETRY_REFUSED_S", "WeightSync", "WeightSyncHandles", "run", "verify_version"]
+__all__ = [
+    "POLL_S",
+    "REFUSED_PATIENCE_S",
+    "RETRY_REFUSED_S",
+    "WeightSync",
+    "WeightSyncHandles",
+    "run",
+    "verify_version",
+]
 
 RETRY_REFUSED_S = 30.0
 """A refused version is looked at again after this, in case its storage was only slow."""
+REFUSED_PATIENCE_S = 1800.0
+"""The newest version, refused for so long with none after it, is one that the run waits for, and would for ever."""
 POLL_S = 1.0
 """How often the engine's label is looked at; a new record is acted on at once."""
 _ACK_TIMEOUT_S = 30.0
@@ -69,6 +88,8 @@ class WeightSyncHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's name on `weight_acks`."""
     engine_url: str
     """http://host:port of the engine; its development routes must be reachable."""
+    engine_token: str | None = None
+    """What the engine asks for, as a Bearer key; None: nothing."""
     weight_root: str
     """Version folders outside it are refused."""
 
@@ -91,6 +112,7 @@ class WeightSync:
         self._codecs = {self.topics.name(Topic.WEIGHTS): WEIGHTS}
         self._refusals = Refusals(self.topics, self.metrics)
         self._refused_until: dict[str, float] = {}
+        self._refused_since: dict[str, float] = {}
         self._acknowledged = ""
         self._served: VersionManifest | None = None
         self._load_s = 0.0
@@ -106,7 +128,8 @@ class WeightSync:
     def reconcile(self) -> None:
         """One look at the engine, and whatever it takes to have it serve the newest sound version.
 
-        Raises UnavailableError when engine or broker is away; the next look starts afresh.
+        Raises UnavailableError when engine or broker is away; the next look starts afresh. ConfigurationError when the
+        newest version stays one that cannot be served.
         """
         candidates = sorted(self._lineage.versions.values(), key=lambda manifest: manifest.version, reverse=True)
         if not candidates:
@@ -120,7 +143,7 @@ class WeightSync:
                 try:
                     self._load(manifest)
                 except RecordError as error:
-                    self._refuse(manifest, error)
+                    self._refuse(manifest, error, is_newest=manifest is candidates[0])
                     status = self.control.status()
                     continue
                 is_paused = True
@@ -132,8 +155,7 @@ class WeightSync:
         self._say_stuck(status, candidates[0])
 
     def _load(self, manifest: VersionManifest) -> None:
-        with busy("verifying a version"):
-            folder = verify_version(manifest, self.handles.weight_root)
+        folder = verify_version(manifest, self.handles.weight_root)
         started = time.monotonic()
         self.control.load(manifest, str(folder))
         self._load_s = time.monotonic() - started
@@ -141,6 +163,7 @@ class WeightSync:
         if label != manifest.label:
             raise UnavailableError(f"expected label {manifest.label} after its load, got {label}")
         self._acknowledged, self._loaded = "", manifest.label
+        self._refused_since.pop(manifest.label, None)
         self.metrics.add(VERSIONS_LOADED)
         if self._served is not None and manifest.version > self._served.version + 1:
             self.metrics.add(VERSIONS_SKIPPED, num=manifest.version - self._served.version - 1)
@@ -149,8 +172,15 @@ class WeightSync:
         engine, load_s = self.handles.engine_id, self._load_s
         _logger.info("engine %s loaded %s of policy %s after %.3f s", engine, manifest.label, manifest.policy, load_s)
 
-    def _refuse(self, manifest: VersionManifest, error: RecordError) -> None:
-        self._refused_until[manifest.label] = self.clock() + RETRY_REFUSED_S
+    def _refuse(self, manifest: VersionManifest, error: RecordError, *, is_newest: bool) -> None:
+        now = self.clock()
+        if is_newest and now - self._refused_since.setdefault(manifest.label, now) > REFUSED_PATIENCE_S:
+            raise ConfigurationError(
+                f"expected the newest version of policy {manifest.policy!r} to be sound, got {manifest.label} refused "
+                f"({error.reason}) for {REFUSED_PATIENCE_S:g} s and none after it: {error}. Mend the disk and start "
+                "the run again: its trainer publishes anew what is damaged"
+            ) from error
+        self._refused_until[manifest.label] = now + RETRY_REFUSED_S
         self.metrics.add(VERSIONS_REFUSED, error.reason)
         _logger.error("version %s of policy %s is not served: %s", manifest.label, manifest.policy, error)
 
@@ -225,14 +255,15 @@ def _verify_file(folder: Path, file: WeightFile) -> None:
         size = os.fstat(opened.fileno()).st_size
         if size != file.bytes:
             raise RecordError(f"expected {file.bytes} bytes, got {size}, in {path}", reason="size")
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != file.sha256:
-        raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {digest[:16]}..., in {path}", reason="sha256")
+        sha256 = digest(opened)
+    if sha256 != file.sha256:
+        raise RecordError(f"expected sha256 {file.sha256[:16]}..., got {sha256[:16]}..., in {path}", reason="sha256")
 
 
 def run(handles: WeightSyncHandles, *, topics: Topics, log: Log, stop: threading.Event, metrics: Metrics) -> None:
-    """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing)."""
-    with httpx.Client(base_url=handles.engine_url.rstrip("/")) as client:
+    """Follows `weights` until `stop` is set. Raises FatalError only (the log lost records, a topic is missing, the
+    newest version cannot be served)."""
+    with httpx.Client(base_url=handles.engine_url.rstrip("/"), headers=bearer(handles.engine_token)) as client:
         writer = log.writer()
         sync = WeightSync(handles=handles, control=EngineControl(client), writer=writer, topics=topics, metrics=metrics)
         try:

@@ -29,7 +29,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, UnavailableError
-from tracegrad.schemas.ids import TraceId
+from tracegrad.schemas.ids import TraceId, split_episode_id
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
@@ -62,6 +62,9 @@ class ChatEndpoints:
         holder = holder_of(http, parts.handles.key)
         caller = judge(claims_of(http), holder, parts.handles.run_hash)
         session = parts.sessions.find(caller)
+        if session is not None:
+            # Who names its rollout alone is in one of its attempts all the same, and so is its record.
+            caller = msgspec.structs.replace(caller, attempt_id=split_episode_id(session.key)[1])
         with contextlib.ExitStack() as entered:
             try:
                 # A slot only for a body that is here, or clients that never send theirs would hold them all.

@@ -70,6 +70,8 @@ class EngineRef(msgspec.Struct, frozen=True, kw_only=True):
     """As on `weight_acks`."""
     url: str
     """Without a path, such as http://127.0.0.1:8000."""
+    token: str | None = None
+    """What it asks for, as a Bearer key; None: nothing."""
 
 
 class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.credentials import Holder, is_host
+from tracegrad.schemas.credentials import Holder, attempt_holder, is_host
 from tracegrad.schemas.errors import ProofError, SessionError
 from tracegrad.schemas.ids import AttemptId, CallId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
@@ -203,7 +203,7 @@ class Sessions:
 
         Raises:
             SessionError: the attempt did not begin here (409), or it has ended (410).
-            ProofError: an agent host asks for an attempt that did not begin in it.
+            ProofError: the attempt is not that of the caller's credential.
         """
         if caller.rollout_id is None:
             return None
@@ -283,17 +283,24 @@ class Sessions:
 
 
 def _own(named: list[Session], caller: Caller) -> list[Session]:
-    """Those of the named attempts that the caller may enter; an agent host enters what began in it.
+    """Those of the named attempts that the caller may enter: an agent host those that began in it, a command its own,
+    also where it names the rollout alone, of which an earlier attempt may still have a process.
 
     Raises ProofError when it is none of them, before anything of theirs is touched.
     """
-    if caller.holder is None or not is_host(caller.holder):
+    holder = caller.holder
+    if holder is None:
         return named
-    own = [session for session in named if session.host == caller.holder]
+    of_host = is_host(holder)
+    own = [
+        session
+        for session in named
+        if holder == (session.host if of_host else attempt_holder(*split_episode_id(session.key)))
+    ]
     if named and not own:
+        what = "agent host in which it began" if of_host else "command that works on it"
         raise ProofError(
-            f"attempt {named[0].key}: expected the agent host in which it began, got {caller.holder}; name no attempt "
-            "but your own",
-            reason="other_host",
+            f"attempt {named[0].key}: expected the {what}, got {holder}; name no attempt but your own",
+            reason="other_host" if of_host else "other_attempt",
         )
     return own

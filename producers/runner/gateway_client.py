@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tracegrad.schemas.credentials import Holder, credential, runner_holder
+from tracegrad.schemas.credentials import Holder, bearer, credential, runner_holder
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.records.rollouts import RolloutRequest
 from tracegrad.schemas.retry import retry_async
@@ -48,7 +48,7 @@ class GatewayClient:
         self._handles = handles
         # Shorter than the gateway's keep-alive, so that it does not close a connection under a request.
         connector = aiohttp.TCPConnector(limit=256, keepalive_timeout=4.0)
-        headers = {"authorization": f"Bearer {credential(handles.key, runner_holder(handles.run_hash))}"}
+        headers = bearer(credential(handles.key, runner_holder(handles.run_hash)))
         timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
 

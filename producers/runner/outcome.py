@@ -7,7 +7,7 @@ tried again and left out: only what our own processes say does (`attempt.py`). F
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ from tracegrad.schemas.text import decode_json
 
 __all__ = ["Begin", "HostMessage", "Outcome", "RunAgent", "from_host"]
 
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+"""Of spans; a record could not hold every other, and who sent it would be left out."""
 _MAX_DEPTH = 100
 """Of an output: far below where Python's own JSON gives up, so that the grader gets whatever is let through."""
 
@@ -56,8 +58,8 @@ class HostMessage(msgspec.Struct, frozen=True, kw_only=True):
     """JSON."""
     error: str | None = None
     duration_s: float = 0.0
-    spans_exported: int = 0
-    spans_lost: int = 0
+    spans_exported: _Number = 0
+    spans_lost: _Number = 0
     hung: bool = False
     """Its thread or task does not end."""
     blocks: bool = False

@@ -4,10 +4,10 @@
 
 In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, `process_status`, from where
 the run began. Out: `rollouts`, and a final `rollout_events` record for a rollout that nobody will end, or of which no
-episode came, so that its group closes; for a group that does not even then another is admitted; `dead_letters` of
-unreadable records that no stage reads as a group. Invariant: ids follow from run, purpose and number, so that a restart
-(or a second process) asks for the same rollouts again and no others.
-Failure: a dataset that cannot be read -> ConfigurationError; the log is away -> waits.
+episode came, so that its group closes; for a group that does not even then, or that closes and never comes to the
+trainer, another is admitted; `dead_letters` of unreadable records that no stage reads as a group. Invariant: ids follow
+from run, purpose and number, so that a restart (or a second process) asks for the same rollouts again and no others.
+Failure: a dataset that cannot be read, group after group lost -> ConfigurationError; the log is away -> waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tracegrad.schemas.beat import acknowledged, beat
-from tracegrad.schemas.errors import OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
 from tracegrad.schemas.log.protocol import Log, LogWriter, Record, TopicPartition
@@ -50,10 +50,10 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS
 from tracegrad.schemas.topics import Topic, Topics, original_key, rollout_key
 
 from ..rollout_histories import event_of
-from .admission_state import AdmissionState, OpenRollout
+from .admission_state import AdmissionState, OpenRollout, Score
 from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
-from .pace import capacity
+from .pace import RunProgress, capacity
 
 __all__ = ["TaskAdmission", "run"]
 
@@ -65,6 +65,8 @@ _GIVE_UP_S = 1800.0
 attempt's time limit and ten minutes."""
 _USED_UP_GRACE_S = 60.0
 """After its last attempt was aborted, until a rollout is given up in its runner's stead."""
+_MAX_LOST = 100
+"""Groups lost in a row, with none consumed in between, after which tasks stops."""
 _ONLY_READ_HERE = (Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS, Topic.PROCESS_STATUS)
 """No stage reads them as a group, so that the dead letters of their records are written here."""
 
@@ -106,6 +108,8 @@ class TaskAdmission:
         self._metrics = metrics
         self._said: tuple[str, float] = ("", 0.0)
         self._reported: set[str] = set()
+        self._came: tuple[int, int] | None = None
+        """Groups consumed, and how many were lost when that number came."""
         self.state = AdmissionState(handles.run_hash, handles.policy)
         self._refusals = Refusals(topics, metrics, then=self._set_aside)
         self._dead: list[tuple[Record, RecordError]] = []
@@ -152,11 +156,23 @@ class TaskAdmission:
         if progress.admitted == 0 and not self._validate("before", 0):
             return False
         if progress.step < self._handles.steps:
+            self._check_lost(progress)
             self._admit_training()
             return False
         if progress.acked < progress.version:
             return self._wait(f"an engine to acknowledge version {progress.version}")
         return self._validate("after", len(self._held_out))
+
+    def _check_lost(self, progress: RunProgress) -> None:
+        """Raises ConfigurationError when group after group is lost: so would be those in their stead."""
+        if self._came is None or self._came[0] != progress.consumed:
+            self._came = (progress.consumed, progress.lost)
+        elif progress.lost - self._came[1] >= _MAX_LOST:
+            raise ConfigurationError(
+                f"expected groups that come to the trainer, got {progress.lost - self._came[1]} in a row that are "
+                "lost; `tracegrad tail dead_letters` says why: a broker's limit below [kafka]'s, or a trainer "
+                "([trainer] python) of another release? Mend it and start the run again"
+            )
 
     def _wait(self, what: str) -> bool:
         now = time.monotonic()
@@ -178,13 +194,15 @@ class TaskAdmission:
         self._admit(Purpose.TRAIN, index, task, self._group_size)
 
     def _validate(self, when: str, first: int) -> bool:
-        """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode."""
+        """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode, or none that
+        will ever come."""
         room = self._max_running * self._group_size - self.state.num_open(Purpose.VALIDATION)
         asked = self.state.admitted[Purpose.VALIDATION]
         lacking = [place for place in range(len(self._held_out)) if asked.missing(first + place, 1)]
         for place in lacking[: max(room, 0)]:
             self._admit(Purpose.VALIDATION, first + place, self._held_out[place], 1)
-        scores = [self.state.scores.get(first + place) for place in range(len(self._held_out))]
+        found = dict.fromkeys(self.state.lost_groups(Purpose.VALIDATION), Score(None, "lost")) | self.state.scores
+        scores = [found.get(first + place) for place in range(len(self._held_out))]
         if None in scores:
             return self._wait(f"validation {when} training: {scores.count(None)} of {len(scores)} episodes")
         if when not in self._reported and scores:
@@ -255,6 +273,10 @@ class TaskAdmission:
             waited_s = read_until_s - rollout.active_s
             if waited_s > self._handles.episode_wait_s:
                 self._give_up_unheard(rollout, f"no episode of it came within {waited_s:.0f} s")
+        if (more := self.state.count_vanished(now, self._handles.episode_wait_s)) > 0:
+            logger.error("%d groups closed and came to no batch: lost, others are admitted; see dead_letters", more)
+            if more == self.state.num_vanished:
+                self._came = None  # a restart counts at once what an earlier process told one by one
 
     def _give_up_unheard(self, rollout: OpenRollout, reason: str) -> None:
         """Asks for an episode that says so; where the real one is only late, it wins until the group closes. Each time
@@ -270,7 +292,10 @@ class TaskAdmission:
             [event_of(request, attempt, 0, RolloutState.GIVEN_UP, is_final=True, error=reason)],
         )
         if len(self.state.given_up[request.rollout_id]) == MAX_GIVEN_UP:
-            logger.error("group %d does not close: excluded as lost, another is admitted", request.group.index)
+            then = ", another is admitted" if request.purpose is Purpose.TRAIN else ""
+            logger.error(
+                "%s group %d does not close: excluded as lost%s", request.purpose.value, request.group.index, then
+            )
 
     def _lost(self, rollout: OpenRollout, now: float) -> str:
         silent_s = now - rollout.active_s

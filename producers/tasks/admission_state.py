@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tracegrad.schemas.ids import run_hash_of
+from tracegrad.schemas.metrics import GROUPS_TAKEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.process_status import ProcessReport
@@ -31,6 +32,7 @@ from .stream_delay import StreamDelay
 __all__ = ["AdmissionState", "OpenRollout", "Score"]
 
 _MAX_REASONS = 100
+_TRAINER = "trainer"
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,13 @@ class AdmissionState:
         self.scores: dict[int, Score] = {}
         """Index of the validation group -> what its final episode was worth."""
         self.newest_step: TrainingStep | None = None
+        self.num_vanished = 0
+        """Training groups that closed and are in no batch, as of the last time that nothing was on its way."""
+        self._closed_s = time.monotonic()
+        """When the last of them closed."""
+        self._taken: tuple[int, float] | None = None
+        """Groups that the trainer has taken when no record was left to read, and when it was heard of; None: it reads,
+        or trains."""
         self.exclusions: Counter[str] = Counter()
         """Reason -> training rollouts that could not train."""
 
@@ -89,10 +98,16 @@ class AdmissionState:
         elif isinstance(record, TrainingStep):
             self._fold_step(record)
         elif isinstance(record, ProcessReport):
-            self.stream_delay.fold(record, time.monotonic())
+            self._fold_report(record, time.monotonic())
         elif isinstance(record, WeightAck) and record.policy == self._policy:
             # Versions only grow; a copy of an older word, which verifies, would have the run wait for ever.
             self._acked[record.engine_id] = max(record.version, self._acked.get(record.engine_id, 0))
+
+    def _fold_report(self, report: ProcessReport, now_s: float) -> None:
+        self.stream_delay.fold(report, now_s)
+        if report.process == _TRAINER:
+            taken = report.counters.get(GROUPS_TAKEN.name)
+            self._taken = None if taken is None else (int(taken), now_s)
 
     def _fold_request(self, request: RolloutRequest) -> None:
         if request.purpose not in self.admitted or run_hash_of(request.rollout_id) != self._run_hash:
@@ -109,16 +124,20 @@ class AdmissionState:
         seen = self._seen_final.get(event.purpose)
         if seen is None or not self.histories.fold(event):
             return
+        id_, now = event.rollout_id, time.monotonic()
         if event.state is RolloutState.GIVEN_UP and event.group not in seen:
-            self.given_up[event.rollout_id].add(event.attempt_id)
-        rollout = self.open.get(event.rollout_id) or self.awaited.get(event.rollout_id)
+            if id_ in self.awaited and event.attempt_id not in self.given_up[id_]:
+                self.awaited[id_].active_s = now
+            self.given_up[id_].add(event.attempt_id)
+        # Nothing else that comes after the end is a sign of life: it may be a copy of what was said before.
+        rollout = self.open.get(id_)
         if rollout is None:
             return
-        rollout.active_s = time.monotonic()
-        if event.rollout_id in self.open and self.histories.of(rollout.request).is_final:
-            del self.open[event.rollout_id]
+        rollout.active_s = now
+        if self.histories.of(rollout.request).is_final:
+            del self.open[id_]
             if event.group not in seen:
-                self.awaited[event.rollout_id] = rollout
+                self.awaited[id_] = rollout
 
     def _fold_episode(self, episode: Episode) -> None:
         group, rollout, seen = episode.group, episode.rollout_id, self._seen_final.get(episode.purpose)
@@ -138,6 +157,7 @@ class AdmissionState:
             self.exclusions[reason if known else "unscored"] += 1
         self._outcomes[group.id].append(reason)
         if len(self._outcomes[group.id]) >= group.size:
+            self._closed_s = time.monotonic()
             excluded = list(filter(None, self._outcomes.pop(group.id)))
             if excluded:
                 logger.warning(
@@ -156,7 +176,7 @@ class AdmissionState:
         # Credit may have closed a group without the member that nobody hears of.
         consumed = {*step.group_ids, *step.excluded_ids}
         for id_ in [id_ for id_, rollout in self.awaited.items() if rollout.request.group.id in consumed]:
-            del self.awaited[id_]
+            self._seen_final[Purpose.TRAIN].add(self.awaited.pop(id_).request.group)
             self.given_up.pop(id_, None)
         if step.skipped:
             logger.warning("step %d trained nothing: %s", step.step, step.skipped)
@@ -168,15 +188,30 @@ class AdmissionState:
         """Rollouts without a final event."""
         return sum(rollout.request.purpose is purpose for rollout in self.open.values())
 
-    @property
-    def lost_groups(self) -> set[int]:
-        """Training groups that cannot close: a member was given up and given up, and no episode of it came. One that
-        closes after all is none."""
+    def lost_groups(self, purpose: Purpose) -> set[int]:
+        """Groups of a purpose that cannot close: a member was given up and given up, and no episode of it came. One
+        that closes after all is none."""
         return {
             rollout.request.group.index
             for id_, rollout in self.awaited.items()
-            if len(self.given_up.get(id_, ())) >= MAX_GIVEN_UP and rollout.request.purpose is Purpose.TRAIN
+            if len(self.given_up.get(id_, ())) >= MAX_GIVEN_UP and rollout.request.purpose is purpose
         }
+
+    def count_vanished(self, now_s: float, wait_s: float) -> int:
+        """Counts anew the groups that closed and are in no batch, if none closed for `wait_s`, the streams have read
+        all that there was, and so has the trainer; how many more than before. What became of their records, a dead
+        letter or bytes that name no group, need not be known.
+        """
+        if self._taken is None:
+            return 0
+        num_taken, heard_s = self._taken
+        if min(heard_s, now_s - self.stream_delay.seconds(now_s)) - self._closed_s <= wait_s:
+            return 0
+        before = self.num_vanished
+        # Anybody may write a report; a step, which says what was consumed, is signed.
+        num_taken = max(num_taken, self.newest_step.accounting.consumed if self.newest_step else 0)
+        self.num_vanished = max(0, self._seen_final[Purpose.TRAIN].num_complete - num_taken)
+        return self.num_vanished - before
 
     def progress(self) -> RunProgress:
         """What the pace is computed from."""
@@ -187,7 +222,7 @@ class AdmissionState:
         return RunProgress(
             admitted=self.admitted[Purpose.TRAIN].num_groups,
             running=len(running),
-            lost=len(self.lost_groups),
+            lost=len(self.lost_groups(Purpose.TRAIN)) + self.num_vanished,
             consumed=step.accounting.consumed if step else 0,
             step=step.step if step else 0,
             version=step.version if step else 0,

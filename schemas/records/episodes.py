@@ -43,9 +43,12 @@ class ToolExecution(msgspec.Struct, frozen=True, kw_only=True):
     status: ToolStatus
     status_from: str
     tool_call_id: str | None = None
+    """Of the request that it was joined to."""
     error_type: str | None = None
     is_proved: bool = True
     """False: of a runner's episode, and nobody saw that its agent said so; it is shown, and pays nothing."""
+    has_id: bool = True
+    """The span itself bears that id; False: joined by the tool's name and the time, because it bears none."""
 
 
 class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from ..ids import RunHash
 from .codec import Codec
 
-__all__ = ["TRAINING_STEPS", "Accounting", "TrainingStep", "surviving_steps"]
+__all__ = ["TRAINING_STEPS", "Accounting", "TrainingStep", "hash_batch", "surviving_steps"]
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int
     """The batch is the interval [begin_offset, next_offset) of the policy's partition."""
     batch_hash: str
-    """sha256 over the Arrow bytes and exclusions of the batch, in order."""
+    """`hash_batch` of the records of that interval and what became of each."""
     group_ids: tuple[str, ...]
     """Groups of this batch that were trained, in order; none where no step was taken."""
     excluded_ids: dict[str, str] = {}
@@ -80,6 +81,20 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     ended_at_ms: int = 0
     num_bounded_tokens: int = 0
     """Tokens with a negative advantage whose weight `[algorithm] dual` bounded."""
+
+
+def hash_batch(judged: Iterable[tuple[bytes, str]]) -> str:
+    """sha256, hex, over what a batch consists of.
+
+    Args:
+        judged: of each record of the interval, in order, the sha256 of its bytes (so that who reads them once keeps no
+            bytes), and why its group does not train: a reason of `excluded_ids`, `duplicate`, of one that names
+            no group the reason of its dead letter; "" when it does, whatever the step made of it.
+    """
+    digest = hashlib.sha256()
+    for record, reason in judged:
+        digest.update(record + len(reason).to_bytes(8, "little") + reason.encode())
+    return digest.hexdigest()
 
 
 def surviving_steps(steps: Iterable[TrainingStep]) -> list[TrainingStep]:

@@ -10,10 +10,9 @@ not at all when read; nothing here touches them one by one.
 from __future__ import annotations
 
 import itertools
-import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -44,6 +43,9 @@ MAX_LOGPROB = 1e-4
 MIN_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 100.0
 """Of a trained turn. Logits are divided by it: less, or more, overflows float32 or leaves nothing to learn from."""
+_MAX_WEIGHT = 1e6
+"""Of a turn: times the greatest return, squared in the gradient's norm, it stays within float32."""
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _UNREADABLE = (
     pa.ArrowException,
     OSError,  # what Arrow raises for flatbuffers that do not verify
@@ -66,8 +68,8 @@ class MemberSummary(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     excluded: str = ""
     """Why it gave no rows: `aborted`, `unscored`, `given_up`, `no_calls`, ...; else empty."""
-    num_tools: int = 0
-    num_tools_succeeded: int = 0
+    num_tools: _Count = 0
+    num_tools_succeeded: _Count = 0
 
 
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,7 +315,8 @@ def _check_summary(summary: GroupSummary) -> None:
         raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason="unknown_schema")
     if len({member.rollout_id for member in summary.members}) != len(summary.members):
         raise RecordError(f"expected each rollout once among the members of group {summary.group_id}, got one twice")
-    if not all(member.excluded or is_usable(member.reward) for member in summary.members):
+    rewards = [member.reward for member in summary.members if member.reward is not None or not member.excluded]
+    if not all(map(is_usable, rewards)):
         raise RecordError(
             f"expected members with a reward of at most {MAX_REWARD:g} in group {summary.group_id}, got another"
         )
@@ -336,8 +339,9 @@ def _check_row(row: SegmentRow) -> None:
     for turn in row.turns:
         if not 0 <= turn.start <= turn.end <= num_tokens:
             raise RecordError(f"expected 0 <= start <= end <= {num_tokens}, got {turn.start}, {turn.end}, {where}")
-        if not is_usable(turn.return_) or not math.isfinite(turn.weight):
-            raise RecordError(f"expected a return of at most {MAX_REWARD:g}, a finite weight, got others, {where}")
+        rewards = (turn.return_, *(part.value for part in turn.reward_parts))
+        if not all(map(is_usable, rewards)) or not abs(turn.weight) <= _MAX_WEIGHT:
+            raise RecordError(f"expected rewards to {MAX_REWARD:g} and weights to {_MAX_WEIGHT:g}, got others, {where}")
         if turn.temperature != 0.0 and not MIN_TEMPERATURE <= turn.temperature <= MAX_TEMPERATURE:
             raise RecordError(
                 f"expected temperature 0 or {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}, got another, {where}"

@@ -1,16 +1,21 @@
 """`weights` (epoch claims, version manifests, rollback requests) and `weight_acks`; who owns a policy, and what serves.
 
 A trainer claims an epoch by a record; the first claim of a number owns it. A record is void for every reader
-when a higher claim precedes it on the partition: `Lineage` folds that rule, for all readers alike.
+when a higher claim precedes it on the partition: `Lineage` folds that rule, for all readers alike. A record that was
+appended a second time changes nothing either, whoever appended it and wherever it lies by then. `digest` is the one
+sha256 of a version's files.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import hashlib
+from functools import partial
+from typing import Annotated, BinaryIO
 
 import msgspec
 from msgspec import Meta
 
+from ..beat import units
 from ..ids import RunHash
 from .codec import Codec
 from .versions import Version
@@ -24,9 +29,11 @@ __all__ = [
     "VersionManifest",
     "WeightAck",
     "WeightFile",
+    "digest",
 ]
 
 
+_PIECE_BYTES = 16 * 1024 * 1024
 _Run = Annotated[RunHash, Meta(pattern=r"^[0-9a-f]{8}$")]
 _Number = Annotated[int, Meta(ge=0, lt=10**12)]
 _Epoch = Annotated[int, Meta(ge=0, lt=10**9)]
@@ -51,6 +58,14 @@ class WeightFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     bytes: int
     sha256: str
+
+
+def digest(file: BinaryIO) -> str:
+    """The sha256, hex, of the rest of an open file; a beat every 16 MiB, for it may be of many gigabytes."""
+    found = hashlib.sha256()
+    for piece in units("reading weights", iter(partial(file.read, _PIECE_BYTES), b"")):
+        found.update(piece)
+    return found.hexdigest()
 
 
 class VersionManifest(Version, frozen=True, kw_only=True, tag="version"):
@@ -83,6 +98,8 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback")
     schema: str = "rollback/1"
     policy: str
     run: RunHash
+    request_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    """Drawn for the request: whatever bears it again is a copy of its record, and asks for nothing."""
     to_version: int
     """A number suffices: it means the version that survives with that number (`Lineage`) when the trainer does it."""
     requested_by: str
@@ -118,9 +135,10 @@ class Lineage:
         """The claim in force: the first one of the highest number."""
         self.versions: dict[int, VersionManifest] = {}
         """Surviving manifests by version; a higher epoch's manifest replaces a lower one's."""
+        self._requested: set[str] = set()
 
     def fold(self, record: WeightRecord) -> bool:
-        """Takes the next record. False: it is void, or of another policy, and must be ignored."""
+        """Takes the next record. False: it is void, a copy of a request, or of another policy, and must be ignored."""
         if record.policy != self.policy:
             return False
         if isinstance(record, EpochClaim):
@@ -132,6 +150,10 @@ class Lineage:
             if self.claim is None or record.epoch != self.claim.epoch:
                 return False
             self.versions[record.version] = record
+        if isinstance(record, RollbackRequest):
+            if record.request_id in self._requested:
+                return False
+            self._requested.add(record.request_id)
         return True
 
     @property

@@ -20,7 +20,14 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Position, Record
-from tracegrad.schemas.metrics import EPISODES_CLOSED, EPISODES_CLOSED_BY, FACTS_LATE, PROPOSALS, Metrics
+from tracegrad.schemas.metrics import (
+    EPISODES_CLOSED,
+    EPISODES_CLOSED_BY,
+    FACTS_LATE,
+    PROPOSALS,
+    TOOLS_WITHOUT_ID,
+    Metrics,
+)
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -155,7 +162,7 @@ class Assemble(StageFold[OpenEpisode]):
             episode.take(fact, self._rules.reward_sources)
         self._strays.discard(facts.episode_id)
         if is_stray:
-            self._strays.add(facts.episode_id, episode.num_bytes)
+            self._strays.add(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))
             for surplus in self._strays.surplus():
                 self._let_stray_go(surplus)
             return Emission()
@@ -206,6 +213,8 @@ class Assemble(StageFold[OpenEpisode]):
 
     def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
         written = write_episode(episode, self._rules.air, closed_by=closed_by)
+        if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
+            self.metrics.add(TOOLS_WITHOUT_ID, num=num_without)
         value = EPISODES.encode(written)
         letters: tuple[Output, ...] = ()
         try:

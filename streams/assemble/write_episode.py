@@ -132,6 +132,7 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
                         tool_call_id=call_id,
                         error_type=span.error_type,
                         is_proved=is_own,
+                        has_id=span.tool_call_id is not None,
                     )
                     for span, call_id, is_own in answered
                 ),

@@ -3,7 +3,8 @@
 In: `episodes`. Out: `transitions`, one Arrow record per policy and training group, written to the policy's own
 partition, and a marker on `closed_groups`. A group closes when each of its members has a final episode; superseded
 attempts and validation end here. Invariant: the record does not depend on the order of the episodes; no group stays
-for ever: one that very many overtake closes as if what it waits for were given up.
+for ever, or has no room: one that very many overtake, and the oldest of too many, close as if what they wait for were
+given up.
 Failure: a rollout that cannot train is listed with its reason; an unreadable record is a dead letter.
 """
 
@@ -99,8 +100,6 @@ class Credit(StageFold[_OpenGroup]):
             raise RecordError(f"expected 0 <= member < size, got {group.member}, {group.size}", reason="bad_group")
         state = self._open.get(group.id)
         if state is None:
-            if len(self._open) >= self._rules.streams.max_open_groups:
-                raise RecordError(f"expected at most {len(self._open)} open groups", reason="too_many_open")
             state = _OpenGroup(self._num_closed)
         elif next(iter(state.members.values()))[0].group.size != group.size:  # type: ignore[union-attr]
             raise RecordError(f"expected one size of group {group.id}, got {group.size} too", reason="bad_group")
@@ -125,20 +124,22 @@ class Credit(StageFold[_OpenGroup]):
         if len(state.members) == group.size:
             return self._credit(group.id, state)
         oldest_id, oldest = next(iter(self._open.items()))
+        is_surplus = len(self._open) > self._rules.streams.max_open_groups
         is_overtaken = self._num_closed - oldest.num_closed >= OVERTAKEN
-        return self._credit_overtaken(oldest_id, oldest) if is_overtaken else Emission()
+        return self._credit_in_part(oldest_id, oldest) if is_surplus or is_overtaken else Emission()
 
-    def _credit_overtaken(self, group_id: str, state: _OpenGroup) -> Emission:
+    def _credit_in_part(self, group_id: str, state: _OpenGroup) -> Emission:
         """Closes a group with the members that came."""
         one = next(iter(state.members.values()))[0]
         assert one.group is not None
         missing = [number for number in range(one.group.size) if number not in state.members]
         _LOGGER.warning(
-            "group %s closes without %d of %d members: %d others closed while it waited",
+            "group %s closes without %d of %d members: %d others closed while it waited, %d are open",
             group_id,
             len(missing),
             one.group.size,
-            OVERTAKEN,
+            self._num_closed - state.num_closed,
+            len(self._open),
         )
         for number in missing:
             state.take(number, _stand_in(one, number), b"")

@@ -11,8 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from typing import NamedTuple
 
-import numpy as np
-
 from tracegrad.schemas.records.episodes import EpisodeCall
 
 __all__ = ["Grown", "Place", "PrefixTree"]
@@ -119,21 +117,25 @@ def _follow(place: Place, ids: bytes) -> tuple[Place, int]:
     path, end = place
     num_known = 0
     while True:
-        own = path.ids[end - path.begin : end - path.begin + len(ids) - num_known]
-        num_equal = _num_equal(own, ids[num_known : num_known + len(own)])
-        end, num_known = end + num_equal, num_known + num_equal
         fork = path.forks.get((end, ids[num_known : num_known + _TOKEN_BYTES]))
-        if fork is None:
+        num_equal = _TOKEN_BYTES if fork else _num_equal(path.ids, end - path.begin, ids, num_known)
+        if not num_equal:
             return Place(path, end), num_known
-        path = fork
+        # Every turn takes one of the ids at least: a call walks no more forks than it has of them.
+        path, end, num_known = fork or path, end + num_equal, num_known + num_equal
 
 
-def _num_equal(one: bytearray, other: bytes) -> int:
-    """Bytes of the ids with which both begin; they are equally long."""
-    if one == other:
-        return len(one)
-    differ = np.frombuffer(one, dtype="<i4") != np.frombuffer(other, dtype="<i4")
-    return int(differ.argmax()) * _TOKEN_BYTES
+def _num_equal(one: bytearray, begin: int, other: bytes, at: int) -> int:
+    """Bytes of the ids that are equal from there on; the work grows with them, not with what follows them."""
+    most = min(len(one) - begin, len(other) - at)
+    num, size, is_doubling = 0, _TOKEN_BYTES, True
+    while size >= _TOKEN_BYTES:
+        if num + size <= most and one[begin + num : begin + num + size] == other[at + num : at + num + size]:
+            num += size
+        else:
+            is_doubling = False
+        size = size * 2 if is_doubling else size // 2
+    return num
 
 
 def _grow(place: Place, ids: bytes) -> Place:

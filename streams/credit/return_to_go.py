@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tracegrad.schemas.beat import waiting
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
@@ -27,7 +28,7 @@ from .segments import build_segments
 
 __all__ = ["credit_group", "returns_to_go"]
 
-_KEPT = ("episode_id", "state", "reward", "num_tools", "num_tools_succeeded")
+_KEPT = ("episode_id", "state", "num_tools", "num_tools_succeeded")
 """What an episode says and its member of the group repeats, under the same names."""
 _LOGGER = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def credit_group(
     summaries: list[MemberSummary] = []
     rows: list[SegmentRow] = []
     for episode, peers in zip(members, peers_of_group(members, rule), strict=True):
+        waiting("crediting a rollout")  # one may take ten seconds, a group has many
         reason = why_excluded(episode, policy)
         if not reason:
             try:
@@ -79,6 +81,7 @@ def _summary(episode: Episode, excluded: str) -> MemberSummary:
     return MemberSummary(
         rollout_id=episode.rollout_id or episode.episode_id,
         attempt_id=episode.attempt_id or "",
+        reward=episode.reward if is_usable(episode.reward) else None,
         excluded=excluded,
         **{name: getattr(episode, name) for name in _KEPT},
     )

@@ -16,10 +16,10 @@ from typing import Any
 
 from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.ids import attempt_of, run_hash_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.mac import signer_of
-from tracegrad.schemas.metrics import FACTS, NOT_SELECTED, Metrics
+from tracegrad.schemas.metrics import CALLS_UNPROVED, FACTS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.facts import (
@@ -108,6 +108,11 @@ class Normalize(StageFold[None]):
         episode = episode_of(item.rollout_id, item.attempt_id, trace, self._runs)
         if episode is None:
             self.metrics.add(NOT_SELECTED, what)
+            return []
+        attempt = attempt_of(episode, self._runs)
+        if isinstance(item, CallRecord | CallsClosed) and attempt and signer_of(record) != run_hash_of(attempt[0]):
+            # Another run's gateway knows no key of this one, and writes what its clients claim.
+            self.metrics.add(CALLS_UNPROVED, what)
             return []
         self.metrics.add(FACTS, what)
         return [self._facts(record, episode, [fact])]

@@ -41,10 +41,10 @@ def episode_of(rollout: str | None, attempt: str | None, trace: str | None, runs
         return own
     if claimed is None and own is not None and split_episode_id(own)[0] == parsed:
         claimed = split_episode_id(own)[1]
-    if claimed is None:
-        raise RecordError(f"expected an attempt id beside rollout {parsed}, got none", reason="no_attempt")
     if run_hash_of(parsed) not in runs:
         return None
+    if claimed is None:
+        raise RecordError(f"expected an attempt id beside rollout {parsed}, got none", reason="no_attempt")
     episode: str = episode_id(parsed, claimed)
     # A trace id that names no attempt of ours is a framework's own, and no claim.
     if own is not None and own != episode and attempt_of(own, runs):

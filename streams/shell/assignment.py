@@ -96,7 +96,11 @@ class Assignment:
             return Emission(done=(given.position,))
         # Kept only while folding: an error that leaves the agent is then known to be this record's doing.
         self._folding = record.position
-        emission = self._poison_letter(record) if record.position in self.poison else self.fold.fold(record)
+        if record.position in self.poison:
+            emission = self._poison_letter(record)
+        else:
+            with self.poison.folding(record.position):
+                emission = self.fold.fold(record)
         self._folding = None
         self.metrics.add(RECORDS)
         return emission
@@ -107,7 +111,12 @@ class Assignment:
         logger.debug("streams %s: no records at %s[%d]@%d..%d", self.fold.stage, *where, expected, delivered - 1)
 
     def _poison_letter(self, record: Record) -> Emission:
-        error = RecordError("expected folding to end, got the process's end several times", reason="poison")
+        error = RecordError(
+            f"expected folding {len(record.value or b'')} bytes to end, got the process's end several times; its log "
+            "says how. Where memory ran out, give it more and lower [streams] max_open_bytes",
+            reason="poison",
+        )
+        logger.error("streams %s: %s is passed over as a dead letter: %s", self.fold.stage, record, error)
         letter = dead_letter(record, error, stage=self.fold.stage)
         return Emission(outputs=(letter,), done=(record.position,))
 

@@ -18,7 +18,7 @@ class StreamsHandles(msgspec.Struct, frozen=True, kw_only=True):
     kafka: dict[str, str] = {}
     """Security settings of the user's cluster (`security.protocol`, `sasl.*`, `ssl.*`)."""
     data_dir: str
-    """Folder that a run's workers share: poison list, Faust's own files; made when it is missing."""
+    """Folder that a run's workers share: poison list, lives, Faust's own files; made when it is missing."""
     instance_id: str | None = None
     """Static group membership (an ordinal from the launcher); None: a dynamic member."""
     partitions: int

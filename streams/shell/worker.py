@@ -137,7 +137,7 @@ class _Worker:
             ledger=self._ledger,
             emissions=self._emissions,
             metrics=metrics,
-            poison=PoisonList(Path(handles.data_dir), fold.stage),
+            poison=PoisonList(Path(handles.data_dir), fold.stage, worker=handles.instance_id),
             liveness=self._liveness,
             fail=self._fail,
         )
@@ -168,6 +168,7 @@ class _Worker:
             is_clean = True
         finally:
             await self._close(is_clean, tasks)
+            self._assignment.poison.close()
 
     async def _until(self, stop: threading.Event) -> None:
         while not stop.is_set():

@@ -9,14 +9,14 @@ import pytest
 
 from tests.schemas.test_beat import Clock
 from tracegrad.compose.beats import BeatRecord, beating, read_beat
-from tracegrad.schemas.beat import FIRST_S, WITHIN_S, beat, waiting
+from tracegrad.schemas.beat import START_S, WITHIN_S, beat, waiting
 
 
 def test_a_beat_is_written_at_most_once_a_second_and_what_is_new_at_once(tmp_path: Path) -> None:
     """The loop's first turn, the first work, another promise; not each of a thousand turns."""
     path, clock, work = tmp_path / "beats" / "trainer", Clock(), [0]
     with beating(path, lambda: work[0], clock=clock):
-        assert read_beat(path) == BeatRecord(num_beats=1, within_s=FIRST_S, doing="starting")
+        assert read_beat(path) == BeatRecord(num_beats=1, within_s=START_S, doing="starting")
         for _ in range(1000):
             beat()
         assert read_beat(path) == BeatRecord(num_beats=2, num_turns=1, within_s=WITHIN_S, doing="")

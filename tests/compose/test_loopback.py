@@ -49,7 +49,7 @@ def _by_process(look: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("start", [_by_command, _by_process])
-@pytest.mark.parametrize("excepted", ["", "example.org"])
+@pytest.mark.parametrize("excepted", ["", "example.org", "*"])
 def test_a_proxy_does_not_stand_before_loopback(
     start: Callable[[Callable[[], None], pytest.MonkeyPatch], None],
     excepted: str,

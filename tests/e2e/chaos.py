@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import psutil
 
 from tests.e2e.evidence import Look
 from tests.e2e.live_run import LiveRun
+from tests.e2e.returns import Returns
 from tests.serving import is_alive, until
 
 __all__ = ["Killed", "Killer"]
@@ -35,8 +35,6 @@ _GENTLY_S = 1.5
 _SERVICES = ("otlp", "llm", "engine", "weight-sync", "streams-normalize", "streams-assemble", "streams-credit")
 _HOLD_S = {**dict.fromkeys(_SERVICES, HELD_S), "kafka": _GENTLY_S}
 """Their work comes from others, so it also comes while they are held."""
-_HELPERS = {"agent-host": ("runner", "agent_host.py"), "kafka": ("kafka", "kafka.Kafka")}
-"""Processes that a supervised one keeps: under which name, and a word of their command."""
 
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +48,15 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 class Killer:
     """Kills by name, keeps the record."""
 
-    def __init__(self, run: LiveRun, looks: dict[str, Look], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: LiveRun, looks: dict[str, Look], say: Callable[[str], None], returns: Returns | None = None
+    ) -> None:
+        """`returns`: told of each kill, and lets it look meanwhile."""
         self.killed: list[Killed] = []
         self._run = run
         self._looks = looks
         self._say = say
+        self._returns = returns
         self._began = time.monotonic()
 
     def strike(self, *names: str, timeout_s: float = 240.0) -> None:
@@ -79,12 +81,14 @@ class Killer:
                 left = left if struck or not holdable else [n for n in left if n != holdable[0]] + [holdable[0]]
                 held_at, free_s = time.monotonic(), FREE_S if struck else min(free_s * _FREE_MORE, _MAX_FREE_S)
             left = [name for name in left if name not in struck]
+            if self._returns is not None:
+                self._returns.look()
             if not struck:
                 time.sleep(0.002 if left[0] == "trainer:half-written" else 0.03)
 
     def _try(self, name: str, hold_s: float) -> bool:
         """Whether the process is dead now, with work in flight."""
-        pid = self._pid(name.partition(":")[0])
+        pid = self._run.pid_of(name.partition(":")[0])
         if pid is None:
             return False
         look = self._looks[name]
@@ -98,6 +102,8 @@ class Killer:
                 until(lambda: not is_alive(pid), 10, what=f"the end of process {pid}")
                 killed = Killed(name=name, at_s=time.monotonic() - self._began, in_flight=what)
                 self.killed.append(killed)
+                if self._returns is not None:
+                    self._returns.killed(name.partition(":")[0], pid)
                 self._say(f"{killed.at_s:6.1f} s  SIGKILL {name}: {what}")
                 return True
             os.kill(pid, signal.SIGCONT)
@@ -121,18 +127,6 @@ class Killer:
                 process.send_signal(signal.SIGCONT)
             time.sleep(FREE_S)
         raise AssertionError(f"no work in flight was seen in {name} within {timeout_s:g} s")
-
-    def _pid(self, name: str) -> int | None:
-        if name not in _HELPERS:
-            return self._run.pid_of(name)
-        keeper, word = _HELPERS[name]
-        pid = self._run.pid_of(keeper)
-        # One that has just ended must not hide those after it.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(pid).children(recursive=True) if pid is not None else ()
-            found = (child.pid for child in family if is_alive(child.pid) and word in " ".join(child.cmdline()))
-            return next(found, None)
-        return None
 
 
 def _hold_s(name: str) -> float:

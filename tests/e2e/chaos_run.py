@@ -8,24 +8,25 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.chaos import Killed, Killer
+from tests.e2e.engine_beside import EngineBeside
 from tests.e2e.evidence import looks
-from tests.e2e.live_run import TRACEGRAD, LiveRun, Observer, extra_worker
+from tests.e2e.live_run import ROOT, TRACEGRAD, LiveRun, Observer, extra_worker
 from tests.serving import is_alive, until
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.topics import STREAMS
 
-__all__ = ["MIN_STEPS", "ROOT", "ChaosRun", "drive_to_the_end", "make_run"]
+__all__ = ["ENDLESS", "MIN_STEPS", "ChaosRun", "drive_to_the_end", "ended", "make_run"]
 
-ROOT = Path(__file__).parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"
 MIN_STEPS = 10
-_ENDLESS = 100_000
+ENDLESS = 100_000
 """Steps while there is killing to do: how fast the machine is must not decide what is killed."""
 SETTINGS = {
     "trainer.groups_per_step": 4,
@@ -38,25 +39,33 @@ SETTINGS = {
 }
 
 
-def make_run(folder: Path, *, flags: Sequence[str] = (), is_killed_before_marker: bool = False) -> LiveRun:
-    """A small run of the calculator; `start` starts it or goes on with it."""
+def make_run(
+    folder: Path,
+    *,
+    engine: EngineBeside | None = None,
+    is_killed_before_marker: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> LiveRun:
+    """A small run of the calculator; `start` starts it or goes on with it. `engine`: not vLLM, but that one."""
     for name, count_ in (("tasks", 64), ("eval", 4)):
         lines = (CALCULATOR / f"{name}.jsonl").read_text().splitlines()
         (folder / f"{name}.jsonl").write_text("\n".join(lines[:count_]) + "\n")
     command = [TRACEGRAD, "train", str(CALCULATOR / "tracegrad.toml"), "--run", "chaos", "--runs-dir", str(folder)]
     command += ["--tasks", str(folder / "tasks.jsonl"), "--json"]
     command += ["--eval-tasks", str(folder / "eval.jsonl")]
-    for key, value in SETTINGS.items():
+    chosen = {**SETTINGS, **({"engine.url": engine.url} if engine else {}), **(settings or {})}
+    for key, value in chosen.items():
         command += ["--set", f"{key}={value}"]
     env = dict(os.environ)
     if is_killed_before_marker:
         env["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent / "failpoint"), str(ROOT)))
-    return LiveRun([*command, *flags], folder / "chaos", folder / "train.out", env)
+    beside = {"engine": engine.pid} if engine else {}
+    return LiveRun(command, folder / "chaos", folder / "train.out", env, beside)
 
 
 def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: bool = True) -> Killer:
     """Starts the run, kills every process in it, stops it in order and lets it go on to its end."""
-    run.start("--steps", str(_ENDLESS))
+    run.start("--steps", str(ENDLESS))
     until(lambda: run.poll() is not None or (run.path / "endpoints.json").is_file(), 240, what="the run's addresses")
     with Observer(run) as seen:
         until(lambda: run.poll() is not None or seen.step >= 1, 400, what="the first step")
@@ -81,7 +90,7 @@ def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: boo
         say(f"{'':9} SIGKILL of the supervisor: {len(seen.open_attempts)} attempts open, step {seen.step}")
         family = run.kill()
         until(lambda: not any(map(is_alive, family)), 20, what="the end of all that it started")
-        run.start("--steps", str(_ENDLESS))
+        run.start("--steps", str(ENDLESS))
         killer.strike("streams-assemble-0", "streams-credit-0", "runner", "tasks", "weight-sync")
         # The engine starts anew behind it, which takes more than a minute on a busy machine.
         killer.strike("llm", timeout_s=400)
@@ -126,20 +135,27 @@ class ChaosRun:
             yield kafka.bootstrap_servers
 
 
+@contextlib.contextmanager
+def ended(run: LiveRun) -> Iterator[None]:
+    """The run ends with the block, its logs are kept when that fails."""
+    try:
+        yield
+    except BaseException:
+        _keep_logs(run)
+        raise
+    finally:
+        run.stop()
+
+
 def drive_to_the_end(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: bool = True) -> ChaosRun:
     """`drive`, then the rest of the run undisturbed."""
-    try:
+    with ended(run):
         killer = drive(run, folder, say, engine=engine)
         began = time.monotonic()
         status = until(lambda: [run.poll()] if run.poll() is not None else [], 400, what="the end of the run")
         say(f"{'':9} ended with {status[0]} after {time.monotonic() - began:.0f} s more")
         if engine:
             assert status == [0], run.tail()
-    except BaseException:
-        _keep_logs(run)
-        raise
-    finally:
-        run.stop()
     return ChaosRun(run, tuple(killer.killed))
 
 

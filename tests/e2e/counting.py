@@ -54,10 +54,18 @@ class Snapshot:
     step: int
     version: int
 
-    def without(self, topic: Topic, record: Record) -> Snapshot:
-        """A copy that lacks one record."""
+    @property
+    def num_transitions(self) -> int:
+        """Calls of the policy in the groups that surviving steps trained."""
+        steps = (TRAINING_STEPS.decode(record.value) for record in self.records[Topic.TRAINING_STEPS])
+        trained = {id_ for step in steps if step.step <= self.step for id_ in step.group_ids}
+        groups = map(decode_group, {record.value for record in self.records[Topic.TRANSITIONS]})
+        return sum(len(row.turns) for summary, rows in groups if summary.group_id in trained for row in rows)
+
+    def without(self, topic: Topic, record: Record, *instead: Record) -> Snapshot:
+        """A copy that lacks one record, or has others instead."""
         left = [kept for kept in self.records[topic] if kept is not record]
-        return replace(self, records={**self.records, topic: left})
+        return replace(self, records={**self.records, topic: [*left, *instead]})
 
     def is_pending(self, topic: Topic, record: Record) -> bool:
         """Whether the stage that reads the topic had not committed the record when the run stopped."""

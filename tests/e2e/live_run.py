@@ -1,7 +1,7 @@
 """A `tracegrad train` under test: its process, its children by name, and what its topics say while it runs.
 
 In: a command. Out: pids, what processes told, an Observer of the topics. Processes are stopped, continued and killed
-by the pid that the run's own supervisor tells; nothing is ever killed by name.
+by pid, found among the children of the run's own supervisor; nothing is ever killed by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import psutil
 from tests.serving import Background, is_alive
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.run.process import process_name
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.views.run_state import RunState
@@ -34,10 +35,17 @@ from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-__all__ = ["TRACEGRAD", "LiveRun", "Observer", "extra_worker"]
+__all__ = ["ROOT", "TRACEGRAD", "LiveRun", "Observer", "extra_worker"]
 
+ROOT = Path(__file__).parents[2]
 _READ_EVERY_S = 0.3
 _ASSIGNED = re.compile(r"assigned\{topic=(?P<topic>[^,]+),partition=(?P<partition>\d+)\}")
+_BROKER = "tracegrad.compose.local_kafka.broker"
+_ENGINE = "/engine-plugin/tracegrad_vllm_plugin.py"
+"""What `serve engine` becomes."""
+_SERVE = "tracegrad.compose.run.serve"
+_HELPERS = {"agent-host": ("runner", "agent_host.py"), "kafka": ("kafka", "kafka.Kafka")}
+"""Processes that a supervised one keeps: under which name, and a word of their command."""
 TRACEGRAD = str(Path(sys.executable).with_name("tracegrad"))
 """The command as installed beside this interpreter."""
 
@@ -45,9 +53,18 @@ TRACEGRAD = str(Path(sys.executable).with_name("tracegrad"))
 class LiveRun:
     """One run, which may be started more than once."""
 
-    def __init__(self, command: Sequence[str], path: Path, output: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        path: Path,
+        output: Path,
+        env: dict[str, str],
+        beside: Mapping[str, Callable[[], int | None]] | None = None,
+    ) -> None:
+        """`beside`: processes of the run that the supervisor does not start: name -> the living one's pid."""
         self.path = path
         self.output = output
+        self._beside = beside or {}
         self._command = list(command)
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,16 +126,26 @@ class LiveRun:
         return state
 
     def pid_of(self, name: str) -> int | None:
-        """Of a living child of this supervisor."""
-        # While the one that was told lives, the topic is not read again: what was seen in it ends meanwhile.
-        pid = self._pids.get(name)
+        """Of a living process of the run: a child of this supervisor, or a helper that a child keeps."""
+        if name in self._beside:
+            return self._beside[name]()
+        keeper, word = _HELPERS.get(name, (name, ""))
+        pid = self._pids.get(keeper)
         if pid is None or not is_alive(pid, parent=self.process.pid):
-            status = self.processes().supervised.get(name)
-            pid = status.pid if status is not None else None
-        if pid is None or not is_alive(pid, parent=self.process.pid):
-            return None
-        self._pids[name] = pid
-        return pid
+            self._pids = self.children()
+            pid = self._pids.get(keeper)
+        return _helper(pid, word) if word and pid is not None else pid
+
+    def children(self) -> dict[str, int]:
+        """The living children of this supervisor, by name."""
+        found: dict[str, int] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    name = _name_of(child.cmdline())
+                    if name is not None and is_alive(child.pid):
+                        found[name] = child.pid
+        return found
 
     def worker(self, stage: Stage, ordinal: int) -> dict[str, list[int]] | None:
         """Topic -> partitions of a streams worker that folds; None while it does not."""
@@ -146,6 +173,30 @@ class LiveRun:
     def tail(self, num_bytes: int = 6_000) -> str:
         """The end of what the command printed."""
         return self.output.read_bytes()[-num_bytes:].decode("utf-8", "replace")
+
+
+def _name_of(words: Sequence[str]) -> str | None:
+    """What the supervisor calls the process of a command line; None: it is no part of the run."""
+    if _BROKER in words:
+        return "kafka"
+    if any(word.endswith(_ENGINE) for word in words):
+        return "engine"
+    if _SERVE not in words:
+        return None
+    words = words[words.index(_SERVE) + 1 :]
+    flags = dict(zip(words[1::2], words[2::2], strict=False))
+    return process_name(words[0], flags.get("--stage"), int(flags.get("--ordinal", 0)))
+
+
+def _helper(keeper: int, word: str) -> int | None:
+    """The first living process below the keeper with that word in its command."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(keeper).children(recursive=True):
+            # One that has just ended must not hide those after it.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if is_alive(child.pid) and word in " ".join(child.cmdline()):
+                    return int(child.pid)
+    return None
 
 
 class Observer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import gzip
 import io
 import json
 import tracemalloc
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from tests.producers import hostile
 from tests.producers.hostile import CHAT, TARGETS, half_sent, llm, percentile_99_s
 from tests.producers.keys import by_runner
-from tests.producers.otlp_gateway.bodies import TRACE
+from tests.producers.llm_gateway.harness import ATTEMPT
+from tests.producers.otlp_gateway.bodies import TRACE, request_of
 from tracegrad.producers import http_request
 
 pytestmark = pytest.mark.slow
@@ -147,6 +149,23 @@ def _mutants(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
     return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.integers(0, 9)) == 0 else data)
 
 
+@st.composite
+def _exports(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
+    """What an exporter could send, in either form, plain or as gzip, and its headers."""
+    form = draw(st.sampled_from(["json", "x-protobuf"]))
+    if form == "json":
+        body = draw(_mutants(_TRACES))
+    else:
+        changed = bytearray(request_of([(TRACE, 1), (TRACE, 2)], payload="x").SerializeToString())
+        for at in draw(st.lists(st.integers(0, len(changed) - 1), max_size=6)):
+            changed[at] = draw(st.integers(0, 255))
+        body = bytes(changed[: draw(st.integers(0, len(changed)))] if draw(st.integers(0, 9)) == 0 else changed)
+    headers = {"content-type": f"application/{form}"}
+    if draw(st.integers(0, 4)) == 0:
+        body, headers = gzip.compress(body, 1), headers | {"content-encoding": "gzip"}
+    return body, headers
+
+
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     """One event loop for all examples."""
@@ -167,20 +186,24 @@ def attacked(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator
 def test_no_body_is_the_gateways_fault(
     attacked: tuple[str, hostile.Target], runner: asyncio.Runner, data: st.DataObject
 ) -> None:
-    """Whatever a body holds, the answer is below 500."""
+    """Whatever a body holds, the answer is below 500; and it is the body that is judged."""
     name, target = attacked
     path = target.path
-    good: Any = _TRACES
-    if name == "llm":
-        begin = target.path.replace("/v1/chat/completions", "/begin")
+    if name == "otlp":
+        body, headers = data.draw(_exports())
+    else:
+        # Of another attempt, or the one that is attacked would be no longer its agent's.
+        begin = target.path.replace("/v1/chat/completions", "/begin").replace(ATTEMPT, "0bad")
+        good: Any
         path, good = data.draw(
             st.sampled_from([(target.path, _CHAT), (begin, _BEGIN), ("/v1/chat/completions", _CHAT)])
         )
-    body = data.draw(_mutants(good))
+        body = data.draw(_mutants(good))
+        headers = {"content-type": "application/json"} | (by_runner() if path == begin else {})
 
     async def ask() -> int:
-        headers = {"content-type": "application/json"} | (by_runner() if path.endswith("/begin") else {})
         async with target.http.post(target.url + path, data=body, headers=headers) as response:
             return response.status
 
-    assert runner.run(ask()) < 500, body
+    status = runner.run(ask())
+    assert status < 500 and status != 403, body

@@ -15,7 +15,7 @@ from tests.memory_log import MemoryLog
 from tracegrad.compose.run.serve import NAMES
 from tracegrad.producers.asgi import serve
 from tracegrad.schemas import beat as beats
-from tracegrad.schemas.beat import FIRST_S, WITHIN_S, Beat, acknowledged, beat, busy, kept, waiting
+from tracegrad.schemas.beat import FIRST_S, START_S, WITHIN_S, Beat, acknowledged, beat, busy, kept, units, waiting
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Offsets
@@ -50,7 +50,17 @@ def test_a_process_that_starts_has_time_until_its_loop_turns(told: list[Beat], c
     clock.now += 100.0
     waiting("Kafka")
     beat()
-    assert told == [Beat(0, FIRST_S, "starting"), Beat(0, FIRST_S - 100.0, "Kafka"), Beat(1, WITHIN_S, "")]
+    assert told == [Beat(0, START_S, "starting"), Beat(0, START_S - 100.0, "Kafka"), Beat(1, WITHIN_S, "")]
+
+
+def test_what_loads_in_pieces_gives_a_beat_for_each(told: list[Beat], clock: Clock) -> None:
+    """However long all of them take; a process that is frozen meanwhile is seen within START_S, not after an hour."""
+    for _ in units("loading", range(3)):
+        clock.now += 200.0
+    assert [(one.doing, one.within_s) for one in told[1:]] == [("loading", START_S)] * 4
+    clock.now += 20.0
+    waiting("Kafka")
+    assert told[-1] == Beat(0, WITHIN_S, "Kafka")
 
 
 def test_a_thread_beside_the_work_says_nothing(told: list[Beat]) -> None:

@@ -10,6 +10,7 @@ from tracegrad.schemas.credentials import (
     attempt_holder,
     claimed_attempt,
     credential,
+    engine_holder,
     is_host,
     masked,
     may_claim,
@@ -23,6 +24,7 @@ KEY, OTHER_KEY = bytes(range(32)), bytes(32)
 ROLLOUT = "ab12cd34" + "0" * 20
 ATTEMPT = attempt_holder(ROLLOUT, "0a0b")
 RUNNER = runner_holder(RunHash("ab12cd34"))
+ENGINE = engine_holder(RunHash("ab12cd34"))
 
 
 def test_the_form_is_kept() -> None:
@@ -33,7 +35,7 @@ def test_the_form_is_kept() -> None:
 def test_a_credential_proves_its_holder_alone() -> None:
     """By its run's key; not with a character changed, without its secret, with another's, or of another kind."""
     host = new_host()
-    for holder in (ATTEMPT, host, RUNNER):
+    for holder in (ATTEMPT, host, RUNNER, ENGINE):
         shown = credential(KEY, holder)
         assert (proved_holder(KEY, shown), proved_holder(OTHER_KEY, shown)) == (holder, None)
         secret = shown.rpartition(".")[2]
@@ -55,13 +57,13 @@ def test_any_text_may_be_shown(text: str) -> None:
 
 
 def test_whom_a_holder_may_speak_for() -> None:
-    """A command for its own attempt; a host for any of the run, judged elsewhere; nobody and the runner for none."""
+    """A command for its own attempt; a host for any of the run, judged elsewhere; nobody runner and engine for none."""
     cases = {(ROLLOUT, "0a0b"): True, (ROLLOUT, None): True, (ROLLOUT, "0a0c"): False, ("ff" * 14, "0a0b"): False}
     for (rollout, attempt), is_own in cases.items():
         assert may_claim(ATTEMPT, rollout, attempt) is is_own
         assert may_claim(new_host(), rollout, attempt)
-        assert not may_claim(None, rollout, attempt) and not may_claim(RUNNER, rollout, attempt)
-    assert [is_host(holder) for holder in (new_host(), ATTEMPT, RUNNER)] == [True, False, False]
+        assert not any(may_claim(holder, rollout, attempt) for holder in (None, RUNNER, ENGINE))
+    assert [is_host(holder) for holder in (new_host(), ATTEMPT, RUNNER, ENGINE)] == [True, False, False, False]
 
 
 def test_what_is_quoted_loses_its_secret_and_keeps_its_length() -> None:

@@ -15,7 +15,7 @@ from tests.versions import sampled_by
 from tracegrad.schemas.attributes import COUNTED_SPAN, PROVED_BY
 from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.fold import Emission, Fold, Output
-from tracegrad.schemas.ids import CallId, RunHash, RunName
+from tracegrad.schemas.ids import CallId, RunHash, RunName, run_hash_of
 from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.mac import MAC_HEADER
 from tracegrad.schemas.records.calls import (
@@ -274,7 +274,8 @@ class Streams:
             if isinstance(item, bytes):
                 self.append(Topic.OTLP_SPANS, let_in(item, holder), headers=signed_by(self.config.run_hash))
             else:
-                self.append(*raw(item))
+                is_call = isinstance(item, CallRecord | CallsClosed)
+                self.append(*raw(item), headers=signed_by(run_hash_of(item.rollout_id or RUN_HASH)) if is_call else ())
 
     def tick(self, now_s: float) -> None:
         """Lets the assembler's clock propose."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -112,5 +113,7 @@ def is_same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.
 
 def request_rollback(log: MemoryLog, version: int) -> None:
     """As `weights rollback` does."""
-    request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="test")
+    request = RollbackRequest(
+        policy="policy", run=RUN, to_version=version, request_id=uuid.uuid4().hex, requested_by="test"
+    )
     log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.memory_log import MemoryLog
+from tests.serving import Background, until
 from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import (
     TOPICS,
@@ -24,7 +26,7 @@ from tests.trainer.run_loop import (
     steps_of,
     train,
 )
-from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED
+from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED, Metrics
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop
@@ -151,6 +153,30 @@ def test_waiting_is_visible(
     stop.set()
     thread.join(30)
     assert "waiting for groups: policy=policy step=1 has 1 of 2, lag=0" in caplog.text
+
+
+def test_a_trainer_that_waits_tells_what_it_has_taken(
+    memory_log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what names no group, and nothing while it reads or trains: tasks would take what comes for lost."""
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    append_groups(memory_log, TRANSITIONS, [group_bytes(0), b"garbage", group_bytes(1), group_bytes(2)])
+    monkeypatch.setattr(loop, "_POLL_S", 0.005)
+    monkeypatch.setattr(loop, "_TAKEN_EVERY_S", 0.0)
+    metrics, told = Metrics(), list[bool]()
+    learn = loop.Trainer._learn
+
+    def look(*given: Any) -> Any:
+        told.append("groups_taken" in metrics.snapshot())
+        return learn(*given)
+
+    monkeypatch.setattr(loop.Trainer, "_learn", look)
+    settings = config_of(untied, tmp_path)
+    with Background(lambda stop: loop.run(*settings, topics=TOPICS, log=memory_log, stop=stop, metrics=metrics)):
+        until(lambda: metrics.snapshot().get("groups_taken") == 3)
+        append_groups(memory_log, TRANSITIONS, [group_bytes(3)])
+        until(lambda: metrics.snapshot().get("groups_taken") == 4)
+    assert told == [False, False]
 
 
 @pytest.mark.parametrize(

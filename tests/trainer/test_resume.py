@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ from tracegrad.schemas.records.training import surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer import loop
 from tracegrad.trainer.batch.batches import TransitionsSource
+from tracegrad.trainer.model.policy import Policy
 from tracegrad.trainer.store.publish import Publisher
 from tracegrad.trainer.store.store import Store
 
@@ -49,6 +51,25 @@ SEAMS: dict[str, tuple[type, str, str]] = {
     "between manifest and training_step": (Store, "_publish", "after"),
     "after all": (loop.Trainer, "_say", "before"),
 }
+
+
+@pytest.mark.parametrize("how", ["changed", "gone"])
+def test_newest_version_that_was_damaged_is_published_anew(
+    how: str, log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Engines refuse it, and without it no batch comes: a new start is the remedy, so it must help."""
+    train(log, config_of(untied, tmp_path, steps=2))
+    expected, newest = content(log), lineage_of(log).versions[2]
+    weights = Path(newest.uri) / "model.safetensors"
+    damaged = weights.read_bytes()[:-1] + b"x"
+    shutil.rmtree(newest.uri)  # not in place: what `expected` holds is mapped from the file
+    if how == "changed":
+        shutil.copytree(lineage_of(log).versions[1].uri, newest.uri)
+        weights.unlink()
+        weights.write_bytes(damaged)
+    train(log, config_of(untied, tmp_path, steps=2))
+    assert lineage_of(log).versions[2].label != newest.label, "announced as it was"
+    assert is_same(content(log), expected)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -89,6 +110,30 @@ def test_killed_trainer_goes_on_bit_for_bit(
     assert is_same(content(log), content(undisturbed))
     lost_manifest = every > 1 or seam == "between checkpoint and publish"
     assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
+
+
+def test_stop_breaks_a_step_off_between_micro_batches(
+    log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long steps outlast a supervisor's patience: three kills by it would be told as the batch's own doing."""
+    stop = threading.Event()
+    original = Policy.logprobs
+
+    def logprobs(self: Policy, batch: Any, **named: Any) -> Any:
+        if len(steps_of(log)) == 1:
+            stop.set()
+        return original(self, batch, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "logprobs", logprobs)
+        train(log, config_of(untied, tmp_path, micro_batch_tokens=1), stop)
+    assert [step.step for step in steps_of(log)] == [1]
+    assert list((tmp_path / "in-work").iterdir()) == []
+    train(log, config_of(untied, tmp_path, micro_batch_tokens=1))
+    undisturbed = new_log()
+    train(undisturbed, config_of(untied, tmp_path / "undisturbed", micro_batch_tokens=1))
+    assert [(s.batch_hash, s.loss) for s in steps_of(log)] == [(s.batch_hash, s.loss) for s in steps_of(undisturbed)]
+    assert is_same(content(log), content(undisturbed))
 
 
 def test_missing_training_step_is_emitted_again_byte_for_byte(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
@@ -157,12 +202,14 @@ def test_second_trainer_fences_the_first(log: MemoryLog, untied: Path, tmp_path:
 def test_rollback_publishes_old_content_under_a_new_number(
     lora_rank: int | None, log: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
-    """And training goes on from it; a request is executed once, also across restarts."""
+    """And training goes on from it; a request is executed once, across restarts and copies of its record."""
     config = config_of(untied, tmp_path, steps=2, lora_rank=lora_rank)
     train(log, config)
     request_rollback(log, 1)
+    copied = log.records(WEIGHTS_TOPIC)[-1].value
     request_rollback(log, 40)
     train(log, config_of(untied, tmp_path, steps=3, lora_rank=lora_rank))
+    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=copied, partition=0)
     train(log, config_of(untied, tmp_path, steps=4, lora_rank=lora_rank))
     versions, found = lineage_of(log).versions, content(log)
     assert sorted(versions) == [0, 1, 2, 3, 4, 5]

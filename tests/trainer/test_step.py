@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,22 @@ from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.policy import configure_torch, load_policy
-from tracegrad.trainer.step import Learner
+from tracegrad.trainer.step import STOPPED, Learner
 
 pytestmark = pytest.mark.torch
 
 
-def learner_of(model: Path, recipe: Recipe = RECIPES[DEFAULT].recipe, **changes: Any) -> Learner:
+def learner_of(
+    model: Path,
+    recipe: Recipe = RECIPES[DEFAULT].recipe,
+    *,
+    is_told_to_stop: Callable[[], bool] = lambda: False,
+    **changes: Any,
+) -> Learner:
     """A fresh one."""
     config = TrainerConfig(**{"lr": 5e-4, **changes})
-    return Learner(load_policy(config, str(model), configure_torch(config, seed=0)), config, recipe)
+    policy = load_policy(config, str(model), configure_torch(config, seed=0))
+    return Learner(policy, config, recipe, is_told_to_stop=is_told_to_stop)
 
 
 def row(advantage: float = 1.0, *, version: int = 0, mu: float = -5.5, seed: int = 0) -> TrainingRow:
@@ -95,6 +103,23 @@ def test_skipped_step_moves_nothing(rows: list[TrainingRow], reason: str, untied
     assert is_equal(weights(learner), before)
     assert is_equal(learner.tensors(), state)
     assert np.isfinite([result.loss, result.grad_norm, result.logprob_error_max, result.ratio_mean]).all()
+
+
+def test_step_that_is_broken_off_leaves_all_as_before(untied: Path) -> None:
+    """Weights, optimiser, generators and gradients: the step is then taken as if for the first time."""
+    answers: list[bool] = []
+    learner = learner_of(untied, is_told_to_stop=lambda: bool(answers) and answers.pop(0), micro_batch_tokens=12)
+    clean = learner_of(untied, micro_batch_tokens=12)
+    learner.step([row(seed=1)], version=0, step=1)
+    clean.step([row(seed=1)], version=0, step=1)
+    before = {name: tensor.detach().clone() for name, tensor in learner.tensors().items()}
+    answers += [False, True, True]
+    result = learner.step([row(seed=2), row(seed=3)], version=1, step=2)
+    assert (result.is_updated, result.skipped, answers) == (False, STOPPED, [])
+    assert is_equal(learner.tensors(), before)
+    learner.step([row(seed=2), row(seed=3)], version=1, step=2)
+    clean.step([row(seed=2), row(seed=3)], version=1, step=2)
+    assert is_equal(learner.tensors(), clean.tensors())
 
 
 def test_non_finite_logprobs_leave_no_gradient_behind(untied: Path) -> None:

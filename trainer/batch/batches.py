@@ -25,7 +25,7 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.records.training import Accounting
+from tracegrad.schemas.records.training import Accounting, hash_batch
 
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions
 
@@ -52,7 +52,7 @@ class Batch:
     dead: tuple[Verdict, ...]
     """To be dead-lettered before the batch counts as consumed."""
     hash: str
-    """sha256, hex, over the records' bytes and what became of each, in order."""
+    """`hash_batch` of its records."""
 
     def without(self, reasons: dict[str, str]) -> Batch:
         """The same interval where some of its groups do not train, each with its reason."""
@@ -135,13 +135,13 @@ class OpenBatch:
 
     def close(self, *, run: RunHash, version: int, max_staleness: int) -> Batch:
         """The batch of these records for a step that starts from the run's `version`."""
-        digest = hashlib.sha256()
+        judged: list[tuple[bytes, str]] = []
         groups: list[Group] = []
         untrained: list[Group] = []
         excluded: dict[str, str] = {}
         for verdict, is_duplicate in self._verdicts:
             reason = "duplicate" if is_duplicate else _reason(verdict, run, version, max_staleness)
-            _update(digest, verdict.record, reason)
+            judged.append((hashlib.sha256(verdict.record.value or b"").digest(), reason))
             if is_duplicate:
                 continue
             if reason and verdict.group_id is not None:
@@ -156,7 +156,7 @@ class OpenBatch:
             excluded=excluded,
             num_duplicates=sum(is_duplicate for _, is_duplicate in self._verdicts),
             dead=tuple(verdict for verdict, _ in self._verdicts if verdict.group is None),
-            hash=digest.hexdigest(),
+            hash=hash_batch(judged),
         )
 
 
@@ -172,13 +172,6 @@ def _reason(verdict: Verdict, run: RunHash, version: int, max_staleness: int) ->
     if any(span.version > version for span in versions):
         return "newer"
     return "stale" if any(span.version < version - max_staleness for span in versions) else ""
-
-
-def _update(digest: hashlib._Hash, record: Record, reason: str) -> None:
-    """Lengths first, so that no two sequences of (bytes, reason) are hashed alike."""
-    value = record.value if record.value is not None else b""
-    digest.update(len(value).to_bytes(8, "little") + value)
-    digest.update(len(reason).to_bytes(8, "little") + reason.encode())
 
 
 def account(before: Accounting, batch: Batch) -> Accounting:

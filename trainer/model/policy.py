@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tracegrad.schemas.beat import busy
+from tracegrad.schemas.beat import units
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..algorithm.logprobs import sampled_logprobs
@@ -234,28 +234,15 @@ def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
     return base, state
 
 
-@busy("loading the model")
 def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_trained: bool = True) -> Policy:
     """The base model, ready to train (dropout off: its logprobs must be the sampler's), or frozen, as a reference."""
-    import transformers
-
     folder = Path(base)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
         raise ConfigurationError(
             f"[policy] model: expected a folder with config.json and *.safetensors, got {folder}; "
             "convert other formats first (save_pretrained with safe_serialization)"
         )
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=_dtype(config, device),
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
+    model = _load(folder, _dtype(config, device))
     model.to(device).eval().requires_grad_(is_trained)
     if model.dtype == torch.bfloat16 and device.type == "cpu" and not _multiplies_bfloat16():
         _log.warning(
@@ -274,6 +261,29 @@ def load_policy(config: TrainerConfig, base: str, device: torch.device, *, is_tr
         device,
     )
     return policy
+
+
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it, with a beat for each tensor in the place of its progress bar."""
+    import transformers
+
+    bars: Any = transformers.utils.logging
+    bars.disable_progress_bar()
+    before = bars.set_tqdm_hook(
+        lambda bar, args, rest: bar(*(units("loading the model", pieces) for pieces in args[:1]), *args[1:], **rest)
+    )
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"[policy] model: {folder} cannot be loaded: {str(error)[:300]}") from error
+    finally:
+        bars.set_tqdm_hook(before)
 
 
 def _with_adapters(model: Any, *, rank: int, alpha: int) -> Any:

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from tracegrad.schemas.beat import busy
+from tracegrad.schemas.beat import busy, units
 from tracegrad.schemas.errors import ConfigurationError, LogGapError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
@@ -127,7 +127,6 @@ class Checkpoints:
         for path in kept[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)
 
-    @busy("loading a checkpoint")
     def load_newest(self) -> tuple[Progress, dict[str, Tensor]] | None:
         """The newest one that can be read, or None where none was ever written. Newest: highest epoch, then step, then
         version: a trainer that lost its policy may still write, but only under its lower epoch.
@@ -196,7 +195,9 @@ def _load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     if training_step is not None:
         TRAINING_STEPS.decode(training_step)
     consumed = dict.fromkeys((path / _CONSUMED).read_text().split())
-    return Progress(state, consumed, training_step), load_file(path / _TENSORS)
+    with safe_open(path / _TENSORS, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in units("loading a checkpoint", file.keys())}
+    return Progress(state, consumed, training_step), tensors
 
 
 def resume(handles: TrainerHandles, checkpoints: Checkpoints, policy_log: PolicyLog, learner: Learner) -> Progress:

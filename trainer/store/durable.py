@@ -6,14 +6,13 @@ when; what a killed writer left behind bears the prefix `.tmp-` and is removed a
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tracegrad.schemas.records.weights import WeightFile
+from tracegrad.schemas.records.weights import WeightFile, digest
 
 __all__ = ["PREFIX", "describe_files", "remove_half_written", "whole_folder"]
 
@@ -66,6 +65,6 @@ def describe_files(folder: Path) -> tuple[WeightFile, ...]:
     described = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        described.append(WeightFile(name=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=digest))
+            sha256 = digest(file)
+        described.append(WeightFile(name=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=sha256))
     return tuple(described)

@@ -28,6 +28,7 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
+from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
 
 from ..batch.groups import Verdict
@@ -39,7 +40,8 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 """A look at what has come waits so long when nothing has."""
 _PATIENCE_S = 60.0
-"""For the log to acknowledge one record, or to give what is known to lie there."""
+"""For the log to acknowledge one record, to say how far it reaches, or to give what is known to lie there: a trainer
+that ends loads libraries and model again, which takes longer than a broker's restart."""
 _PARTITION = 0
 """Of `weights` and `training_steps`, which have one: claims and manifests need one order."""
 
@@ -68,7 +70,7 @@ class PolicyLog:
         self.lineage = Lineage(handles.policy)
 
     def claim(self) -> None:
-        """Takes the next epoch. Blocks for at most a minute at each of three waits.
+        """Takes the next epoch. Blocks for little more than a minute at each of four waits.
 
         Raises:
             FencedError: another trainer's claim of the same number came first.
@@ -89,7 +91,8 @@ class PolicyLog:
     @property
     def transitions_id(self) -> str:
         """What tells the policy's `transitions` from a topic that is made anew under its name."""
-        return self._log.topic_id(self._topics.name(Topic.TRANSITIONS))
+        ask = partial(self._log.topic_id, self._topics.name(Topic.TRANSITIONS))
+        return retry(ask, doing="asking for the id of transitions", patience_s=_PATIENCE_S)
 
     def look(self) -> None:
         """Takes what has come since. Raises FencedError on a higher claim."""
@@ -160,7 +163,8 @@ class PolicyLog:
             )
 
     def _end(self) -> int:
-        return self._log.offsets(self._at.topic)[self._at.partition].end
+        ask = partial(self._log.offsets, self._at.topic)
+        return retry(ask, doing="asking how far weights reaches", patience_s=_PATIENCE_S)[self._at.partition].end
 
     def _read_until(self, next_offset: int) -> None:
         deadline = time.monotonic() + _PATIENCE_S

@@ -92,6 +92,11 @@ class Publisher:
             (weights,) = describe_files(Path(folder))
         return weights in manifest.files
 
+    def is_whole(self, manifest: VersionManifest) -> bool:
+        """Whether a version's folder has the files that its manifest names, unchanged; seconds a gigabyte."""
+        folder = self._root / manifest.label
+        return folder.is_dir() and describe_files(folder) == manifest.files
+
     @busy("recalling a version")
     def recall(self, model: Policy, manifest: VersionManifest) -> None:
         """Sets the model's weights to those of an earlier version.

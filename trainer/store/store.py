@@ -80,7 +80,10 @@ class Store:
         if not self._is_saved:
             self._advance()
             self.save()
-        if self.state.version not in self._policy_log.lineage.versions:
+        lineage = self._policy_log.lineage
+        published = lineage.versions.get(self.state.version)
+        # The newest that is damaged would never be served, and no batch comes before it is.
+        if published is None or (published is lineage.newest and not self._publisher.is_whole(published)):
             self._publish()
         if self._progress.training_step is not None:
             self._policy_log.training_step_if_missing(self._progress.training_step)

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 from tracegrad.schemas.metrics import ENGINE_AWAY, Metrics
 from tracegrad.schemas.retry import retry_async
@@ -107,9 +108,9 @@ class EngineClient:
 
     async def _post_once(self, engine: EngineRef, path: str, data: bytes, timeout_s: float) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
-        url = engine.url.rstrip("/") + path
+        url, headers = engine.url.rstrip("/") + path, _JSON | bearer(engine.token)
         try:
-            async with self._session.post(url, data=data, headers=_JSON, timeout=timeout) as response:
+            async with self._session.post(url, data=data, headers=headers, timeout=timeout) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnavailableError(f"engine {engine.id}: {path} gave {type(error).__name__}") from error
@@ -117,6 +118,9 @@ class EngineClient:
             return answer
         if response.status > 500:
             raise UnavailableError(f"engine {engine.id}: {path} gave status {response.status}")
+        if response.status in (401, 403):
+            # Of our token, not of the agent, whose request it is not: nobody's answer is graded for it.
+            raise UnavailableError(f"engine {engine.id}: {path} gave status {response.status}; see [engine] token")
         if response.status in (404, 405):
             # Without these routes no call can ever be served; the engine's flags are wrong, or it still starts.
             raise UnavailableError(
@@ -143,9 +147,9 @@ class EngineClient:
         return min(lengths)
 
     async def _get(self, engine: EngineRef, path: str) -> Any:
-        timeout = aiohttp.ClientTimeout(total=5.0)
+        url, timeout = engine.url.rstrip("/") + path, aiohttp.ClientTimeout(total=5.0)
         try:
-            async with self._session.get(engine.url.rstrip("/") + path, timeout=timeout) as response:
+            async with self._session.get(url, headers=bearer(engine.token), timeout=timeout) as response:
                 return msgspec.json.decode(await response.read()) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
             return None

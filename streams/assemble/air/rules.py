@@ -2,8 +2,9 @@
 
 In: an episode's calls in order, each with the tools it asked for; the declared rules. Out: for each call, the
 rewards it earned, each with its rule's name. A pure function: equal calls give equal rewards. A tool that no call
-is known to have asked for pays nothing, nor does one of which nobody saw that the rollout's agent told it; a tool whose
-status is unknown neither succeeded nor failed.
+is known to have asked for pays nothing, nor does one of which nobody saw that the rollout's agent told it; one that
+names no tool-call id earns nothing by default, and is fined all the same, for leaving ids out must be worth nothing. A
+tool whose status is unknown neither succeeded nor failed.
 Paper: automatic intermediate rewarding of Agent Lightning (arXiv:2508.03680), section 3.
 """
 
@@ -61,6 +62,9 @@ class AirConfig(Section, frozen=True, kw_only=True):
 
     enabled: bool = True
     """False: the rules stay written and pay nothing."""
+    pays_without_id: bool = False
+    """Also reward executions whose span bears no tool-call id, if their tool's name and time fit an open request; for
+    frameworks whose spans have none. Negative values are due either way."""
     rules: tuple[AirRule, ...] = ()
     """Applied in this order."""
 
@@ -84,7 +88,8 @@ def apply_air(config: AirConfig, calls: Sequence[EpisodeCall]) -> list[tuple[App
         earned: list[AppliedReward] = []
         for tool in call.tools:
             for rule in rules:
-                if rule.matches(tool) and paid[rule.name] < rule.cap:
+                is_due = tool.has_id or config.pays_without_id or rule.value < 0
+                if is_due and rule.matches(tool) and paid[rule.name] < rule.cap:
                     paid[rule.name] += 1
                     earned.append(AppliedReward(rule=f"air:{rule.name}", value=rule.value))
         rewards.append(tuple(earned))

@@ -29,11 +29,25 @@ _MAX_DEPTH = 4
 _MAX_ITEMS = 20
 _FAILED = frozenset({"error", "failed", "failure", "fail", "exception", "timeout", "timed_out", "denied", "rejected"})
 _SUCCEEDED = frozenset({"success", "succeeded", "ok"})
-_ERRORS = ("error", "errormessage", "exception", "traceback", "errors")
+_ERRORS = ("error", "err", "errormessage", "exception", "traceback", "errors")
 _SUCCESSES = ("success", "succeeded", "ok")
-_EXIT_CODES = ("exitcode", "returncode", "exitstatus")
+_EXIT_CODES = ("exitcode", "returncode", "exitstatus", "rc")
 _INNER = ("result", "output", "content", "data", "response", "structuredcontent", "text", "message", "detail", "stderr")
-_ENVELOPE = frozenset((*_ERRORS, *_SUCCESSES, *_EXIT_CODES, *_INNER, "status", "code", "type", "reason", "stdout"))
+_ENVELOPE = frozenset(
+    (
+        *_ERRORS,
+        *_SUCCESSES,
+        *_EXIT_CODES,
+        *_INNER,
+        "iserror",
+        "toolcallid",
+        "status",
+        "code",
+        "type",
+        "reason",
+        "stdout",
+    )
+)
 _RECORD = frozenset({"id", "state", "status", "level", "severity", "job", "jobid", "taskid", "runid", "timestamp"})
 """Fields of a thing that the tool looked up; beside them `error` is the thing's own."""
 _TELLING = frozenset({"message", "code", "type", "reason", "detail"})
@@ -107,7 +121,9 @@ def _of_mapping(value: Mapping[Any, Any], has_text: bool, depth: int) -> tuple[S
     for sign in (Sign.FAILED, Sign.DOUBTFUL):
         if sign in signs:
             return sign, "result"
-    return inner
+    # The message of a mail, the text of an issue: words of a thing that the tool looked up are the thing's own.
+    is_data = inner == (Sign.FAILED, "text") and not fields.keys() <= _ENVELOPE
+    return (Sign.DOUBTFUL, "text") if is_data else inner
 
 
 def _of_fields(fields: Mapping[str, Any]) -> Iterator[Sign]:
@@ -122,8 +138,8 @@ def _of_fields(fields: Mapping[str, Any]) -> Iterator[Sign]:
         is_own = is_call or not fields.keys() & _RECORD or _is_refused(fields.get("status"))
         yield sign if is_own or sign is Sign.NONE else Sign.DOUBTFUL
     for key in _SUCCESSES:
-        if isinstance(fields.get(key), bool):
-            yield Sign.SUCCEEDED if fields[key] else Sign.FAILED
+        word = str(fields.get(key)).lower()
+        yield Sign.SUCCEEDED if word == "true" else Sign.FAILED if word == "false" else Sign.NONE
     yield from (of_exit_code(fields.get(key)) for key in _EXIT_CODES)
     status = of_status(fields.get("status"))
     yield status if is_envelope or status is Sign.NONE else Sign.DOUBTFUL if status is Sign.FAILED else Sign.NONE

@@ -32,6 +32,7 @@ _FAILURE = re.compile(
     | exception\ in\ thread | thread\ '[^']*'\ panicked | panic: | segmentation\ fault | npm\ err!
     | error\ (?:while|when|executing|calling|running|invoking|occurred|parsing|reading|opening|fetching)\b .* :
     | error\ code:\s*\d+\ -
+    | command\ .* returned\ non-zero\ exit\ status\b
     | (?:tool|function|command|request|execution|query)\ (?:execution\ |call\ )?
       (?:failed|timed\ out|error) (?: \s*[:.!] | \ (?:with|because|after|due)\b | $ )
     | (?:[\w./-]+:\ )+ .* (?:command\ not\ found|no\ such\ file\ or\ directory|permission\ denied) $

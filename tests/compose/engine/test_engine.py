@@ -30,7 +30,9 @@ from tracegrad.trainer.config import TrainerConfig
 
 def config_for(folder: Path, **fields: Any) -> tuple[EngineConfig, EngineHandles]:
     """`[engine]` and handles under a folder."""
-    handles = EngineHandles(model=str(folder), served_name="policy", needs_tools=True, work_dir=str(folder), port=1234)
+    handles = EngineHandles(
+        model=str(folder), served_name="policy", needs_tools=True, work_dir=str(folder), port=1234, token="secret"
+    )
     return EngineConfig(**fields), handles
 
 
@@ -40,7 +42,7 @@ def option(argv: list[str], name: str) -> str:
 
 
 def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: Path) -> None:
-    """Processed logprobs, no generation defaults, our loader of versions, loopback."""
+    """Processed logprobs, no generation defaults, our loader and guard, loopback; its token is shown to no user."""
     argv = engine_argv(*config_for(tmp_path, args=("--seed", "3")), is_cpu=True)
     assert argv[0] == sys.executable
     assert Path(argv[1]).name == "tracegrad_vllm_plugin.py"
@@ -48,6 +50,9 @@ def test_command_line_runs_the_plugin_script_with_what_training_needs(tmp_path: 
     assert option(argv, "--generation-config") == "vllm"
     module, _, name = option(argv, "--worker-extension-cls").partition(".")
     assert (f"{module}.py", hasattr(vllm_plugin, name)) == (Path(argv[1]).name, True)
+    module, _, name = option(argv, "--middleware").partition(".")
+    assert (f"{module}.py", hasattr(vllm_plugin, name)) == (Path(argv[1]).name, True)
+    assert "secret" not in " ".join(argv)
     assert option(argv, "--host") == "127.0.0.1"
     assert option(argv, "--dtype") == "float32"
     assert option(argv, "--distributed-executor-backend") == "uni"
@@ -129,6 +134,7 @@ def test_environment_is_the_engines_own(tmp_path: Path) -> None:
     base = {"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1", "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_PLUGINS": "mine"}
     environment = engine_environment(*config_for(tmp_path, threads=2), base, is_cpu=True)
     assert environment["OMP_NUM_THREADS"] == "2"
+    assert environment[vllm_plugin.TOKEN] == "secret"
     assert environment["VLLM_PLUGINS"] == "mine"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["PATH"] == "/bin"

@@ -46,7 +46,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, changed: dict[str, tuple[int, Any
 
 def check(url: str = "http://engine") -> None:
     """An engine for `policy`."""
-    check_engine(url, model="/models/small", served_name="policy", plugin=Path("/r/engine-plugin"))
+    check_engine(url, model="/models/small", served_name="policy", plugin=Path("/r/engine-plugin"), token=None)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,13 @@ def test_what_is_no_engine_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another server listens there; nobody does."""
     answering(monkeypatch, {"/v1/models": (200, ["something else"])})
     with pytest.raises(UnavailableError, match="expected a vLLM server at http://engine"):
+        check()
+
+
+def test_an_engine_that_wants_another_token_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the key that is to be set."""
+    answering(monkeypatch, {"/v1/models": (401, {"error": "Unauthorized"})})
+    with pytest.raises(ConfigurationError, match=r"\[engine\] token: expected the one of the engine at http://engine"):
         check()
 
 

@@ -78,10 +78,8 @@ def feed(log: MemoryLog, *given: Item) -> None:
     for item in given:
         topic, value = raw(item)
         key = getattr(item, "rollout_id", None) or "trace"
-        if isinstance(item, bytes):
-            writer.append(TOPICS.name(topic), key=key.encode(), value=let_in(value), headers=signed_by(RUN_HASH))
-        else:
-            writer.append(TOPICS.name(topic), key=key.encode(), value=value)
+        sent = let_in(value) if isinstance(item, bytes) else value
+        writer.append(TOPICS.name(topic), key=key.encode(), value=sent, headers=signed_by(RUN_HASH))
 
 
 def work(log: MemoryLog) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import KEY, RING, memory_log, small_run
+from tests.consumers.audit.small_run import KEY, RING, long_run, memory_log, small_run
 from tests.forgery import OTHER, OTHER_KEY, forged
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams, config
@@ -66,6 +66,15 @@ def attacked(streams: Streams, num_forged: int = NUM_FORGED) -> MemoryLog:
             log.append(name, key, value, headers, 0)
     for group in genuine.groups:
         log.groups[group] = {where: log.offsets(where.topic)[0].end for where in genuine.groups[group]}
+    return log
+
+
+def copied(streams: Streams) -> MemoryLog:
+    """The run's log with every record of its signed topics once more at their ends, the oldest last."""
+    log = attacked(streams, 0)
+    for name in (TOPICS.name(topic) for topic in SIGNED):
+        for record in [*log.records(name), *reversed(log.records(name))]:
+            log.append(name, record.key, record.value, record.headers, record.partition)
     return log
 
 
@@ -185,7 +194,8 @@ def by_trainer(log: Log, folder: Path) -> Any:
         own.check()
     except FencedError as error:
         return str(error)
-    return own.epoch, list(own.lineage.versions), own.next_request(0)
+    requests = [found and found[1] for found in (own.next_request(0) for _ in range(3))]
+    return own.epoch, list(own.lineage.versions), requests
 
 
 def by_views(log: Log, folder: Path) -> Any:
@@ -225,6 +235,25 @@ def test_forged_records_change_nothing_that_a_reader_knows(
     assert clean, "expected the reader to have read something"
     assert ask(guarded(attacked(streams)), tmp_path) == clean
     assert ask(attacked(streams), tmp_path) != clean
+
+
+@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"normalize"}))
+def test_copies_change_nothing_that_a_reader_knows(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may append can copy a record with its MAC; what it says was said. Normalize's facts are once in an
+    episode, however often they come (streams/test_order.py)."""
+    monkeypatch.setattr("tracegrad.compose.verify.served_proof.Path.is_dir", lambda self: True)
+    streams, ask = long_run(tmp_path), READERS[reader]
+    found, expected = (ask(guarded(log), tmp_path) for log in (copied(streams), attacked(streams, 0)))
+    assert (set(found) == set(expected)) if reader == "runner" else (found == expected)
+
+
+def test_copies_change_nothing_that_the_audit_says(tmp_path: Path) -> None:
+    """They are no steps, versions, epochs or rewards of their own."""
+    streams = long_run(tmp_path)
+    found, expected = (audit(log, TOPICS, RUN, "policy", ring=RING) for log in (copied(streams), attacked(streams, 0)))
+    assert found == expected
 
 
 def test_each_forged_record_is_counted_with_its_reason() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from tests.serving import until
 from tracegrad.compose.beats import BeatRecord
 from tracegrad.compose.run import process
+from tracegrad.compose.run import supervisor as supervisor_module
 from tracegrad.compose.run.process import Child, ProcessSpec, session_cpu_s
 from tracegrad.compose.run.supervisor import Backoff, OutcomeKind, Supervisor
 from tracegrad.schemas.errors import AWAY_EXIT_STATUS
@@ -111,8 +113,14 @@ def test_a_loop_that_hangs_is_restarted_though_a_thread_of_it_lives(tmp_path: Pa
     assert any("frozen" in line for line in said)
 
 
-def test_what_dies_without_work_ends_the_run_however_long_it_lives(tmp_path: Path) -> None:
-    """A model that loads slowly and dies; the message says what was found and quotes its log."""
+def test_what_dies_without_work_ends_the_run_however_long_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that loads for minutes and dies, by a clock that is a thousand times as fast; the message says what was
+    found and quotes its log."""
+    fast = SimpleNamespace(monotonic=lambda: 1000.0 * time.monotonic(), time=time.time, sleep=time.sleep)
+    for module in (process, supervisor_module):
+        monkeypatch.setattr(module, "time", fast)
     spec = ProcessSpec(name="engine", argv=("/bin/sh", "-c", "sleep 0.4; echo no memory; kill -9 $$"))
     deadline = time.monotonic() + 10.0
     outcome = Supervisor([spec], logs=tmp_path, backoff=QUICK).run(is_done=lambda: time.monotonic() > deadline)

@@ -22,6 +22,7 @@ from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import TasksConfig
+from tracegrad.schemas.credentials import credential, engine_holder
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import read_to_end
@@ -209,6 +210,8 @@ def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
     assert (tasks.seed, tasks.concurrency, tasks.rewards_awaited, tasks.run_hash) == (3, 32, ("reward",), run_hash)
     llm, sync = wiring.llm(), wiring.weight_sync()
     assert llm.engines[0].id == sync.engine_id and llm.engines[0].url == sync.engine_url
+    token = credential(wiring.run_dir.key(), engine_holder(run_hash))
+    assert {llm.engines[0].token, sync.engine_token, wiring.engine().token} == {token}
     assert sync.weight_root == str(wiring.run_dir.weights)
     assert wiring.otlp().port != llm.port
 

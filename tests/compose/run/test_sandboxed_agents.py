@@ -53,6 +53,16 @@ def test_tasks_runs_and_settings_are_hidden(tmp_path: Path) -> None:
     assert wiring.runner().hidden == tuple(str(tmp_path / name) for name in names)
 
 
+def test_the_history_of_the_tasks_is_hidden(tmp_path: Path) -> None:
+    """`git show HEAD:tasks.jsonl` would tell what is expected, from the agent's folder or one above it."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (tmp_path / ".git").mkdir()
+    (folder / ".git").write_text("gitdir: ../elsewhere\n")
+    wiring = Wiring(prepare_run(settings_of(folder, "bubblewrap"), folder / "runs" / "mine"))
+    assert {str(tmp_path / ".git"), str(folder / ".git")} <= set(wiring.runner().hidden)
+
+
 def test_keys_of_selected_runs_are_hidden(tmp_path: Path) -> None:
     """Wherever they lie: who has one may write in that run's name."""
     settings = settings_of(tmp_path, "bubblewrap")

@@ -53,3 +53,19 @@ def test_an_end_for_want_of_kafka_is_told_from_the_others(
     assert status == (1 if expected == 75 and is_kafka_there else expected)
     told = read_beat(folder.beats / "llm")
     assert told is not None and (told.num_turns, told.work) == (1, 1)
+
+
+def test_a_process_of_another_release_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a trainer with an environment of its own may be: what it writes nobody would read, and all would wait."""
+    settings = RunSettings(run="test", policy=PolicyConfig(model="none"))
+    folder = RunDir.create(tmp_path / "test", settings)
+    addresses = dict.fromkeys(("bootstrap_servers", "llm_url", "otlp_endpoint", "engine_url"), "none:1")
+    folder.write_start(settings, Endpoints(**addresses, release="0.0.9"))
+    monkeypatch.setattr(serve, "_run", lambda *_: None)
+    monkeypatch.setattr(serve, "_set_up_logging", lambda: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert serve.serve("engine", folder.path) == 78
+    assert "expected tracegrad 0.0.9, which started the run, got" in caplog.text
+    assert "install the same release" in caplog.text

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
 from tests.versions import RUN, ack, claim, manifest, sampled_by
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
 from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
-from tracegrad.schemas.mac import SIGNED, KeyRing
+from tracegrad.schemas.mac import MAC_HEADER, SIGNED, KeyRing
 from tracegrad.schemas.records.calls import CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import ROLLOUTS, GroupRef, RolloutEvent, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import INPUTS, REGISTRY, STREAMS, Topic
@@ -31,7 +32,7 @@ __all__ = ["KEY", "RING", "SigningLog", "attempt", "long_run", "memory_log", "re
 KEY = bytes(range(32))
 """The run's."""
 RING = KeyRing(RunHash(RUN_HASH), {RunHash(RUN_HASH): KEY})
-_SIGNED = {TOPICS.name(topic): topic for topic in SIGNED}
+_SIGNED = {TOPICS.name(topic): topic for topic in SIGNED | {Topic.LLM_CALLS}}
 
 
 class SigningLog(MemoryLog):
@@ -41,7 +42,8 @@ class SigningLog(MemoryLog):
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None
     ) -> Future[Position]:
         if topic in _SIGNED:
-            headers = (*headers, RING.sign(_SIGNED[topic], key, value))
+            own = [header for header in headers if header[0] != MAC_HEADER]
+            headers = (*own, RING.sign(_SIGNED[topic], key, value))
         return super().append(topic, key, value, headers, partition)
 
 
@@ -79,14 +81,15 @@ def aborted_once(number: int, group: GroupRef) -> list[Item]:
     ]
 
 
-def small_run(weights: Path | None = None) -> Streams:
-    """The run, folded to its end. `weights`: where its versions' folders are made; None: they have none."""
-    streams = Streams(make.config())
+def small_run(weights: Path | None = None, **rules: Any) -> Streams:
+    """The run, folded to its end. `weights`: where its versions' folders are made; None: they have none. `rules`: keys
+    of `[streams]`."""
+    streams = Streams(make.config(**rules))
     number = 0
     for index in range(3):
         for member in range(2):
             group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
-            _ask(streams, number, group, Purpose.TRAIN)
+            ask(streams, number, group, Purpose.TRAIN)
             if number == 1:
                 streams.feed(*aborted_once(number, group))
             items = attempt(number, group, version=min(index, 1))
@@ -94,7 +97,7 @@ def small_run(weights: Path | None = None) -> Streams:
             number += 1
     for index in range(2):
         group = GroupRef(id=f"{RUN_HASH}{'e' * 15}{index}", size=1, member=0, index=index)
-        _ask(streams, number, group, Purpose.VALIDATION)
+        ask(streams, number, group, Purpose.VALIDATION)
         streams.feed(*attempt(number, group, Purpose.VALIDATION, version=2 * index))
         number += 1
     streams.append(Topic.LLM_CALLS, b"\xc1 no call")
@@ -109,7 +112,7 @@ def long_run(weights: Path) -> Streams:
     for member in range(2):
         number = 20 + member
         group = GroupRef(id=f"{RUN_HASH}{3:016x}", size=2, member=member, index=3)
-        _ask(streams, number, group, Purpose.TRAIN)
+        ask(streams, number, group, Purpose.TRAIN)
         if member == 0:
             streams.feed(*attempt(number, group, version=3, spans_lost=1))
         else:
@@ -119,12 +122,9 @@ def long_run(weights: Path) -> Streams:
     streams.tick(5.0)
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim(2)))
     publish(streams, 4, weights, epoch=2, step=3, next_offset=3)
-    third = decode_group(streams.values(Topic.TRANSITIONS)[2])[0].group_id
-    streams.append(
-        Topic.TRAINING_STEPS, TRAINING_STEPS.encode(msgspec.structs.replace(step(3, (third,), epoch=2), version=4))
-    )
+    append_step(streams, msgspec.structs.replace(step(3, epoch=2), version=4))
     group = GroupRef(id=f"{RUN_HASH}{'e' * 15}2", size=1, member=0, index=2)
-    _ask(streams, 22, group, Purpose.VALIDATION)
+    ask(streams, 22, group, Purpose.VALIDATION)
     streams.feed(*attempt(22, group, Purpose.VALIDATION, version=4, epoch=2))
     return streams
 
@@ -139,7 +139,9 @@ def publish(streams: Streams, number: int, weights: Path | None, *, asked: bool 
             (folder / name).write_text(f"{name} of {made.label}")
         made = msgspec.structs.replace(made, uri=str(folder), files=describe_files(folder))
     if asked:
-        request = RollbackRequest(policy="policy", run=RUN, to_version=made.base_version, requested_by="test")
+        request = RollbackRequest(
+            policy="policy", run=RUN, to_version=made.base_version, request_id=f"r{number}", requested_by="test"
+        )
         streams.append(Topic.WEIGHTS, WEIGHTS.encode(request))
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(made))
     streams.append(Topic.WEIGHT_ACKS, WEIGHT_ACKS.encode(ack(number, made.epoch)))
@@ -150,7 +152,8 @@ def _later_attempt(item: Item) -> Item:
     return msgspec.structs.replace(item, attempt_number=1) if isinstance(item, RolloutEvent) else item
 
 
-def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> None:
+def ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> None:
+    """The request for a rollout."""
     request = RolloutRequest(
         rollout_id=rollout(number), group=group, task_id="task-1", input="?", policy="policy", purpose=purpose
     )
@@ -159,14 +162,24 @@ def _ask(streams: Streams, number: int, group: GroupRef, purpose: Purpose) -> No
 
 def _train(streams: Streams, weights: Path | None) -> None:
     streams.append(Topic.WEIGHTS, WEIGHTS.encode(claim()))
-    order = [decode_group(value)[0].group_id for value in streams.values(Topic.TRANSITIONS)]
     for number in range(3):
         publish(streams, number, weights, next_offset=number)
     for number in (1, 2):
-        streams.append(Topic.TRAINING_STEPS, TRAINING_STEPS.encode(step(number, (order[number - 1],))))
+        append_step(streams, step(number))
 
 
-def step(number: int, groups: tuple[str, ...], *, epoch: int = 1) -> TrainingStep:
+def append_step(streams: Streams, trained: TrainingStep) -> None:
+    """The step, of the record that lies in its interval."""
+    value = streams.values(Topic.TRANSITIONS)[trained.begin_offset]
+    filled = msgspec.structs.replace(
+        trained,
+        group_ids=(decode_group(value)[0].group_id,),
+        batch_hash=hash_batch([(hashlib.sha256(value).digest(), "")]),
+    )
+    streams.append(Topic.TRAINING_STEPS, TRAINING_STEPS.encode(filled))
+
+
+def step(number: int, groups: tuple[str, ...] = (), *, epoch: int = 1) -> TrainingStep:
     """A step of one group."""
     return TrainingStep(
         run=RUN,

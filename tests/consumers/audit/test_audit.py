@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import RING, attempt, memory_log, small_run, step
-from tests.streams.make import RUN_HASH, TOPICS, Streams, call, event, rollout
+from tests.consumers.audit.small_run import RING, ask, attempt, memory_log, small_run, step
+from tests.memory_log import MemoryLog
+from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, event, otlp, rollout, span
 from tests.versions import sampled_by
+from tracegrad.consumers.audit import evidence
 from tracegrad.consumers.audit.account import Report, audit
-from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.ids import GroupId, RunHash, rollout_id
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, surviving_steps
-from tracegrad.schemas.records.transitions import decode_group
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch, surviving_steps
+from tracegrad.schemas.records.transitions import decode_group, encode_group, group_id_of
 from tracegrad.schemas.topics import Stage, Topic
 
 
@@ -111,7 +114,7 @@ def test_a_step_that_never_ran_is_named() -> None:
     """It says that it trained the waiting group, which lies in its interval; but no version came of it."""
     log = memory_log(run())
     waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
-    made_up = step(3, (waiting,))
+    made_up = filled(log, step(3, (waiting,)))
     log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
     assert audited(log).missing == ["version trained but not on weights: 3"]
 
@@ -120,7 +123,7 @@ def test_a_step_that_borrows_a_version_is_named() -> None:
     """The version is there, of another step."""
     log = memory_log(run())
     waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
-    made_up = msgspec.structs.replace(step(3, (waiting,)), version=2)
+    made_up = filled(log, msgspec.structs.replace(step(3, (waiting,)), version=2))
     log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made_up), (), 0)
     assert audited(log).missing == [
         "step that did not lead to the version that it names: step 3 up to offset 3, version 2 is of step 2 up to 2"
@@ -130,7 +133,10 @@ def test_a_step_that_borrows_a_version_is_named() -> None:
 @pytest.mark.parametrize(
     ("begin", "end", "num_groups", "named"),
     [
-        (2, 3, 0, ["group in the interval of step 3 but not named by it: {2}"]),
+        (2, 3, 0, [
+            "group in the interval of step 3 but not named by it: {2}",
+            "batch_hash that is not that of its records on transitions: step 3",
+        ]),
         (2, 9, 1, ["6 offsets that are not on transitions consumed by: step 3"]),
         (3, 4, 1, [
             "gap in the offsets before: step 3",
@@ -159,9 +165,47 @@ def test_the_interval_of_a_step_is_compared_with_transitions(
     assert [line for line in audited(log).missing if "step 3" in line] == expected
 
 
-def asked(log: Log, index: int, member: int) -> RolloutRequest:
+def filled(log: MemoryLog, made: TrainingStep, reason: str = "") -> TrainingStep:
+    """The step with the hash of the one record in its interval."""
+    value = log.records(TOPICS.name(Topic.TRANSITIONS))[made.begin_offset].value
+    return msgspec.structs.replace(made, batch_hash=hash_batch([(hashlib.sha256(value or b"").digest(), reason)]))
+
+
+@pytest.mark.parametrize("how", ["trained", "excluded", "skipped", "malformed", "duplicate"])
+def test_a_record_that_was_changed_after_its_step_is_named(how: str) -> None:
+    """The rewards of a group that a batch has consumed, whatever became of it: its hash is of other bytes."""
+    log = memory_log(run())
+    name = TOPICS.name(Topic.TRANSITIONS)
+    records = log._topics[name][0].records
+    if how in ("malformed", "duplicate"):
+        other = b"\xff no group" if how == "malformed" else records[0].value
+        records[2] = msgspec.structs.replace(records[2], value=other)
+    waiting = group_id_of(records[2].value) or ""
+    reason = {"trained": "", "skipped": "no_advantage"}.get(how, how)
+    named = {"excluded": {waiting: reason}, "skipped": {waiting: reason}}.get(how, {})
+    made = msgspec.structs.replace(
+        step(3, (waiting,) if how == "trained" else ()),
+        excluded_ids=named,
+        skipped=reason if how == "skipped" else "",
+        is_updated=False,
+        version=2,
+    )
+    if how == "malformed":
+        headers = dead_letter_headers(records[2], stage="trainer", reason=how)
+        log.append(TOPICS.name(Topic.DEAD_LETTERS), b"policy", records[2].value, headers, 0)
+    made = filled(log, made, "" if how == "skipped" else reason)
+    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made), (), 0)
+    line = "batch_hash that is not that of its records on transitions: step 3"
+    assert line not in audited(log).missing
+    summary, rows = decode_group(records[1].value)
+    changed = encode_group(msgspec.structs.replace(summary, group_id=waiting), rows)
+    records[2] = msgspec.structs.replace(records[2], value=b"\xff other" if how == "malformed" else changed)
+    assert line in audited(log).missing
+
+
+def asked(log: Log, index: int, member: int, *, size: int = 2) -> RolloutRequest:
     """One more rollout of training is asked for."""
-    group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
+    group = GroupRef(id=f"{RUN_HASH}{index:016x}", size=size, member=member, index=index)
     request = RolloutRequest(
         rollout_id=rollout(100 + 2 * index + member), group=group, task_id="task-1", input="?", policy="policy",
         purpose=Purpose.TRAIN,
@@ -177,9 +221,42 @@ def test_holes_in_what_was_asked_for_are_named() -> None:
     asked(log, 6, 1)
     assert audited(log).missing == [
         "group never asked for: train group 3",
-        "rollout never asked for: member 1 of train group 4",
         "group never asked for: train group 5",
+        "rollout never asked for: member 1 of train group 4",
     ]
+
+
+@pytest.mark.parametrize("number", [10**5, 10**18])
+def test_a_number_out_of_place_costs_one_line(number: int) -> None:
+    """Whoever wrote it: the audit ends a run, and must end itself."""
+    log = memory_log(run())
+    asked(log, 3, 0, size=number)
+    asked(log, number, 0)
+    assert audited(log).missing == [
+        f"group never asked for: train group 4 to {number - 1}",
+        f"rollout never asked for: member 1 to {number - 1} of train group 3",
+    ]
+
+
+def test_strays_that_were_let_go_are_not_missing() -> None:
+    """Spans of a trace of which nothing else came, also under the run's hash: anybody can send them, and no marker
+    follows. With a call the trace is an episode."""
+    streams = small_run()
+    trace, other = f"{RUN_HASH}{'f' * 24}", "cd" * 16
+    streams.feed(*(otlp(agent_span(id_, 1, "x")) for id_ in (trace, other)))
+    streams.tick(0.0)
+    streams.tick(1e6)
+    assert streams.assemble.num_open == 0
+    assert audited(memory_log(streams)).missing == []
+    streams.feed(call("late", None, trace_id=other, versions=(sampled_by(0),)))
+    assert f"folded but without a closed marker: {other}" in audited(memory_log(streams)).missing
+
+
+def test_a_span_that_names_another_runs_rollout_is_not_missing() -> None:
+    """Also in a trace of this run: normalize leaves it to the other; an agent can send one at any time."""
+    streams = small_run()
+    streams.feed(otlp(span(f"{rollout(1)}a001", 9, rollout__id="f" * 28, attempt__id="0bad")))
+    assert audited(memory_log(streams)).missing == []
 
 
 def test_groups_that_did_not_close_are_open_or_lost() -> None:
@@ -193,6 +270,35 @@ def test_groups_that_did_not_close_are_open_or_lost() -> None:
         log.append(TOPICS.name(Topic.ROLLOUT_EVENTS), b"k", ROLLOUT_EVENTS.encode(given_up), (), 0)
     report = audited(log)
     assert (report.groups.terms, report.missing) == ({"lost": 1, "trained": 2, "waiting": 1}, [])
+
+
+def test_a_group_that_closed_in_part_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credit made room: the member that it closed without has an episode all the same, or none for ever."""
+    streams = small_run(max_open_groups=1)
+    # Credit names the member that it does not know.
+    ids = {
+        10 * index + member: rollout_id(GroupId(place(index, member).id), member)
+        for index in (3, 4, 5)
+        for member in (0, 1)
+    }
+    monkeypatch.setattr("tests.consumers.audit.small_run.rollout", ids.__getitem__)
+    for number in (30, 31, 40, 41, 50):
+        ask(streams, number, place(*divmod(number, 10)), Purpose.TRAIN)
+    for number in (30, 40, 31, 50):
+        streams.feed(*attempt(number, place(*divmod(number, 10))))
+    log = memory_log(streams)
+    for name in ("0000", "00aa", "00bb"):
+        # Lost on its way to assemble.
+        given_up = event(ids[41], RolloutState.GIVEN_UP, group=place(4, 1), attempt_id=name)
+        log.append(TOPICS.name(Topic.ROLLOUT_EVENTS), b"k", ROLLOUT_EVENTS.encode(given_up), (), 0)
+    report = audited(log)
+    assert report.missing == []
+    assert report.episodes.terms["displaced"] == 1
+
+
+def place(index: int, member: int) -> GroupRef:
+    """Of a member of a training group of two."""
+    return GroupRef(id=f"{RUN_HASH}{index:016x}", size=2, member=member, index=index)
 
 
 def test_an_episode_whose_place_another_took_is_displaced() -> None:
@@ -216,3 +322,27 @@ def test_a_dead_letter_of_a_request_points_at_no_record() -> None:
         origin = Record(topic=topic, partition=0, offset=999, key=None, value=None)
         log.append(dead, None, b"{}", dead_letter_headers(origin, stage="llm_gateway", reason="x"), 0)
     assert audited(log).missing == [f"dead letter of a record that is not there: {calls}/0/999"]
+
+
+def test_unverified_records_beyond_a_bound_are_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write could write millions."""
+    monkeypatch.setattr(evidence, "MAX_NAMED", 1)
+    log = memory_log(run())
+    for name in ("one", "two"):
+        forged = LLM_CALLS.encode(call(name, rollout(0)))
+        MemoryLog.append(log, TOPICS.name(Topic.LLM_CALLS), rollout(0).encode(), forged, (), 0)
+    report = audited(log)
+    assert (len(report.unverified), report.num_unverified) == (1, 2)
+
+
+def test_a_call_that_another_gateway_wrote_is_named_and_not_counted() -> None:
+    """It says that it is of this run's rollout; normalize leaves it out, so that it is no loss."""
+    log = memory_log(run())
+    expected = audited(log)
+    name = TOPICS.name(Topic.LLM_CALLS)
+    forged = [call("forged", rollout(0)), call("forged too", None, trace_id=rollout(0) + "a001")]
+    for made in forged:
+        MemoryLog.append(log, name, rollout(0).encode(), LLM_CALLS.encode(made), (), 0)
+    report = audited(log)
+    ends = [f"{name}/0/{len(log.records(name)) - back}: unproved" for back in (2, 1)]
+    assert report == msgspec.structs.replace(expected, unverified=ends, num_unverified=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from tests.fake_engine.weights import write_version
 from tests.serving import Background
 from tests.versions import OTHER_RUN, RUN, claim, label
 from tracegrad.consumers.engine import weight_sync
-from tracegrad.consumers.engine.weight_sync import RETRY_REFUSED_S
-from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.consumers.engine.weight_sync import REFUSED_PATIENCE_S, RETRY_REFUSED_S
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.metrics import RECORDS_REFUSED, VERSIONS_REFUSED, VERSIONS_SKIPPED, Metrics
 from tracegrad.schemas.records.weights import RollbackRequest
 
@@ -142,7 +143,7 @@ def test_higher_epoch_voids_the_old_trainers_later_versions(bench: Bench) -> Non
 def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> None:
     """None of them stops the sync or changes what is served."""
     bench.put(claim(1, policy="other"), write_version(bench.root, 5, policy="other"))
-    bench.put(RollbackRequest(policy="policy", run=RUN, to_version=0, requested_by="me"))
+    bench.put(RollbackRequest(policy="policy", run=RUN, to_version=0, request_id="r1", requested_by="me"))
     writer = bench.log.writer()
     for value in (b"{", b"\xff", None, b'{"type":"version","schema":"version/9"}', b"[]"):
         writer.append(WEIGHTS_TOPIC, key=b"policy", value=value)
@@ -150,6 +151,27 @@ def test_other_policies_rollbacks_and_garbage_are_passed_over(bench: Bench) -> N
     bench.look()
     assert bench.engine.label == label(1)
     assert bench.sync.metrics.value(RECORDS_REFUSED) == 5
+
+
+@pytest.mark.parametrize("num_sound", [0, 1], ids=["alone", "one after it"])
+def test_a_newest_version_that_stays_damaged_ends_the_wait_with_the_remedy(bench: Bench, num_sound: int) -> None:
+    """Admission, or the end of the run, waits until it is served: for ever. One after it is served in its stead."""
+    bench.put(write_version(bench.root, 0))
+    damaged = write_version(bench.root, 1)
+    (Path(damaged.uri) / damaged.files[-1].name).write_bytes(b"damaged")
+    bench.put(damaged)
+    bench.look()
+    if num_sound:
+        bench.put(write_version(bench.root, 2))
+    for _ in range(int(REFUSED_PATIENCE_S / RETRY_REFUSED_S)):
+        bench.now += RETRY_REFUSED_S
+        bench.look()
+    bench.now += RETRY_REFUSED_S
+    with contextlib.ExitStack() as raises:
+        if not num_sound:
+            raises.enter_context(pytest.raises(ConfigurationError, match=f"{damaged.label} refused .*start the run"))
+        bench.look()
+    assert bench.acks()[-1] == label(2 * num_sound)
 
 
 def test_corrupt_version_is_refused_counted_and_never_served(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,7 +270,7 @@ def test_run_follows_the_log_and_stops(bench: Bench, monkeypatch: pytest.MonkeyP
     """The blocking entry point: versions that lay there and one that comes; an engine that is away at first."""
     real_client = httpx.Client
     transport = bench.engine.client()._transport
-    monkeypatch.setattr(httpx, "Client", lambda base_url: real_client(base_url=base_url, transport=transport))
+    monkeypatch.setattr(httpx, "Client", lambda base_url, headers: real_client(base_url=base_url, transport=transport))
     monkeypatch.setattr(weight_sync, "POLL_S", 0.001)
     bench.engine.down_for = 3
     bench.put(write_version(bench.root, 0), write_version(bench.root, 1))

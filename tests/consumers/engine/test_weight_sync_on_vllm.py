@@ -20,10 +20,11 @@ import pytest
 from tests.consumers.engine.following import following
 from tests.engine_fixture import SMALL, RunningEngine
 from tests.memory_log import MemoryLog
-from tests.serving import is_alive, until
+from tests.serving import ENGINE_TOKEN, is_alive, until
 from tests.tiny_models import make_model
 from tests.versions import claim, label
 from tracegrad.compose.answers import answers
+from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest
@@ -72,7 +73,8 @@ def test_engine_that_loaded_nothing_since_its_start_takes_no_label(engine: Runni
         engine.launch()
         engine.wait()
     # On a connection of its own: uvicorn closes it after a 500.
-    answer = httpx.post(f"{engine.url}/finish_weight_update", json={"weight_version": label(9)})
+    own = bearer(ENGINE_TOKEN)
+    answer = httpx.post(f"{engine.url}/finish_weight_update", json={"weight_version": label(9)}, headers=own)
     assert answer.status_code == 500
     assert engine.control.status().label == "default"
     manifest = engine.publish_version(tensors_of(engine, 2.0), 9)

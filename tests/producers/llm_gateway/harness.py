@@ -15,7 +15,7 @@ import numpy as np
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.memory_log import MemoryLog
 from tests.producers.keys import HOST, KEY, RUN_HASH, by_host, by_runner
-from tests.serving import serve
+from tests.serving import ENGINE_TOKEN, serve
 from tests.versions import label, publish
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.calls import Parts
@@ -101,7 +101,7 @@ def config(
 ) -> tuple[LlmConfig, PolicyConfig, LlmHandles]:
     """Settings with waits that a test can afford."""
     waits = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05}
-    engines = tuple(EngineRef(id=f"e{i}", url=url) for i, url in enumerate(urls))
+    engines = tuple(EngineRef(id=f"e{i}", url=url, token=ENGINE_TOKEN) for i, url in enumerate(urls))
     handles = LlmHandles(port=port, run_hash=RUN_HASH, key=KEY, engines=engines, renders_locally=renders_locally)
     return LlmConfig(**(waits | settings)), policy, handles
 

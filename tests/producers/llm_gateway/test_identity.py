@@ -51,7 +51,7 @@ async def test_each_claim_alone_finds_the_attempt() -> None:
             r.engine.replies.append(Reply("ok"))
             status, _ = await r.post("/v1/chat/completions", {"messages": ASK}, **headers)
             assert status == 200, headers
-        assert {call.rollout_id for call in r.calls()} == {ROLLOUT}
+        assert {(call.rollout_id, call.attempt_id) for call in r.calls()} == {(ROLLOUT, ATTEMPT)}
         assert {call.claims.api_key for call in r.calls()} == {None, f"rt-{ROLLOUT}.{ATTEMPT}"}
         assert r.calls()[5].parent_span_id == "00f067aa0ba902b7"
         assert [len(r.records()), len(await r.end())] == [6, 6]

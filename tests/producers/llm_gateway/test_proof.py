@@ -111,6 +111,20 @@ async def test_an_attempt_moves_with_its_runner_to_another_host() -> None:
         assert (await r.post(path, {"messages": ASK}, **by_host()))[1]["error"]["code"] == "other_host"
 
 
+async def test_an_attempt_that_has_ended_enters_no_later_one() -> None:
+    """What its command left behind shows its credential in one header, and in the other names the rollout alone."""
+    async with rig() as r:
+        r.engine.replies.append(Reply("ok"))
+        await r.begin(host=None)
+        await r.end()
+        await r.begin(attempt="0bad", host=None)
+        left_behind = bearer(attempt_holder(ROLLOUT, ATTEMPT))["authorization"].removeprefix("Bearer ")
+        headers = {"x-api-key": left_behind, "authorization": f"Bearer rt-{ROLLOUT}"}
+        status, answer = await r.post(CHAT, {"messages": ASK}, **headers)
+        assert (status, answer["error"].get("code")) == (403, "other_attempt"), answer
+        assert await r.end(attempt="0bad") == []
+
+
 async def test_no_secret_is_recorded() -> None:
     """Neither with a call nor with claims that are quarantined."""
     async with rig() as r:

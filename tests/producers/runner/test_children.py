@@ -1,4 +1,4 @@
-"""Children of a runner: what one that dies at its start leaves behind."""
+"""Children of a runner: what one that dies at its start leaves behind, and what none of them can say."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.producers.keys import KEY, RUN_HASH
 from tracegrad.producers.runner.children import Child, Launcher
 from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
+from tracegrad.producers.runner.outcome import HostMessage
 from tracegrad.schemas.errors import UnavailableError
 
 AGENT = "import os, sys\nsys.stderr.write('out of luck\\n')\nsys.stderr.flush()\nos._exit(3)\n"
@@ -42,3 +44,11 @@ async def test_a_child_whose_log_was_removed_has_no_last_words(tmp_path: Path) -
     child = Child(process, tmp_path / "removed.log", 0, lambda: None)
     assert await child.kill() in (0, -9)
     assert child.last_words == ""
+
+
+@pytest.mark.parametrize("number", [-1, 2**40, 10**30])
+@pytest.mark.parametrize("name", ["spans_exported", "spans_lost"])
+def test_a_number_that_no_record_can_hold_is_no_result(name: str, number: int) -> None:
+    """The attempt would end without its score: an agent that found the pipe could leave a bad one out."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"op": "result", "episode": "e", name: number}, HostMessage)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, ack
+from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.tasks.admission import TaskAdmission, run
 from tracegrad.producers.tasks.config import PaceConfig, TasksConfig, TasksHandles
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -287,6 +288,20 @@ def test_a_rollout_of_which_nothing_is_heard_is_given_up(
     assert len(given_up) == 8
     assert all(event.is_final and event.attempt_id == "0000" for event in given_up)
     assert "nothing was heard of it" in caplog.text
+
+
+def test_a_copy_of_what_was_said_is_no_sign_of_life(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that died after its start is given up in the end, however often somebody appends that start again."""
+    world.ack(0)
+    validated(world)
+    request = world.requests(Purpose.TRAIN)[0]
+    started = ROLLOUT_EVENTS.encode(event_of(request, "0a0b", 0, RolloutState.STARTED))
+    now = time.monotonic()
+    for minutes in range(0, 120, 10):
+        monkeypatch.setattr(time, "monotonic", lambda then=now + 60 * minutes: then)
+        world.append(Topic.ROLLOUT_EVENTS, request.rollout_id, started)
+        world.turn()
+    assert request.rollout_id not in world.admission.state.open
 
 
 def test_used_up_attempts_are_given_up_in_the_runners_stead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

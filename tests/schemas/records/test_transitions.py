@@ -170,6 +170,11 @@ def test_missing_summary_is_refused() -> None:
         decode_group(stream(TRANSITIONS_SCHEMA, 1))
 
 
+def part(value: float) -> AppliedReward:
+    """A reward that a turn earned."""
+    return AppliedReward(rule="air:tool_ok", value=value)
+
+
 TURN = ROW.turns[0]
 WRONG: dict[str, dict[str, Any]] = {
     "short mask": {"loss_mask": np.array([0, 0, 1, 1], np.uint8)},
@@ -182,6 +187,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "turn past the end": {"turns": (msgspec.structs.replace(TURN, end=6),)},
     "turn backwards": {"turns": (msgspec.structs.replace(TURN, start=4, end=2),)},
     "infinite return": {"turns": (msgspec.structs.replace(TURN, return_=float("inf")),)},
+    "nan reward part": {"turns": (msgspec.structs.replace(TURN, reward_parts=(part(float("nan")),)),)},
+    "infinite reward part": {"turns": (msgspec.structs.replace(TURN, reward_parts=(part(float("inf")),)),)},
+    "reward part beyond the bound": {"turns": (msgspec.structs.replace(TURN, reward_parts=(part(-1.1e12),)),)},
+    "weight beyond the bound": {"turns": (msgspec.structs.replace(TURN, weight=-1.1e6),)},
     "nan weight": {"turns": (msgspec.structs.replace(TURN, weight=float("nan")),)},
     "negative temperature": {"turns": (msgspec.structs.replace(TURN, temperature=-1.0),)},
     "nan temperature": {"turns": (msgspec.structs.replace(TURN, temperature=float("nan")),)},
@@ -213,11 +222,14 @@ def test_a_temperature_that_can_be_is_taken(temperature: float) -> None:
     [
         (SUMMARY.members[0], SUMMARY.members[0]),
         (msgspec.structs.replace(SUMMARY.members[0], reward=1e13),),
+        (msgspec.structs.replace(SUMMARY.members[1], reward=1.7e308),),
+        (msgspec.structs.replace(SUMMARY.members[0], num_tools=-1),),
+        (msgspec.structs.replace(SUMMARY.members[0], num_tools_succeeded=10**400),),
     ],
-    ids=["one rollout twice", "a reward beyond the bound"],
+    ids=["one rollout twice", "a reward beyond the bound", "one of an excluded", "tools below 0", "tools without end"],
 )
 def test_members_that_cannot_be_are_refused(members: tuple[MemberSummary, ...]) -> None:
-    """Each is one rollout, and its reward may be somebody's baseline."""
+    """Each is one rollout, its reward may be somebody's baseline, and what is told of all is summed."""
     with pytest.raises(RecordError, match="expected"):
         decode_group(encode_group(msgspec.structs.replace(SUMMARY, members=members), [ROW]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,7 +85,9 @@ def test_other_policies_are_left_alone() -> None:
 
 
 def test_rollback_request_passes() -> None:
-    """Anybody may ask; the live trainer decides."""
-    lineage, counted = fold([RollbackRequest(policy="policy", run=RUN, to_version=1, requested_by="me")])
-    assert counted == [True]
+    """Whoever has the run's key may ask; the live trainer decides, once for each request."""
+    request = RollbackRequest(policy="policy", run=RUN, to_version=1, request_id="r1", requested_by="me")
+    another = msgspec.structs.replace(request, request_id="r2")
+    lineage, counted = fold([request, request, another, request])
+    assert counted == [True, False, True, False]
     assert lineage.newest is None

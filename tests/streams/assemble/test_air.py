@@ -131,14 +131,21 @@ OWN = R1 + "a001"
 ID = "gen_ai__tool__call__id"
 
 
-def earned(*tools: Any) -> list[list[float]]:
+RULES = (
+    AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5),
+    AirRule(name="bad", signal=AirSignal.TOOL_FAILED, value=-0.1),
+)
+
+
+def earned(*tools: Any, pays_without_id: bool = False) -> list[list[float]]:
     """What the calls of an attempt earn whose two answers ask for `calc` and for `other`, there at 11 and 21."""
     calls = [
         call("a", R1, [1], [2], tool_calls=(tool_call("1"),)),
         call("b", R1, [3], [4], tool_calls=(tool_call("2", "other"),)),
     ]
     spans = [llm_span(OWN, 90, "a", at=10), llm_span(OWN, 91, "b", at=20), *tools]
-    streams = Streams(config((AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5),)))
+    air = AirConfig(rules=RULES, pays_without_id=pays_without_id)
+    streams = Streams(msgspec.structs.replace(config(), air=air))
     streams.feed(
         otlp(*spans), *calls, closed(R1, calls), reward(R1), event(R1, spans_exported=len({s.span_id for s in spans}))
     )
@@ -160,6 +167,13 @@ def earned(*tools: Any) -> list[list[float]]:
 def test_what_no_answer_asked_for_earns_nothing(forged: dict[str, Any]) -> None:
     """However often it is exported; and a true execution beside it is paid, once."""
     spans = [tool_span(OWN, number, **forged) for number in range(3)]
-    assert earned(*spans) == [[], []]
+    assert earned(*spans) == earned(*spans, pays_without_id=True) == [[], []]
     true = tool_span(OWN, 10, at=12, **{ID: "call_1"})
     assert earned(*spans, true, true, tool_span(OWN, 11, at=13, **{ID: "call_1"})) == [[0.5], []]
+
+
+def test_an_execution_without_an_id_earns_nothing_unless_one_says_so() -> None:
+    """Its name and its time fit a request; a penalty is due all the same, or leaving ids out would pay."""
+    nameless, failed = tool_span(OWN, 1, at=12), tool_span(OWN, 2, "other", at=22, status=2)
+    assert earned(nameless, failed) == [[], [-0.1]]
+    assert earned(nameless, failed, pays_without_id=True) == [[0.5], [-0.1]]

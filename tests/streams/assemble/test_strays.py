@@ -45,6 +45,20 @@ def test_a_flood_of_traces_costs_no_rollout_a_fact(num_traces: int, bounds: dict
     assert not streams.log.get(Topic.DEAD_LETTERS)
 
 
+def test_early_spans_outlast_a_flood_without_a_credential() -> None:
+    """After a restart the spans of a rollout may be read long before its runner's word and its calls."""
+    streams = Streams(config(max_stray_traces=150))
+    rollouts = [rollout(number) for number in range(_NUM_GOOD)]
+    calls = {name: call(f"c{number}", name) for number, name in enumerate(rollouts)}
+    streams.feed(*[otlp(agent_span(name + "a001", 1, "planner"), is_counted=True) for name in rollouts])
+    streams.append(Topic.OTLP_SPANS, flood(2_001))
+    assert streams.assemble.num_open == 150
+    for name in rollouts:
+        streams.feed(event(name, RolloutState.STARTED), calls[name], closed(name, [calls[name]]))
+        streams.feed(reward(name), event(name, spans_exported=1))
+    assert [episode.services for episode in episodes(streams)] == [("agent",)] * _NUM_GOOD
+
+
 def test_strays_end_without_a_trace() -> None:
     """No close, no marker; their inputs are done, so that a restart need not read them again."""
     streams = Streams(config(orphan_s=600.0))

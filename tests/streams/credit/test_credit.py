@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.streams.credit.test_segments import call, child
 from tests.streams.make import RUN_HASH, TOPICS, config, rollout
 from tests.versions import sampled_by
+from tracegrad.schemas.beat import Beat, kept
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import GroupId, rollout_id
 from tracegrad.schemas.log.protocol import Record
@@ -71,6 +72,17 @@ def close(*episodes: Episode, settings_: StreamRules | None = None, topics: Topi
     emission = feed(Credit(settings_ or config(), topics), *episodes)[-1]
     assert emission.marker is not None
     return emission
+
+
+def test_each_member_of_a_group_gives_a_beat() -> None:
+    """One may take seconds, and a group has up to thousands."""
+    credit = Credit(config(), TOPICS)
+    feed(credit, *(member(number, size=5) for number in range(4)))
+    beats: list[Beat] = []
+    with kept(beats.append):
+        beats.clear()
+        credit.fold(record(member(4, size=5), 4))
+    assert len(beats) == 5
 
 
 def test_returns_by_hand() -> None:
@@ -138,6 +150,7 @@ def test_each_policy_has_a_record_in_its_own_partition() -> None:
         ({"state": RolloutState.GIVEN_UP, "reward": None, "calls": ()}, "given_up"),
         ({"state": RolloutState.UNKNOWN}, "unknown_state"),
         ({"reward": None, "unscored": "grader raised"}, "unscored"),
+        ({"reward": 1e13}, "unscored"),
         ({"calls": ()}, "no_calls"),
         ({"calls": turns(0.0, 0.0)[1:]}, "broken_prefix"),
         ({"calls": (call("a", [1], [-1]),)}, "bad_tokens"),
@@ -227,12 +240,14 @@ def test_a_rollout_has_one_place_in_its_group() -> None:
 
 
 def test_open_groups_are_bounded() -> None:
-    """Beyond the bound an episode is a dead letter, not memory."""
+    """Beyond the bound the oldest closes with what it has: a group that is refused would be waited for for ever."""
     credit = Credit(config(max_open_groups=1), TOPICS)
-    other = member(0, group=GroupRef(id="other", size=2, member=0, index=0))
-    emissions = feed(credit, member(0), other, member(1))
-    assert dead_letter_fields(emissions[1].outputs[0].headers)["reason"] == "too_many_open"
-    assert emissions[2].marker is not None
+    others = [member(n, group=GroupRef(id="other", size=2, member=n, index=0)) for n in range(2)]
+    emissions = feed(credit, member(0), others[0], member(1), others[1])
+    assert [len(emission.outputs) for emission in emissions] == [0, 1, 0, 1]
+    summaries = [decode_group(emissions[at].outputs[0].value)[0] for at in (1, 3)]
+    assert [[one.excluded for one in summary.members] for summary in summaries] == [["", "given_up"], ["", ""]]
+    assert [position.offset for emission in emissions for position in emission.done] == [0, 2, 1, 3]
 
 
 def place(index: int, number: int) -> GroupRef:

@@ -180,7 +180,7 @@ def trees(draw: st.DrawFn) -> list[EpisodeCall]:
     calls: list[EpisodeCall] = []
     full: list[list[int]] = []
     for number in range(draw(st.integers(1, 8))):
-        suffix, sampled = draw(tokens), draw(tokens)
+        suffix, sampled = draw(tokens) * draw(st.integers(1, 6)), draw(tokens)
         parent = draw(st.integers(-1, number - 1))
         shared = (
             draw(st.sampled_from([len(full[parent]), draw(st.integers(0, len(full[parent])))])) if parent >= 0 else 0
@@ -210,6 +210,44 @@ def test_segments_partition_the_sampled_tokens(calls: list[EpisodeCall]) -> None
             trained[piece.start : piece.end] = [1] * (piece.end - piece.start)
         assert row.loss_mask.tolist() == trained
     assert sum(row.loss_mask.sum() for row in rows) == sum(len(c.sampled_ids) // 4 for c in calls)
+
+
+@given(trees())
+def test_rows_are_those_of_whole_prompts_compared(calls: list[EpisodeCall]) -> None:
+    """A call continues the longest row that its prompt begins with, of equal ones the first, or begins its own."""
+    full: dict[str, bytes] = {}
+    expected: list[tuple[bytes, list[str]]] = []
+    for one in calls:
+        prompt = rebuild_prompt(one, full) or b""
+        full[one.call_id] = prompt + one.sampled_ids
+        ends = [(len(ids), -number) for number, (ids, _) in enumerate(expected) if prompt.startswith(ids)]
+        number = -max(ends)[1] if ends else len(expected)
+        names = expected[number][1] if ends else []
+        expected[number : number + 1] = [(full[one.call_id], [*names, one.call_id])]
+    rows = segments(calls)
+    assert [(ids_to_bytes(row.token_ids), [piece.call_id for piece in row.turns]) for row in rows] == expected
+
+
+class Counted(bytes):
+    """Ids that count how many bytes of them are looked at."""
+
+    num_bytes = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        Counted.num_bytes += len(part)
+        return part
+
+
+@pytest.mark.parametrize("num_apart", [1, 2])
+def test_prompts_that_fork_off_each_other_are_read_once(num_apart: int) -> None:
+    """Each shares a token or two more than the one before: its ids are not compared again at every fork."""
+    num_calls, num_own = 100, 500
+    calls = [call(str(n), [1] * num_apart * n + [10 + n] * num_own, [4]) for n in range(num_calls)]
+    calls = [replace(one, suffix_ids=Counted(one.suffix_ids)) for one in calls]
+    Counted.num_bytes = 0
+    assert len(segments(calls)) == num_calls
+    assert Counted.num_bytes < 4 * sum(len(one.suffix_ids) for one in calls)
 
 
 @pytest.mark.slow

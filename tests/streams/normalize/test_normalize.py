@@ -27,9 +27,9 @@ from tests.streams.make import (
 )
 from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.protocol import Headers, Record
-from tracegrad.schemas.metrics import NOT_SELECTED
+from tracegrad.schemas.metrics import CALLS_UNPROVED, NOT_SELECTED
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
@@ -43,9 +43,13 @@ CAPTURED = "ab" * 16
 FOREIGN = "deadbeef" + "0" * 20
 
 
-def fold(fold_: Normalize, topic: Topic, value: bytes | None, offset: int = 5, *, headers: Headers = ()) -> Emission:
-    """One record's emission."""
+def fold(
+    fold_: Normalize, topic: Topic, value: bytes | None, offset: int = 5, *, headers: Headers | None = None
+) -> Emission:
+    """One record's emission; calls are written by the run's own gateway unless headers say else."""
     name = TOPICS.name(topic)
+    if headers is None:
+        headers = signed_by(RUN_HASH) if topic is Topic.LLM_CALLS else ()
     return fold_.fold(Record(topic=name, partition=2, offset=offset, key=b"k", value=value, headers=headers))
 
 
@@ -203,6 +207,12 @@ def test_a_call_knows_its_place_on_the_log() -> None:
     assert fact.order == 77
 
 
+def test_a_span_of_another_runs_rollout_alone_is_not_selected() -> None:
+    """Raw topics are shared: what is wrong with it is for its own run to say."""
+    value = otlp(span(CAPTURED, 1, rollout__id=FOREIGN))
+    assert not fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs
+
+
 def test_other_runs_are_not_selected_unless_named() -> None:
     """Raw topics are shared; a replay names the run that it replays."""
     items: list[Item] = [call("one", FOREIGN), reward(FOREIGN), event(FOREIGN), closed(FOREIGN, [])]
@@ -213,7 +223,7 @@ def test_other_runs_are_not_selected_unless_named() -> None:
     assert span_emission.outputs == ()
     assert normalize.metrics.value(NOT_SELECTED, "spans") == 1
     replay = Normalize(config(selected=("deadbeef",)), TOPICS)
-    assert all(len(fold(replay, *raw(item)).outputs) == 1 for item in items)
+    assert all(len(fold(replay, *raw(item), headers=signed_by(FOREIGN[:8])).outputs) == 1 for item in items)
     (output,) = fold(replay, Topic.OTLP_SPANS, otlp(span(FOREIGN + "a001", 1))).outputs
     assert output.key == FOREIGN.encode()
 
@@ -256,3 +266,19 @@ def test_run_hash_prefix_marks_own_traces() -> None:
     assert OWN.startswith(RUN_HASH)
     (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, otlp(span(OWN, 1))).outputs
     assert facts(output).episode_id == OWN
+
+
+@pytest.mark.parametrize("headers", [(), signed_by("0badcafe")], ids=["nobody", "another-run"])
+@pytest.mark.parametrize(
+    "item",
+    [call("one", R1), call("one", None, trace_id=OWN), closed(R1, [])],
+    ids=["by-rollout", "by-trace", "end"],
+)
+def test_a_call_that_no_gateway_of_its_run_wrote_is_none(item: Item, headers: Headers) -> None:
+    """Another run's gateway, which knows no credential of this one's, writes what its clients claim to the shared
+    topic: it would move the turns of a rollout, fill its bounds or keep it open."""
+    normalize = Normalize(config(selected=(RunHash("0badcafe"),)), TOPICS)
+    emission = fold(normalize, *raw(item), headers=headers)
+    assert emission.outputs == () and emission.done
+    assert normalize.metrics.value(CALLS_UNPROVED) == 1
+    assert len(fold(normalize, *raw(item)).outputs) == 1

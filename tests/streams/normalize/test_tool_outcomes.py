@@ -151,6 +151,24 @@ def test_strong_signs_that_disagree_are_unknown(fields: dict[str, Any], expected
     assert judged(fields) is expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (genai({"success": "false"}), ToolStatus.FAILED),
+        (genai({"rc": 1, "out": ""}), ToolStatus.FAILED),
+        (genai({"err": "no such channel"}), ToolStatus.FAILED),
+        (genai("Command '['ls', '-y']' returned non-zero exit status 2."), ToolStatus.FAILED),
+        (genai({"from": "shop", "subject": "Order 7", "message": "Error: payment declined"}), ToolStatus.UNKNOWN),
+        (genai({"title": "Error: The Movie", "content": "Error: The Movie is a film."}), ToolStatus.UNKNOWN),
+        (mcp("Error: no such file", is_error=False), ToolStatus.FAILED),
+    ],
+    ids=["text-false", "rc", "err", "subprocess", "mail", "page", "envelope"],
+)
+def test_words_within_a_thing_that_was_looked_up_are_its_own(fields: dict[str, Any], expected: ToolStatus) -> None:
+    """Fields of a report tell what the tool did; a text beside other fields may be the world's."""
+    assert judged(fields) is expected
+
+
 def test_a_result_in_fields_of_the_span_is_read() -> None:
     """The conventions let instrumentations send results structured."""
     made = span(TRACE, 1, **genai())

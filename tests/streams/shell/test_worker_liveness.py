@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import subprocess
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,6 +223,36 @@ def test_an_assignment_that_never_comes_ends_the_process(log: MemoryLog) -> None
         liveness.check(None, 22.5)
 
 
+@pytest.mark.parametrize("is_after_a_kill", [True, False])
+async def test_a_worker_after_a_kill_marks_what_it_folds_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_after_a_kill: bool
+) -> None:
+    """While it folds, and at no other time; a worker that ends in order leaves nothing to be marked for."""
+    life = tmp_path / "life-assemble-0"
+    seen: list[bytes] = []
+
+    class Watching(_Nothing):
+        def fold(self, record: Record) -> Emission:
+            seen.append(life.read_bytes().rstrip())
+            return super().fold(record)
+
+    monkeypatch.setattr(worker, "FaustSeam", _Seam)
+    if is_after_a_kill:
+        life.write_bytes(b"alive")
+    handles = StreamsHandles(
+        bootstrap_servers="127.0.0.1:1", data_dir=str(tmp_path), instance_id="assemble-0", partitions=4
+    )
+    log, topics = _HoledLog(set()), Topics(run=RunName("run"))
+    made = worker._Worker(Watching(), handles, topics, log, log.writer(), Metrics(), lambda: None)
+    made._assignment.is_ready = True
+    for offset in (0, 1):
+        await made._assignment.on_message(_Message(offset))
+    marks = [b'["events",0,0]', b'["events",0,1]'] if is_after_a_kill else [b"alive", b"alive"]
+    assert (seen, life.read_bytes().rstrip()) == (marks, b"alive")
+    made._assignment.poison.close()
+    assert life.read_bytes().strip() == b""
+
+
 def test_a_position_is_poison_after_three_ends_counted_across_processes(tmp_path: Path) -> None:
     """Each count is made by a list of its own, as a restarted process would."""
     position = Position("a.run.events", 1, 42)
@@ -231,3 +264,43 @@ def test_a_position_is_poison_after_three_ends_counted_across_processes(tmp_path
     poison.load()
     assert position in poison
     assert Position("a.run.events", 1, 43) not in poison
+
+
+FOLDER_THAT_DIES = """
+import os, pathlib, signal, sys
+from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.topics import Stage
+from tracegrad.streams.shell.poison import PoisonList
+
+poison, dies_on = PoisonList(pathlib.Path(sys.argv[1]), Stage.ASSEMBLE, worker="assemble-0"), int(sys.argv[2])
+poison.load()
+for offset in range(40, 45):
+    position = Position("a.run.events", 1, offset)
+    if position not in poison:
+        with poison.folding(position):
+            os.kill(os.getpid(), signal.SIGKILL) if offset == dies_on else None
+os.kill(os.getpid(), signal.SIGKILL) if dies_on else poison.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_position_at_which_workers_are_killed_is_poison_and_its_neighbours_are_not(tmp_path: Path) -> None:
+    """By a signal, which leaves no time to say so; a kill between two records is nobody's doing, an end in order is
+    forgotten."""
+
+    def work(dies_on: int) -> int:
+        argv = (sys.executable, "-c", FOLDER_THAT_DIES, str(tmp_path), str(dies_on))
+        return subprocess.run(argv, timeout=60, check=False).returncode
+
+    def poison() -> list[int]:
+        known = PoisonList(tmp_path, Stage.ASSEMBLE)
+        known.load()
+        return [offset for offset in range(40, 45) if Position("a.run.events", 1, offset) in known]
+
+    assert [work(dies_on) for dies_on in (-1, -1, -1, 0)] == [-signal.SIGKILL] * 3 + [0]
+    assert not (tmp_path / "poison-assemble.jsonl").exists()
+    for _ in range(4):
+        assert poison() == []
+        assert work(42) == -signal.SIGKILL
+    assert work(0) == 0
+    assert poison() == [42]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from tests.memory_log import MemoryLog
 from tests.versions import RUN, claim, manifest
-from tracegrad.schemas.errors import FencedError
+from tracegrad.schemas.errors import FencedError, UnavailableError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.protocol import LogWriter
+from tracegrad.schemas.log.protocol import LogWriter, Offsets
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
@@ -61,6 +63,25 @@ def test_higher_claim_fences_the_first_trainer(log: MemoryLog) -> None:
     second.check()
 
 
+def test_broker_that_is_away_for_a_while_ends_no_trainer(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks how far the topic reaches waits as what reads and appends does."""
+    answer, failures = log.offsets, [UnavailableError("away")] * 2
+
+    def offsets(topic: str) -> Mapping[int, Offsets]:
+        if failures:
+            raise failures.pop()
+        return answer(topic)
+
+    owner = ownership(log)
+    monkeypatch.setattr(log, "offsets", offsets)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    owner.claim()
+    assert owner.epoch == 1
+    failures += [UnavailableError("away")] * 2
+    owner.check()
+    assert failures == []
+
+
 def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryLog) -> None:
     """Even when the claim came between the writer's last look and its append."""
     first, second = ownership(log), ownership(log)
@@ -107,12 +128,17 @@ def test_unreadable_records_are_passed_over(log: MemoryLog) -> None:
 
 
 def test_rollback_requests_are_given_once_and_in_order(log: MemoryLog) -> None:
-    """Those below the checkpoint's offset are done."""
+    """Those below the checkpoint's offset are done, and a copy of any asks for nothing."""
     owner = ownership(log)
     for version in (4, 5, 6):
-        request = RollbackRequest(policy="policy", run=RUN, to_version=version, requested_by="me")
+        request = RollbackRequest(
+            policy="policy", run=RUN, to_version=version, request_id=f"r{version}", requested_by="me"
+        )
         log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
+        # Somebody appends each a second time: it is the same request.
+        log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=WEIGHTS.encode(request), partition=0)
+    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=log.records(WEIGHTS_TOPIC)[0].value, partition=0)
     owner.claim()
     found = [owner.next_request(1) for _ in range(3)]
-    assert [(item[0], item[1].to_version) for item in found if item] == [(1, 5), (2, 6)]
+    assert [(item[0], item[1].to_version) for item in found if item] == [(2, 5), (4, 6)]
     assert found[2] is None
