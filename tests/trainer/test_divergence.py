@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from tests.memory_log import MemoryLog
 from tests.trainer.run_loop import config_of, lineage_of, steps_of, train
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
-from tracegrad.trainer.model import policy
+from tracegrad.trainer.model.policy import Policy
 
 pytestmark = pytest.mark.torch
 
@@ -22,9 +22,9 @@ def test_non_finite_step_ends_the_run_and_not_as_a_success(
 ) -> None:
     """Also as the last one. It is recorded and consumed; who starts the run again goes on after it."""
     train(log, config_of(untied, tmp_path, steps=1))
-    original = vars(policy)["sampled_logprobs"]
+    original = Policy.logprobs
     with monkeypatch.context() as patch:
-        patch.setattr(policy, "sampled_logprobs", lambda *args: original(*args) * float("nan"))
+        patch.setattr(Policy, "logprobs", lambda *args, **named: original(*args, **named) * float("nan"))
         with pytest.raises(FatalError, match=r"step 2 .*offsets \[2, 6\).*lr") as raised:
             train(log, config_of(untied, tmp_path, steps=2))
     assert raised.value.exit_status != FATAL_EXIT_STATUS
