@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +88,7 @@ def token_advantages(
     is_by_token = recipe.scale == "whiten" or (to_go is not None and recipe.kl_in == "tokens")
     if not is_by_token:
         weighted = ((row, [calls[row.rollout_id, turn.call_id] * turn.weight for turn in row.turns]) for row in rows)
-        return [_spread(row, numbers).astype(np.float32) for row, numbers in weighted]
+        return [_spread(row, numbers, np.float32) for row, numbers in weighted]
     values = [_spread(row, (calls[row.rollout_id, turn.call_id] for turn in row.turns)) for row in rows]
     masks = [row.loss_mask.view(np.bool_) for row in rows]
     if to_go is not None and recipe.kl_in == "tokens":
@@ -101,12 +102,12 @@ def token_advantages(
     return [(value * weight).astype(np.float32) for value, weight in zip(values, weights, strict=True)]
 
 
-def _spread(row: SegmentRow, numbers: Iterable[float]) -> Doubles:
+def _spread(row: SegmentRow, numbers: Iterable[float], dtype: type[Any] = np.float64) -> npt.NDArray[Any]:
     """[T] each turn's number at its trained tokens, 0 elsewhere."""
-    values_T = np.zeros(len(row.token_ids))
+    values_T = np.zeros(len(row.token_ids), dtype)
     for turn, number in zip(row.turns, numbers, strict=True):
         values_T[turn.start : turn.end] = number
-    return np.where(row.loss_mask.view(np.bool_), values_T, 0.0)
+    return np.where(row.loss_mask.view(np.bool_), values_T, dtype(0.0))
 
 
 def sums_to_go(rollouts: Sequence[str], values: Sequence[Doubles]) -> list[Doubles]:
