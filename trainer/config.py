@@ -36,11 +36,19 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """G, the training groups of one batch."""
     lr: Annotated[float, Meta(ge=0)] = 1e-5
     """AdamW's learning rate after the warm-up."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up, over what is left of `steps`: it stays, falls to 0 in a line, or along half a cosine."""
     warmup_steps: Whole = 3
     """Linear warm-up: an optimiser's u-th update uses lr * min(1, u / warmup_steps); a rollback begins a new one."""
     clip_norm: Annotated[float, Meta(gt=0)] = 1.0
     """Gradient norm clip."""
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    """AdamW's."""
+    adam_beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    """AdamW's, of the mean of gradients."""
+    adam_beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    """AdamW's, of the mean of their squares; shorter than torch's .999, for gradients change with the policy."""
+    adam_eps: Annotated[float, Meta(gt=0)] = 1e-8
     """AdamW's."""
     lora_rank: Count | None = None
     """Rank of a low-rank adapter; None: every weight is trained. Not for mixtures of experts."""

@@ -32,17 +32,16 @@ from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import TrainingRow
 from .config import TrainerConfig
 from .model.policy import Policy
+from .optimiser import Optimiser
 
 __all__ = ["STOPPED", "Learner", "StepResult"]
 
 STOPPED = "stopped"
 """Of a step that was broken off, as if it had not begun."""
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-_BETAS = (0.9, 0.95)
-"""AdamW's; the second is shorter than torch's .999, for gradients change with the policy."""
-_NOT_LEARNT = {"steps", "python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every"}
-"""Keys of `[trainer]` that change no step; of `[algorithm]` there is none."""
+_NOT_LEARNT = {"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every"}
+"""Keys of `[trainer]` that change no step, as `steps` where the learning rate does not go by it; of `[algorithm]` there
+is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +106,13 @@ class Learner:
         self._reference = reference
         self._config = config
         self._is_told_to_stop = is_told_to_stop
-        # By name, so that sums over them do not depend on the order in which the model was built.
-        self._masters = dict(sorted(policy.masters.items()))
-        self.forget_moments()
+        self._optimiser = Optimiser(policy.masters, config)
 
     @property
     def settings(self) -> dict[str, str]:
         """What a step depends on, by key of `[trainer]` and `[algorithm]`; `auto` as it turned out here."""
-        told = {name: str(value) for name, value in asdict(self._config).items() if name not in _NOT_LEARNT}
+        idle = _NOT_LEARNT | ({"steps"} if self._config.lr_schedule == "constant" else set())
+        told = {name: str(value) for name, value in asdict(self._config).items() if name not in idle}
         told |= {name: getattr(value, "__qualname__", str(value)) for name, value in asdict(self.recipe).items()}
         resolved = {"dtype": self.policy.model_dtype, "publish_dtype": self.policy.dtype}
         return (
@@ -147,16 +145,16 @@ class Learner:
                 for _ in self._look_at([row for row in rows if not row.has_advantage], version, watch, unit_means_U):
                     pass
         if self._is_told_to_stop():
-            self._optimiser.zero_grad(set_to_none=True)
+            self._optimiser.drop_gradients()
             return StepResult(is_updated=False, skipped=STOPPED)
         computed = time.perf_counter()
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.clip_norm))
+        grad_norm = self._optimiser.clip()
         is_finite = all(map(math.isfinite, (value, grad_norm, watch.ratio_sum)))
-        learning_rate = self._learning_rate
+        learning_rate = self._optimiser.learning_rate(step - 1, self._config.steps)
         if is_finite:
             self._update(learning_rate)
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimiser.drop_gradients()
         return StepResult(
             is_updated=is_finite,
             skipped="" if is_finite else "non_finite",
@@ -171,18 +169,9 @@ class Learner:
             seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
         )
 
-    @property
-    def _learning_rate(self) -> float:
-        """Of the next update."""
-        # Of this optimiser: a restored one knows its own, a new one (after a rollback) warms up again.
-        num_updates = max((float(moments["step"]) for moments in self._optimiser.state.values()), default=0.0)
-        return self._config.lr * min(1.0, (int(num_updates) + 1) / max(1, self._config.warmup_steps))
-
     def _update(self, learning_rate: float) -> None:
-        for group in self._optimiser.param_groups:
-            group["lr"] = learning_rate
         with busy("an optimiser step"):
-            self._optimiser.step()
+            self._optimiser.step(learning_rate)
             self.policy.refresh()
 
     @torch.no_grad()
@@ -295,12 +284,8 @@ class Learner:
         """All that the next step depends on: `weights/*`, `optimiser/*.<moment>` (none before the first update), and
         torch's generators, `rng/*`.
         """
-        tensors: dict[str, Tensor] = {f"weights/{name}": master for name, master in self._masters.items()}
-        for name, master in self._masters.items():
-            moments = self._optimiser.state.get(master, {})
-            for moment in _MOMENTS:
-                if moment in moments:
-                    tensors[f"optimiser/{name}.{moment}"] = torch.as_tensor(moments[moment])
+        tensors = {f"weights/{name}": master for name, master in self._optimiser.masters.items()}
+        tensors |= {f"optimiser/{name}": tensor for name, tensor in self._optimiser.tensors().items()}
         tensors["rng/cpu"] = torch.get_rng_state()
         if self.policy.device.type == "cuda":
             tensors["rng/cuda"] = torch.cuda.get_rng_state(self.policy.device)
@@ -317,21 +302,11 @@ class Learner:
             part, _, name = key.partition("/")
             parts[part][name] = tensor
         self.policy.restore(parts["weights"])
-        self.forget_moments()
-        for name, master in self._masters.items():
-            moments = {m: parts["optimiser"][key] for m in _MOMENTS if (key := f"{name}.{m}") in parts["optimiser"]}
-            if moments:
-                self._optimiser.state[master] = {
-                    moment: tensor.clone() if moment == "step" else tensor.to(master.device).clone()
-                    for moment, tensor in moments.items()
-                }
+        self._optimiser.restore(parts["optimiser"])
         torch.set_rng_state(parts["rng"]["cpu"])
         if "cuda" in parts["rng"] and self.policy.device.type == "cuda":
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.policy.device)
 
     def forget_moments(self) -> None:
-        """Makes the optimiser new (a start, a rollback)."""
-        config = self._config
-        self._optimiser = torch.optim.AdamW(
-            self._masters.values(), lr=config.lr, betas=_BETAS, weight_decay=config.weight_decay
-        )
+        """Makes the optimiser new (a rollback)."""
+        self._optimiser.forget()
