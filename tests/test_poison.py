@@ -48,6 +48,7 @@ from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.folds import build_fold
+from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.batches import OpenBatch
 from tracegrad.trainer.batch.groups import GroupLimits
 from tracegrad.trainer.config import TrainerHandles
@@ -244,6 +245,7 @@ def test_trainers_batches() -> None:
         num_groups=poison.NUM + 1,
         consumed=(),
         limits=GroupLimits(policy="policy", vocabulary=100),
+        recipe=Recipe(),
         refusals=Refusals(TOPICS, metrics, stops=True),
     )
     for record in of_run(Topic.TRANSITIONS):

@@ -39,7 +39,6 @@ from tracegrad.schemas.topics import Topic, Topics
 from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow, training_rows
-from .batch.selection import select
 from .config import AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.policy import configure_torch, load_policy
@@ -157,6 +156,7 @@ class Trainer:
             num_groups=self._config.groups_per_step,
             consumed=self._store.consumed.keys(),
             limits=self._limits,
+            recipe=self._learner.recipe,
             refusals=self._refusals,
         )
         busy_s = told_at = 0.0
@@ -201,7 +201,6 @@ class Trainer:
 
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
         before = self._store.state
-        batch = select(batch, self._learner.recipe)
         with self._in_work.step(batch):
             rows, result, running = self._learn(batch)
         if result.skipped == STOPPED:

@@ -27,7 +27,9 @@ from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import Accounting, hash_batch
 
+from ..algorithm.recipe import Recipe
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions
+from .selection import unselected
 
 __all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
 
@@ -54,19 +56,10 @@ class Batch:
     hash: str
     """`hash_batch` of its records."""
 
-    def without(self, reasons: dict[str, str]) -> Batch:
-        """The same interval where some of its groups do not train, each with its reason."""
-        left = tuple(group for group in self.groups if group.summary.group_id in reasons)
-        return replace(
-            self,
-            groups=tuple(group for group in self.groups if group.summary.group_id not in reasons),
-            untrained=(*self.untrained, *left),
-            excluded=self.excluded | reasons,
-        )
-
     def as_untrained(self, reason: str) -> Batch:
         """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
-        return self.without(dict.fromkeys(self.group_ids, reason))
+        reasons = dict.fromkeys(self.group_ids, reason)
+        return replace(self, groups=(), untrained=(*self.untrained, *self.groups), excluded=self.excluded | reasons)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
@@ -89,6 +82,8 @@ class OpenBatch:
     consumed: Collection[str]
     """Groups of earlier batches."""
     limits: GroupLimits
+    recipe: Recipe
+    """Says which groups train."""
     refusals: Refusals
     """Of all batches: told of each record whether it could be decoded."""
     _verdicts: list[tuple[Verdict, bool]] = field(default_factory=list)
@@ -135,14 +130,20 @@ class OpenBatch:
 
     def close(self, *, run: RunHash, version: int, max_staleness: int) -> Batch:
         """The batch of these records for a step that starts from the run's `version`."""
+        decided = [
+            (verdict, "duplicate" if is_duplicate else _reason(verdict, run, version, max_staleness))
+            for verdict, is_duplicate in self._verdicts
+        ]
+        usable = [verdict.group for verdict, reason in decided if verdict.group and not reason]
+        left_out = unselected(usable, self.recipe)
         judged: list[tuple[bytes, str]] = []
         groups: list[Group] = []
         untrained: list[Group] = []
         excluded: dict[str, str] = {}
-        for verdict, is_duplicate in self._verdicts:
-            reason = "duplicate" if is_duplicate else _reason(verdict, run, version, max_staleness)
+        for verdict, verdict_reason in decided:
+            reason = verdict_reason or left_out.get(verdict.group_id or "", "")
             judged.append((hashlib.sha256(verdict.record.value or b"").digest(), reason))
-            if is_duplicate:
+            if reason == "duplicate":
                 continue
             if reason and verdict.group_id is not None:
                 excluded[verdict.group_id] = reason

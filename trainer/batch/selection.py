@@ -1,34 +1,33 @@
-"""Which of a batch's groups train by the recipe's selection; the others are excluded with its reason.
+"""Which groups of a batch the recipe's selection leaves out, by the spread of what their rollouts were worth.
 
-In: a batch, a recipe. Out: the batch without them: they count as consumed, but in no denominator. Pure.
+In: well-formed groups, a recipe. Out: the reason of each that does not train: it counts as consumed, but in no
+denominator. Pure.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from ..algorithm.recipe import Recipe
 from ..algorithm.scale import sample_std
 from ..algorithm.selection import selected
-from .batches import Batch
 from .groups import Group
 
-__all__ = ["select"]
+__all__ = ["unselected"]
 
 _ROUNDING = 1e-9
 """Of the greatest return: a std below it is rounding."""
 
 
-def select(batch: Batch, recipe: Recipe) -> Batch:
-    """The batch of the groups that the recipe trains."""
+def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
+    """Group id -> why it does not train, `no_spread` or `low_spread`, of those that the recipe leaves out."""
     if recipe.selection == "none":
-        return batch
-    stds = [_std(group) for group in batch.groups]
+        return {}
+    stds = [_std(group) for group in groups]
     stays = selected(stds, recipe.selection, recipe.share)
-    groups = zip(batch.groups, stds, stays, strict=True)
-    return batch.without(
-        {group.summary.group_id: "low_spread" if std else "no_spread" for group, std, stay in groups if not stay}
-    )
+    judged = zip(groups, stds, stays, strict=True)
+    return {group.summary.group_id: "low_spread" if std else "no_spread" for group, std, stay in judged if not stay}
 
 
 def _std(group: Group) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 
 import pytest
@@ -14,9 +15,10 @@ from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.training import Accounting
+from tracegrad.schemas.records.training import Accounting, hash_batch
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.topics import Topics
+from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.batches import Batch, OpenBatch, TransitionsSource, account
 from tracegrad.trainer.batch.groups import GroupLimits
 
@@ -28,10 +30,19 @@ def gid(index: int) -> str:
     return f"{index:024x}"
 
 
-def open_batch(values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = ()) -> OpenBatch:
+def open_batch(
+    values: Sequence[bytes | None], *, num_groups: int, consumed: Collection[str] = (), recipe: Recipe | None = None
+) -> OpenBatch:
     """These records, as many as the batch takes."""
     refusals = Refusals(Topics(run=RunName("test")), Metrics())
-    batch = OpenBatch(begin_offset=10, num_groups=num_groups, consumed=consumed, limits=LIMITS, refusals=refusals)
+    batch = OpenBatch(
+        begin_offset=10,
+        num_groups=num_groups,
+        consumed=consumed,
+        limits=LIMITS,
+        recipe=recipe or Recipe(),
+        refusals=refusals,
+    )
     for offset, value in enumerate(values, 10):
         if not batch.is_complete:
             batch.add(record(value, offset))
@@ -121,6 +132,16 @@ def test_hash_tells_bytes_order_and_exclusions() -> None:
     ]
     assert len(set(hashes)) == len(hashes)
     assert batch_of(values, num_groups=2, version=3).hash == hashes[0]
+
+
+def test_the_hash_tells_what_selection_left_out() -> None:
+    """As `excluded_ids` does, from which the audit makes it again."""
+    values = [group_bytes(0), group_bytes(1, spread=0.0)]
+    digests = [hashlib.sha256(value).digest() for value in values]
+    for recipe, reason in ((Recipe(selection="spread"), "no_spread"), (Recipe(), "")):
+        batch = open_batch(values, num_groups=2, recipe=recipe).close(run=RUN, version=0, max_staleness=2)
+        assert batch.excluded == ({gid(1): reason} if reason else {})
+        assert batch.hash == hash_batch(zip(digests, ["", reason], strict=True))
 
 
 def test_accounting_is_in_distinct_groups() -> None:
