@@ -271,7 +271,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.TRAINING_STEPS,
         key=policy_key,
-        value="metrics and accounting of one batch (JSON)",
+        value="metrics and accounting of one batch, or groups given back of the one that is read (JSON)",
         written_by="trainer",
         read_by="trainer at its start, tasks, audit, report, live view",
         partitions="one",

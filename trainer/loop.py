@@ -1,7 +1,7 @@
 """The trainer's loop, from `transitions` to `weights`.
 
-    read       TransitionsSource, OpenBatch   consumes transitions; waits for G new groups (says so, with the lag);
-                                              unblocked by credit
+    read       TransitionsSource, OpenBatch   consumes transitions; waits for G new groups (says so, with the lag; on
+                                              `training_steps` those that do not count); unblocked by credit
     advantage  training_rows, Recipe          returns -> advantages, token weights
     loss       Learner.step, Recipe           micro-batches, forward, backward
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
@@ -33,7 +33,7 @@ from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TAKEN, GROUPS_TRAINED, STEPS, Metrics
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
 from .batch.batches import Batch, OpenBatch, TransitionsSource
@@ -160,6 +160,7 @@ class Trainer:
             refusals=self._refusals,
         )
         busy_s = told_at = 0.0
+        num_told = 0
         said_at = time.monotonic()
         while not batch.is_complete:
             beat()
@@ -174,6 +175,8 @@ class Trainer:
             if self._stop.is_set():
                 return None, busy_s
             self._store.look()
+            if len(batch.given_back) > num_told:
+                num_told = self._give_back(batch)
             if time.monotonic() - told_at >= _TAKEN_EVERY_S:
                 told_at = time.monotonic()
                 self._tell_taken(batch)
@@ -187,9 +190,33 @@ class Trainer:
                     self._config.groups_per_step,
                     self._source.lag,
                 )
+        return self._close(batch), busy_s
+
+    def _close(self, batch: OpenBatch) -> Batch:
         # A rollback while it waited: the step starts from the version of now.
         state = self._store.state
-        return batch.close(run=state.run, version=state.version, max_staleness=self._config.max_staleness), busy_s
+        if batch.num_counted < batch.num_groups:
+            _log.warning(
+                "step %d: %d groups of %d have spread, and [algorithm] refill lets a batch take no more than these",
+                state.step + 1,
+                batch.num_counted,
+                batch.num_seen,
+            )
+        return batch.close(run=state.run, version=state.version, max_staleness=self._config.max_staleness)
+
+    def _give_back(self, batch: OpenBatch) -> int:
+        """Says which groups do not count, or tasks would wait for a batch that waits for others; how many there are."""
+        state, given_back = self._store.state, tuple(batch.given_back)
+        record = GroupsGivenBack(
+            run=state.run,
+            policy=state.policy,
+            epoch=self._policy_log.epoch,
+            step=state.step + 1,
+            consumed=state.accounting.consumed + len(given_back),
+            group_ids=given_back,
+        )
+        self._policy_log.training_step(TRAINING_STEPS.encode(record))
+        return len(given_back)
 
     def _tell_taken(self, batch: OpenBatch) -> None:
         """By this tasks knows of groups that closed and never came: nothing else would end the wait for them."""

@@ -46,7 +46,7 @@ from tracegrad.schemas.records.rollouts import (
     RolloutRequest,
     RolloutState,
 )
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group, group_id_of
 from tracegrad.schemas.records.weights import (
     WEIGHT_ACKS,
@@ -122,8 +122,9 @@ def _patiently(ask: Callable[..., T], *args: str) -> T:
     return retry(functools.partial(ask, *args), doing="asking Kafka for offsets", patience_s=PATIENCE_S)
 
 
-def _step(seen: Evidence, record: Record, step: TrainingStep) -> None:
-    seen.steps.append(step)
+def _step(seen: Evidence, record: Record, step: TrainingStep | GroupsGivenBack) -> None:
+    if isinstance(step, TrainingStep):  # a group that was given back waits for the step that excludes it
+        seen.steps.append(step)
 
 
 def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[SegmentRow]]) -> None:

@@ -25,7 +25,7 @@ from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, SupervisedProcess
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, ROLLOUT_EVENTS, RolloutEvent, RolloutState
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
+from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -136,8 +136,8 @@ class RunState:
             if self.first_sign_s is None and (self.first_span or self.first_call):
                 self.first_sign_s = now_s
 
-    def _step(self, step: TrainingStep) -> None:
-        if step.policy != self._policy:
+    def _step(self, step: TrainingStep | GroupsGivenBack) -> None:
+        if not isinstance(step, TrainingStep) or step.policy != self._policy:
             return
         step = msgspec.structs.replace(step, group_ids=(), excluded_ids={})
         known = self._steps.get(step.step)

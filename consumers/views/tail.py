@@ -27,7 +27,7 @@ from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic
@@ -143,6 +143,8 @@ def _describe(value: Any) -> str:
             return _group(summary, rows)
         case TrainingStep():
             return f"step {value.step} -> version {value.version}, reward {value.reward}, {value.num_tokens} tokens"
+        case GroupsGivenBack():
+            return f"step {value.step} goes on: {len(value.group_ids)} groups without spread given back"
         case ProcessReport():
             return f"{value.process}: pid {value.pid}, {len(value.counters)} counters"
         case SupervisedProcess():

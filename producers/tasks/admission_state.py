@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutEvent, RolloutRequest, RolloutState
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
 
 from ..rollout_histories import Histories, Members
@@ -77,6 +77,8 @@ class AdmissionState:
         self.scores: dict[int, Score] = {}
         """Index of the validation group -> what its final episode was worth."""
         self.newest_step: TrainingStep | None = None
+        self._given_back: GroupsGivenBack | None = None
+        """The greatest word on a batch that is read; nothing once it is concluded."""
         self.num_vanished = 0
         """Training groups that closed and are in no batch, as of the last time that nothing was on its way."""
         self._closed_s = time.monotonic()
@@ -97,6 +99,8 @@ class AdmissionState:
             self._fold_episode(record)
         elif isinstance(record, TrainingStep):
             self._fold_step(record)
+        elif isinstance(record, GroupsGivenBack):
+            self._fold_given_back(record)
         elif isinstance(record, ProcessReport):
             self._fold_report(record, time.monotonic())
         elif isinstance(record, WeightAck) and record.policy == self._policy:
@@ -170,19 +174,28 @@ class AdmissionState:
 
     def _fold_step(self, step: TrainingStep) -> None:
         newest = self.newest_step
-        if step.policy != self._policy or (newest and (step.epoch, step.step) < (newest.epoch, newest.step)):
+        if step.policy != self._policy or (newest and _place(step) < _place(newest)):
             return
         self.newest_step = step
-        # Credit may have closed a group without the member that nobody hears of.
-        consumed = {*step.group_ids, *step.excluded_ids}
-        for id_ in [id_ for id_, rollout in self.awaited.items() if rollout.request.group.id in consumed]:
-            self._seen_final[Purpose.TRAIN].add(self.awaited.pop(id_).request.group)
-            self.given_up.pop(id_, None)
+        self._end_wait({*step.group_ids, *step.excluded_ids})
         if step.skipped:
             logger.warning("step %d trained nothing: %s", step.step, step.skipped)
         if step.excluded_ids:
             reasons = _told(step.excluded_ids.values())
             logger.warning("step %d: %d groups excluded: %s", step.step, len(step.excluded_ids), reasons)
+
+    def _fold_given_back(self, given: GroupsGivenBack) -> None:
+        known = self._given_back
+        is_newer = known is None or (_place(given), given.consumed) > (_place(known), known.consumed)
+        if given.policy == self._policy and is_newer:
+            self._given_back = given
+            self._end_wait(given.group_ids)
+
+    def _end_wait(self, groups: Collection[str]) -> None:
+        """Credit may have closed a group without the member that nobody hears of."""
+        for id_ in [id_ for id_, rollout in self.awaited.items() if rollout.request.group.id in groups]:
+            self._seen_final[Purpose.TRAIN].add(self.awaited.pop(id_).request.group)
+            self.given_up.pop(id_, None)
 
     def num_open(self, purpose: Purpose) -> int:
         """Rollouts without a final event."""
@@ -215,7 +228,9 @@ class AdmissionState:
 
     def progress(self) -> RunProgress:
         """What the pace is computed from."""
-        step = self.newest_step
+        step, given = self.newest_step, self._given_back
+        if given is not None and step is not None and _place(given) <= _place(step):
+            given = None
         running = {
             rollout.request.group.index for rollout in self.open.values() if rollout.request.purpose is Purpose.TRAIN
         }
@@ -223,11 +238,16 @@ class AdmissionState:
             admitted=self.admitted[Purpose.TRAIN].num_groups,
             running=len(running),
             lost=len(self.lost_groups(Purpose.TRAIN)) + self.num_vanished,
-            consumed=step.accounting.consumed if step else 0,
-            step=step.step if step else 0,
+            consumed=given.consumed if given else step.accounting.consumed if step else 0,
+            step=given.step - 1 if given else step.step if step else 0,
             version=step.version if step else 0,
             acked=max(self._acked.values(), default=None),
         )
+
+
+def _place(record: TrainingStep | GroupsGivenBack) -> tuple[int, int]:
+    """In a run's order; a higher epoch's are later than all of a lower one's."""
+    return record.epoch, record.step
 
 
 def _told(reasons: Iterable[str]) -> str:

@@ -1,10 +1,12 @@
 """How many training groups may be admitted now. Pure.
 
-    capacity = min(max_running - running, (eta + 1) * G - (admitted - lost - consumed), steps * G - (admitted - lost))
+    ahead    = admitted - lost - consumed
+    capacity = min(max_running - running, min(eta + 1, steps - step) * G - ahead)
 
 in training groups, G of them a batch; nothing while the engines serve a version more than eta behind the newest
 one. `consumed` is cumulative on `training_steps` and holds the excluded groups too, so that a group that trained
-nothing gives its place back. Validation never counts.
+nothing gives its place back: at the end of its batch, or, where that has its groups without spread refilled, as soon
+as a trainer that waits says so. Validation never counts.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     """Of those admitted, the ones that will never close; others are admitted in their stead."""
     consumed: int = 0
-    """Groups in batches so far, trained or excluded."""
+    """Groups in batches so far, trained or excluded; and those that the next one has given back."""
     step: int = 0
-    """The newest batch."""
+    """The newest batch that is concluded."""
     version: int = 0
     """What it led to."""
     acked: int | None = None
@@ -39,7 +41,6 @@ def capacity(progress: RunProgress, pace: PaceConfig, handles: TasksHandles, max
     """Training groups to admit now, 0 or more; `max_running`: as many are in the works at once."""
     if progress.acked is None or progress.acked < progress.version - pace.staleness:
         return 0
-    admitted = progress.admitted - progress.lost
-    ahead = (pace.staleness + 1) * handles.groups_per_step - (admitted - progress.consumed)
-    left = handles.steps * handles.groups_per_step - admitted
-    return max(0, min(max_running - progress.running, ahead, left))
+    ahead = progress.admitted - progress.lost - progress.consumed
+    batches = min(pace.staleness + 1, handles.steps - progress.step)
+    return max(0, min(max_running - progress.running, batches * handles.groups_per_step - ahead))

@@ -1,4 +1,6 @@
-"""`training_steps`: metrics and accounting of one batch, also when no optimiser step was taken."""
+"""`training_steps`: metrics and accounting of one batch, also when no optimiser step was taken; and of the batch that
+is read, what was given back.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import msgspec
 from ..ids import RunHash
 from .codec import Codec
 
-__all__ = ["TRAINING_STEPS", "Accounting", "TrainingStep", "hash_batch", "surviving_steps"]
+__all__ = ["TRAINING_STEPS", "Accounting", "GroupsGivenBack", "TrainingStep", "hash_batch", "surviving_steps"]
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +26,7 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     """Records skipped because their group was consumed before."""
 
 
-class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step"):
     """One batch. Example: TrainingStep(policy="policy", step=3, version=3, batch_hash="9f...", ...)."""
 
     schema: str = "training_step/1"
@@ -83,6 +85,26 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens with a negative advantage whose weight `[algorithm] dual` bounded."""
 
 
+class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):
+    """Groups of the batch that is read which do not count towards its G (`[algorithm] refill`): without this word from
+    a trainer that waits, tasks would admit none in their stead. Of the words on one batch the greatest counts, until a
+    step of its epoch and number, or beyond, concludes the batch.
+
+    Example: GroupsGivenBack(policy="policy", epoch=1, step=3, consumed=18, group_ids=("3f...", "9c..."), ...).
+    """
+
+    schema: str = "groups_given_back/1"
+    run: RunHash
+    policy: str
+    epoch: int
+    step: int
+    """Of the batch that is read: one more than those concluded."""
+    consumed: int
+    """Cumulative: the groups of the batches before, and these."""
+    group_ids: tuple[str, ...]
+    """All given back of this batch so far, in order; `excluded_ids` of its step will name them."""
+
+
 def hash_batch(judged: Iterable[tuple[bytes, str]]) -> str:
     """sha256, hex, over what a batch consists of.
 
@@ -111,4 +133,7 @@ def surviving_steps(steps: Iterable[TrainingStep]) -> list[TrainingStep]:
     return chosen
 
 
-TRAINING_STEPS: Codec[TrainingStep] = Codec(TrainingStep, released=("training_step/1",), wire="json")
+TrainingRecord = TrainingStep | GroupsGivenBack
+TRAINING_STEPS: Codec[TrainingRecord] = Codec(
+    TrainingRecord, released=("training_step/1", "groups_given_back/1"), wire="json"
+)

@@ -131,6 +131,7 @@ def _gather(snapshot: Snapshot) -> _Count:
         found.keep(found.groups, summary.group_id, record, summary)
     for record in snapshot.records[Topic.TRAINING_STEPS]:
         step = TRAINING_STEPS.decode(record.value)
+        assert isinstance(step, TrainingStep)
         found.keep(found.steps, step.step, record, step)
     return found
 

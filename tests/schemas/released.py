@@ -179,6 +179,7 @@ RELEASED: dict[str, Any] = {
     "rollback-1.json": weights.WEIGHTS,
     "weight_ack-1.json": weights.WEIGHT_ACKS,
     "training_step-1.json": training.TRAINING_STEPS,
+    "groups_given_back-1.json": training.TRAINING_STEPS,
     "process_report-1.json": process_status.PROCESS_STATUS,
     "supervised_process-1.json": process_status.PROCESS_STATUS,
     "transitions-1.arrow": _Groups(),

@@ -89,8 +89,9 @@ def train(
 
 
 def steps_of(log: MemoryLog) -> list[TrainingStep]:
-    """All records of `training_steps`."""
-    return [TRAINING_STEPS.decode(record.value) for record in log.records(STEPS)]
+    """All steps on `training_steps`."""
+    records = [TRAINING_STEPS.decode(record.value) for record in log.records(STEPS)]
+    return [record for record in records if isinstance(record, TrainingStep)]
 
 
 def lineage_of(log: MemoryLog) -> Lineage:

@@ -77,8 +77,10 @@ def folded(log: Log, topics: Topics) -> tuple[Lineage, int]:
 
 
 def steps_of(log: Log, topics: Topics) -> list[TrainingStep]:
-    """All records of `training_steps`."""
-    return [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS))]
+    """All steps on `training_steps`."""
+    name = topics.name(Topic.TRAINING_STEPS)
+    records = [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, name)]
+    return [record for record in records if isinstance(record, TrainingStep)]
 
 
 def outcome(log: Log, topics: Topics) -> Outcome:

@@ -93,6 +93,9 @@ class Recipe(Section, frozen=True, kw_only=True):
     excluded as `no_spread`, `low_spread` and leave the denominators."""
     share: Share = 0.25
     """Of `top_std`."""
+    refill: Count = 1
+    """A batch ends with its G-th group whose rollouts differ in return, at the latest with the group that is the
+    `refill` * G-th of all; others are admitted for those that do not. 1: each group counts towards G."""
     overlong: Annotated[int, Meta(ge=0)] = 0
     """Trained tokens from which on a rollout's returns are less by 1; 0: length costs nothing (arXiv:2503.14476)."""
     overlong_buffer: Count = 1
@@ -115,6 +118,11 @@ class Recipe(Section, frozen=True, kw_only=True):
             raise ConfigurationError(
                 "kl: expected k1 in the reward (kl_in 'return' or 'tokens') and another one in the loss, where k1 has "
                 f"no gradient on average, got {self.kl!r} in {self.kl_in!r}"
+            )
+        if self.refill > 1 and self.selection == "none":
+            raise ConfigurationError(
+                "selection: expected one that leaves out groups without spread, 'spread' or 'top_std', with refill = "
+                f"{self.refill}, got 'none'"
             )
         if self.overlong and self.overlong_buffer > self.overlong:
             raise ConfigurationError(

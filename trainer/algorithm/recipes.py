@@ -66,10 +66,10 @@ RECIPES: Mapping[str, Known] = {
         "set `length` to the greatest length of a rollout",
     ),
     "dapo": Known(
-        Recipe(scale="std", high=0.28, selection="spread"),
-        f"{_GROUP}; f = clipped rho A",
-        "arXiv:2503.14476",
-        "groups without spread leave the batch, none is drawn in their place; overlong punishment by `overlong`",
+        Recipe(scale="std", high=0.28, selection="spread", refill=10),
+        f"{_GROUP}; f = clipped rho A; a batch of G groups with spread",
+        "arXiv:2503.14476; the limit of 10 G groups is verl's example's",
+        "at the limit the batch is trained with what it has; overlong punishment by `overlong`",
     ),
     "gspo": Known(
         Recipe(scale="std", level="row", low=3e-4, high=4e-4, aggregation="rollout_mean"),

@@ -1,12 +1,14 @@
 """A batch is the next contiguous interval of the policy's partition that holds exactly G distinct new groups.
 
     TransitionsSource   consumes the policy's partition of `transitions`, in order; waits at most the time given
-    OpenBatch           takes records one by one until the G-th new group; its end does not depend on the clock
+    OpenBatch           takes records one by one until the G-th that counts; its end depends on them alone
     Batch               interval, groups to train, exclusions by reason, dead letters, accounting, hash
 
 Invariant: what is excluded depends on (record, step) only - the records of the interval, the groups consumed
 before it and the version it starts from - so the same offsets give the same batch hash. Excluded groups count
-towards G: they were admitted. Duplicates and records that name no group do not.
+towards G: they were admitted. Where the recipe has batches refilled, those that are well-formed and have spread count
+(of whichever version: that may change while it is read), and what does not is given back. Duplicates and records that
+name no group never count.
 On failure: LogGapError when an offset lies outside the log or is passed over; bad records are verdicts, never
 exceptions.
 """
@@ -29,7 +31,7 @@ from tracegrad.schemas.records.training import Accounting, hash_batch
 
 from ..algorithm.recipe import Recipe
 from .groups import Group, GroupLimits, Verdict, judge, trained_versions
-from .selection import unselected
+from .selection import spread, unselected
 
 __all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
 
@@ -83,12 +85,14 @@ class OpenBatch:
     """Groups of earlier batches."""
     limits: GroupLimits
     recipe: Recipe
-    """Says which groups train."""
+    """Says which groups count, and which of them train."""
     refusals: Refusals
     """Of all batches: told of each record whether it could be decoded."""
     _verdicts: list[tuple[Verdict, bool]] = field(default_factory=list)
     """Each with whether its group was consumed before."""
     _seen: set[str] = field(default_factory=set)
+    given_back: list[str] = field(default_factory=list)
+    """Groups that do not count towards G, where the recipe has the batch refilled."""
 
     @property
     def num_seen(self) -> int:
@@ -96,9 +100,14 @@ class OpenBatch:
         return len(self._seen)
 
     @property
+    def num_counted(self) -> int:
+        """Of those, the ones that count towards G."""
+        return self.num_seen - len(self.given_back)
+
+    @property
     def is_complete(self) -> bool:
-        """Whether the G-th group is in."""
-        return len(self._seen) >= self.num_groups
+        """Whether the G-th group that counts is in, or the last that it may take."""
+        return self.num_counted >= self.num_groups or self.num_seen >= self.recipe.refill * self.num_groups
 
     @property
     def next_offset(self) -> int:
@@ -127,6 +136,8 @@ class OpenBatch:
         self._verdicts.append((verdict, is_duplicate))
         if group_id is not None and not is_duplicate:
             self._seen.add(group_id)
+            if self.recipe.refill > 1 and not (verdict.group and verdict.group.rows and spread(verdict.group)):
+                self.given_back.append(group_id)
 
     def close(self, *, run: RunHash, version: int, max_staleness: int) -> Batch:
         """The batch of these records for a step that starts from the run's `version`."""

@@ -14,7 +14,7 @@ from ..algorithm.scale import sample_std
 from ..algorithm.selection import selected
 from .groups import Group
 
-__all__ = ["unselected"]
+__all__ = ["spread", "unselected"]
 
 _ROUNDING = 1e-9
 """Of the greatest return: a std below it is rounding."""
@@ -24,14 +24,14 @@ def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
     """Group id -> why it does not train, `no_spread` or `low_spread`, of those that the recipe leaves out."""
     if recipe.selection == "none":
         return {}
-    stds = [_std(group) for group in groups]
+    stds = [spread(group) for group in groups]
     stays = selected(stds, recipe.selection, recipe.share)
     judged = zip(groups, stds, stays, strict=True)
     return {group.summary.group_id: "low_spread" if std else "no_spread" for group, std, stay in judged if not stay}
 
 
-def _std(group: Group) -> float:
-    """Of what its rollouts were worth: the mean return of each one's turns, else its final reward."""
+def spread(group: Group) -> float:
+    """The std of what its rollouts were worth: the mean return of each one's turns, else its final reward."""
     returns: defaultdict[str, list[float]] = defaultdict(list)
     for (rollout, _), turn in group.turns.items():
         returns[rollout].append(turn.return_)

@@ -29,7 +29,7 @@ from torch import Tensor
 from tracegrad.schemas.beat import busy, units
 from tracegrad.schemas.errors import ConfigurationError, LogGapError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting
+from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep
 from tracegrad.schemas.records.weights import WeightFile
 
 from ..config import TrainerHandles
@@ -99,6 +99,7 @@ class Progress:
         if self.training_step is None:
             return {}
         step = TRAINING_STEPS.decode(self.training_step)
+        assert isinstance(step, TrainingStep)
         figures = {"loss": step.loss, "grad_norm": step.grad_norm, "logprob_error_max": step.logprob_error_max}
         return figures if step.reward is None else figures | {"reward": step.reward}
 

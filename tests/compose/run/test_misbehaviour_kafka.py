@@ -161,6 +161,7 @@ def run_to_its_end(broker: str, folder: Path, tasks: list[str], **more: Any) -> 
     steps: dict[str, TrainingStep] = {}
     for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS)):
         step = TRAINING_STEPS.decode(record.value)
+        assert isinstance(step, TrainingStep)
         (group,) = (*step.group_ids, *step.excluded_ids)
         assert steps.setdefault(tasks_by_group[group], step) == step
     episodes = {r.value: EPISODES.decode(r.value) for r in read_to_end(log, topics.name(Topic.EPISODES))}

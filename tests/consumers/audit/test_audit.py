@@ -88,6 +88,7 @@ def test_the_trainers_own_ledger_is_checked_not_believed() -> None:
     """A step that claims more than its batches name."""
     log = memory_log(run())
     last = TRAINING_STEPS.decode(log.records(TOPICS.name(Topic.TRAINING_STEPS))[-1].value)
+    assert isinstance(last, TrainingStep)
     lying = msgspec.structs.replace(
         last, epoch=2, accounting=msgspec.structs.replace(last.accounting, trained=3, consumed=3)
     )

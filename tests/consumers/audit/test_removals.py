@@ -27,7 +27,7 @@ from tracegrad.schemas.records.facts import (
 )
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS
-from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, WeightRecord
 from tracegrad.schemas.topics import Topic
@@ -141,6 +141,7 @@ def names_of(topic: Topic, record: Record) -> list[str]:
             return [decode_group(value)[0].group_id]
         case Topic.TRAINING_STEPS:
             step = TRAINING_STEPS.decode(value)
+            assert isinstance(step, TrainingStep)
             return [f"step missing before: step {step.step + 1}", f"version {step.version}, step {step.step}"]
         case Topic.WEIGHTS:
             return _names_of_weight(WEIGHTS.decode(value))
