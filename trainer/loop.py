@@ -2,8 +2,8 @@
 
     read       TransitionsSource, OpenBatch   consumes transitions; waits for G new groups (says so, with the lag; on
                                               `training_steps` those that do not count); unblocked by credit
-    advantage  training_rows, Recipe          returns -> advantages, token weights
-    loss       Learner.step, Recipe           micro-batches, forward, backward
+    advantage  Learner.rows, Recipe           returns -> advantages, token weights
+    loss       updates, Learner.step, Recipe  of each update: micro-batches, forward, backward
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
     conclude   Store.conclude                 checkpoint: from here on the batch is consumed, whatever is killed;
                                               publish: unblocks weight sync; record on `training_steps`: unblocks tasks,
@@ -38,7 +38,8 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
-from .batch.rows import TrainingRow, training_rows
+from .batch.rows import TrainingRow
+from .batch.updates import updates
 from .config import AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.policy import configure_torch, load_policy
@@ -106,6 +107,7 @@ class Trainer:
         self._metrics = metrics
         device = configure_torch(config, seed=handles.seed)
         self._stop = stop
+        self._seed = handles.seed
         recipe = algorithm.resolve()
         needs = "reference" in recipe.needs
         reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
@@ -259,12 +261,10 @@ class Trainer:
 
     def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult, dict[str, float]]:
         """The rows, what the step did, and the running means after it."""
-        state, recipe = self._store.state, self._learner.recipe
-        rows, running = training_rows(batch.groups, recipe, running=state.running)
-        if "old" in recipe.needs:
-            penalties = self._learner.penalties(rows)
-            rows, running = training_rows(batch.groups, recipe, running=state.running, penalties=penalties)
-        return rows, self._learner.step(rows, version=state.version, step=state.step + 1), running
+        state, step = self._store.state, self._store.state.step + 1
+        rows, running = self._learner.rows(batch.groups, state.running)
+        parts = updates(rows, batch.groups, self._learner.recipe, seed=f"{self._seed}/{step}")
+        return rows, self._learner.step(*parts, version=state.version, step=step), running
 
     # tell
 

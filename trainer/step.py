@@ -1,7 +1,8 @@
-"""One optimiser step: forward and backward by micro-batches, AdamW, and the figures to watch over all trained tokens.
+"""One step on a batch: the rows of each update forward and backward by micro-batches, AdamW, and the figures to watch.
 
-In: the rows of a batch with advantages and token weights. Out: StepResult; the policy's weights have moved, unless
-`skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`, `stopped`): then weights and optimiser are as before.
+In: the rows of each update with advantages and token weights; of most recipes one update of all rows. Out: StepResult;
+the policy's weights have moved, unless `skipped` says why not (`no_tokens`, `no_advantage`, `non_finite`, `stopped`):
+then weights and optimiser are as before the first update.
 Invariant: equal rows, weights, optimiser state and device give equal results, bit for bit on a CPU.
 Do not combine with dropout: the sampler has none.
 """
@@ -14,8 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from msgspec.structs import asdict
 from torch import Tensor
@@ -23,16 +22,15 @@ from torch import Tensor
 from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import DivergedError
 
-from .algorithm.form import TokenLoss, log_ratios, loss
-from .algorithm.level import unit_means
-from .algorithm.logprobs import logprobs_and_entropies
+from .algorithm.form import TokenLoss, loss
 from .algorithm.recipe import Recipe
-from .algorithm.regulariser import k1
-from .batch.packing import MicroBatch, micro_batches
+from .batch.groups import Group
 from .batch.rows import TrainingRow
 from .config import TrainerConfig
+from .forward import Forward
 from .model.policy import Policy
 from .optimiser import Optimiser
+from .watch import Watch
 
 __all__ = ["STOPPED", "Learner", "StepResult"]
 
@@ -51,8 +49,9 @@ class StepResult:
     is_updated: bool
     skipped: str = ""
     loss: float = 0.0
+    """Of several updates the mean."""
     grad_norm: float = 0.0
-    """Before clipping."""
+    """Before clipping; of several updates the greatest."""
     learning_rate: float = 0.0
     logprob_error_max: float = 0.0
     num_checked_tokens: int = 0
@@ -62,29 +61,16 @@ class StepResult:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Watch:
-    """Sums over the trained tokens of a batch, before the weights move."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """One of a step's updates, or why it was not made."""
 
-    num_tokens: int = 0
-    ratio_sum: float = 0.0
-    num_clipped: int = 0
-    num_bounded: int = 0
-    num_checked: int = 0
-    error_max: float = 0.0
-
-    def add(self, batch: MicroBatch, logprobs_N: Tensor, term: TokenLoss, version: int) -> None:
-        self.num_tokens += len(logprobs_N)
-        self.ratio_sum += float(term.ratios_N.sum(dtype=torch.float64))
-        self.num_clipped += int(term.clipped_N.sum())
-        self.num_bounded += int(term.bounded_N.sum())
-        checked_N = batch.versions_N == version
-        num_checked = int(checked_N.sum())
-        if num_checked:
-            # Probabilities are compared at the sampler's own version only: any gap is then an error, not learning.
-            error = float((logprobs_N.detach() - batch.sampler_logprobs_N)[checked_N].abs().max())
-            self.num_checked += num_checked
-            self.error_max = max(self.error_max, error) if math.isfinite(error) else 1e9
+    skipped: str
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    forward_backward_s: float = 0.0
+    optimise_s: float = 0.0
 
 
 class Learner:
@@ -103,7 +89,7 @@ class Learner:
         """`reference` is what a recipe that needs one is held against; it never changes."""
         self.policy = policy
         self.recipe = recipe
-        self._reference = reference
+        self._forward = Forward(policy, config, recipe, reference)
         self._config = config
         self._is_told_to_stop = is_told_to_stop
         self._optimiser = Optimiser(policy.masters, config)
@@ -121,128 +107,95 @@ class Learner:
             | {"device": self.policy.device.type}
         )
 
-    def step(self, rows: Sequence[TrainingRow], *, version: int, step: int) -> StepResult:
+    def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
+        """`Forward.rows`: a batch's, before its first update."""
+        return self._forward.rows(groups, running)
+
+    def step(self, *updates: Sequence[TrainingRow], version: int, step: int) -> StepResult:
         """Trains on one batch.
 
         Args:
-            rows: all rows of the batch; those without advantage are counted in the weights and only looked at: a
-                forward pass, a third of what training them costs, so that the figures to watch are of all tokens.
+            updates: the rows of each update, in turn. Those without advantage are counted in the weights and only
+                looked at: a forward pass, a third of what training them costs, so that the figures to watch are of all
+                tokens. An update without any other row is left out.
             version: the version that the weights are now.
             step: number of the batch, from 1.
         Raises:
             DivergedError: the new weights give NaN or infinite logprobs; they are not to be used.
         """
-        trains_all = "all_rows" in self.recipe.needs
-        useful = [row for row in rows if trains_all or row.has_advantage]
-        if not useful:
-            return StepResult(is_updated=False, skipped="no_advantage" if rows else "no_tokens")
+        trained = [self._trained(rows) for rows in updates]
+        if not any(trained):
+            return StepResult(is_updated=False, skipped="no_advantage" if any(updates) else "no_tokens")
+        # In host memory, as a checkpoint takes it: what stops or fails in a later update is undone as a whole.
+        before = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors().items() if updates[1:]}
+        first, num_updates = (step - 1) * len(updates), self._config.steps * len(updates)
+        watch, made = Watch(), list[_Update]()
+        for number, (rows, useful) in enumerate(zip(updates, trained, strict=True)):
+            if useful:
+                rate = self._optimiser.learning_rate(first + number, num_updates)
+                # Later the weights are no version: what the sampler said of a token differs from theirs by learning.
+                made.append(self._update(rows, useful, watch, step, version=-1 if made else version, rate=rate))
+                self._optimiser.drop_gradients()
+                if made[-1].skipped:
+                    break
+        skipped = made[-1].skipped
+        if skipped and before:
+            self.restore(before)
+        return StepResult(is_updated=False, skipped=STOPPED) if skipped == STOPPED else _result(made, watch)
+
+    def _trained(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        """Those that have a gradient."""
+        return [row for row in rows if "all_rows" in self.recipe.needs or row.has_advantage]
+
+    def _update(
+        self,
+        rows: Sequence[TrainingRow],
+        useful: Sequence[TrainingRow],
+        watch: Watch,
+        step: int,
+        *,
+        version: int,
+        rate: float,
+    ) -> _Update:
+        """Moves the weights once; gradients are left behind."""
         started = time.perf_counter()
-        watch = _Watch()
-        unit_means_U = self._unit_means(rows)
+        unit_means_U = self._forward.unit_means(rows)
         value = self._accumulate(useful, version, watch, unit_means_U)
         if len(useful) < len(rows):
             with torch.no_grad():
                 for _ in self._look_at([row for row in rows if not row.has_advantage], version, watch, unit_means_U):
                     pass
         if self._is_told_to_stop():
-            self._optimiser.drop_gradients()
-            return StepResult(is_updated=False, skipped=STOPPED)
+            return _Update(skipped=STOPPED)
         computed = time.perf_counter()
         grad_norm = self._optimiser.clip()
-        is_finite = all(map(math.isfinite, (value, grad_norm, watch.ratio_sum)))
-        learning_rate = self._optimiser.learning_rate(step - 1, self._config.steps)
+        is_finite = watch.is_finite and all(map(math.isfinite, (value, grad_norm)))
         if is_finite:
-            self._update(learning_rate)
+            with busy("an optimiser step"):
+                self._optimiser.step(rate)
+                self.policy.refresh()
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
-        self._optimiser.drop_gradients()
-        return StepResult(
-            is_updated=is_finite,
+        return _Update(
             skipped="" if is_finite else "non_finite",
             loss=value if math.isfinite(value) else 0.0,
             grad_norm=grad_norm if math.isfinite(grad_norm) else 0.0,
-            learning_rate=learning_rate,
-            logprob_error_max=watch.error_max,
-            num_checked_tokens=watch.num_checked,
-            ratio_mean=watch.ratio_sum / watch.num_tokens if math.isfinite(watch.ratio_sum) else 0.0,
-            clip_fraction=watch.num_clipped / watch.num_tokens,
-            num_bounded_tokens=watch.num_bounded,
-            seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
+            learning_rate=rate,
+            forward_backward_s=computed - started,
+            optimise_s=time.perf_counter() - computed,
         )
-
-    def _update(self, learning_rate: float) -> None:
-        with busy("an optimiser step"):
-            self._optimiser.step(learning_rate)
-            self.policy.refresh()
 
     @torch.no_grad()
     def _require_numbers(self, row: TrainingRow, step: int) -> None:
         """One forward pass of the new weights: a version of NaN would be served before the next step noticed."""
-        (batch,) = self._micro_batches([row])
-        if not bool(self._logprobs(batch).isfinite().all()):
+        (batch,) = self._forward.micro_batches([row])
+        if not bool(self._forward.logprobs(batch).isfinite().all()):
             raise DivergedError(
                 f"expected the weights after step {step} to give finite logprobs, got others; they are neither "
                 "checkpointed nor published. Lower [trainer] lr or clip_norm and start the run again"
             )
 
-    def _micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
-        for batch in micro_batches(
-            rows,
-            max_tokens=self._config.micro_batch_tokens or (1024 if self.policy.device.type == "cpu" else 16384),
-        ):
-            # Until the caller asks for the next one.
-            with busy("a micro-batch", batch.input_ids_BL.numel()):
-                yield batch.to(self.policy.device)
-
-    def _logprobs(self, batch: MicroBatch, policy: Policy | None = None) -> Tensor:
-        """[N] of its trained tokens under the present weights, or another policy's."""
-        made = (policy or self.policy).logprobs(batch, max_logits=self._config.micro_batch_logits)
-        return made[batch.loss_mask_BK]
-
-    def _logprobs_and_entropies(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """[N] each."""
-        limit = self._config.micro_batch_logits
-        made_2BK = self.policy.logprobs(batch, max_logits=limit, score=logprobs_and_entropies)
-        logprobs_N, entropies_N = made_2BK[:, batch.loss_mask_BK]
-        return logprobs_N, entropies_N
-
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        """[N] of its trained tokens under what the recipe's KL is taken to; None where that is the sampler."""
-        if "reference" not in self.recipe.needs:
-            return None
-        assert self._reference is not None
-        with torch.no_grad():
-            return self._logprobs(batch, self._reference)
-
-    @torch.no_grad()
-    def penalties(self, rows: Sequence[TrainingRow]) -> list[npt.NDArray[np.float64]]:
-        """[T] of each row, what the recipe's KL takes from the reward at a token: a pass of its own."""
-        found = [np.zeros(len(row.token_ids_T)) for row in rows]
-        for batch in self._micro_batches(rows):
-            logprobs_N = self._logprobs(batch)
-            reference_N = self._reference_logprobs(batch)
-            kl_N = k1(logprobs_N, batch.sampler_logprobs_N if reference_N is None else reference_N, logprobs_N)
-            sizes = batch.loss_mask_BK.sum(dim=1).tolist()
-            for place, part in zip(batch.places, torch.split(self.recipe.beta * kl_N.double(), sizes), strict=True):
-                found[place][rows[place].loss_mask_T] = part.cpu().numpy()
-        return found
-
-    @torch.no_grad()
-    def _unit_means(self, rows: Sequence[TrainingRow]) -> Tensor | None:
-        """[U] the mean log ratio of each rollout, by a pass of its own: a rollout's rows may lie in several
-        micro-batches. None where no ratio is of a rollout.
-        """
-        if "unit_means" not in self.recipe.needs:
-            return None
-        seen = []
-        for batch in self._micro_batches(rows):
-            assert batch.units_N is not None
-            logprobs_N = self._logprobs(batch)
-            seen.append((log_ratios(self.recipe, logprobs_N, batch.sampler_logprobs_N), batch.units_N))
-        log_ratios_N, units_N = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        return unit_means(log_ratios_N, units_N, int(units_N.max()) + 1)
-
     def _accumulate(
-        self, rows: Sequence[TrainingRow], version: int, watch: _Watch, unit_means_U: Tensor | None
+        self, rows: Sequence[TrainingRow], version: int, watch: Watch, unit_means_U: Tensor | None
     ) -> float:
         """The loss; its gradient is in the masters."""
         losses: list[float] = []
@@ -254,30 +207,31 @@ class Learner:
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
 
     def _look_at(
-        self, rows: Sequence[TrainingRow], version: int, watch: _Watch, unit_means_U: Tensor | None
+        self, rows: Sequence[TrainingRow], version: int, watch: Watch, unit_means_U: Tensor | None
     ) -> Iterator[TokenLoss]:
         """A forward pass by micro-batches; each is watched and given."""
-        for batch in self._micro_batches(rows):
+        for batch in self._forward.micro_batches(rows):
             if self._is_told_to_stop():
                 return
             entropies_N = None
             if "entropy" in self.recipe.needs:
-                logprobs_N, entropies_N = self._logprobs_and_entropies(batch)
+                logprobs_N, entropies_N = self._forward.logprobs_and_entropies(batch)
             else:
-                logprobs_N = self._logprobs(batch)
+                logprobs_N = self._forward.logprobs(batch)
             term = loss(
                 self.recipe,
                 logprobs_N=logprobs_N,
                 sampler_logprobs_N=batch.sampler_logprobs_N,
                 advantages_N=batch.advantages_N,
                 weights_N=batch.weights_N,
-                reference_logprobs_N=self._reference_logprobs(batch) if self.recipe.kl_in == "loss" else None,
+                old_logprobs_N=batch.old_logprobs_N,
+                reference_logprobs_N=self._forward.reference_logprobs(batch) if self.recipe.kl_in == "loss" else None,
                 entropies_N=entropies_N,
                 rows_N=None if self.recipe.correction == "none" else batch.rows_N,
                 units_N=batch.units_N,
                 unit_means_U=unit_means_U,
             )
-            watch.add(batch, logprobs_N, term, version)
+            watch.add(batch, logprobs_N, term, version=version)
             yield term
 
     def tensors(self) -> dict[str, Tensor]:
@@ -310,3 +264,18 @@ class Learner:
     def forget_moments(self) -> None:
         """Makes the optimiser new (a rollback)."""
         self._optimiser.forget()
+
+
+def _result(made: Sequence[_Update], watch: Watch) -> StepResult:
+    return StepResult(
+        is_updated=not made[-1].skipped,
+        skipped=made[-1].skipped,
+        loss=math.fsum(update.loss for update in made) / len(made),
+        grad_norm=max(update.grad_norm for update in made),
+        learning_rate=made[-1].learning_rate,
+        seconds={
+            "forward_backward": math.fsum(update.forward_backward_s for update in made),
+            "optimise": math.fsum(update.optimise_s for update in made),
+        },
+        **watch.figures(),
+    )

@@ -52,8 +52,11 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     """Group id -> reason, of this batch; `skipped` where no step was taken."""
     accounting: Accounting
     loss: float
+    """Of several updates (`[algorithm] passes`, `minibatches`) the mean."""
     grad_norm: float
+    """Before clipping; of several updates the greatest."""
     learning_rate: float
+    """Of the last update."""
     reward: float | None
     """Mean final reward over the scored rollouts of the batch; None when none is scored."""
     reward_parts: dict[str, float] = {}
@@ -74,7 +77,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     num_checked_tokens: int = 0
     """How many tokens that was taken over."""
     ratio_mean: float = 1.0
-    """Mean of pi / mu over `num_tokens`, before the weights moved."""
+    """Mean of pi / mu over `num_tokens`, before the weights moved; as all below over each of several updates."""
     clip_fraction: float = 0.0
     """Share of `num_tokens` at which a bound of the surrogate holds the gradient back."""
     seconds: dict[str, float] = {}

@@ -40,10 +40,10 @@ def in_step_2(patch: pytest.MonkeyPatch, death: type[BaseException]) -> None:
     """The step on offsets [2, 6) cannot be computed."""
     original = Learner.step
 
-    def step(self: Learner, rows: Any, **named: Any) -> Any:
+    def step(self: Learner, *updates: Any, **named: Any) -> Any:
         if named["step"] == 2:
             raise death
-        return original(self, rows, **named)
+        return original(self, *updates, **named)
 
     patch.setattr(Learner, "step", step)
 
@@ -101,11 +101,11 @@ def test_another_batch_has_its_own_three_tries(
     """Two deaths in each of four batches are anybody's doing: the run goes on to its end."""
     original, deaths = Learner.step, dict.fromkeys(range(1, 5), 2)
 
-    def step(self: Learner, rows: Any, **named: Any) -> Any:
+    def step(self: Learner, *updates: Any, **named: Any) -> Any:
         deaths[named["step"]] -= 1
         if deaths[named["step"]] >= 0:
             raise Killed
-        return original(self, rows, **named)
+        return original(self, *updates, **named)
 
     monkeypatch.setattr(Learner, "step", step)
     for _ in range(8):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
-from tracegrad.trainer.step import StepResult
+from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.step import Learner, StepResult
 
 pytestmark = pytest.mark.torch
 
@@ -144,3 +145,34 @@ def test_rows_without_advantage_train_where_the_recipe_asks() -> None:
         result, policy = learn([verdict.group], recipe)
         assert result.is_updated
         assert float(policy.gradient.abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"anchor": "old"},
+        {"anchor": "old", "level": "rollout"},
+        {"anchor": "old", "correction": "tis"},
+        {"beta": 0.1, "kl": "k1", "kl_in": "tokens", "anchor": "old", "correction": "icepop"},
+    ],
+    ids=lambda axes: ",".join(map(str, axes.values())),
+)
+def test_later_updates_are_held_against_the_policy_before_the_first(axes: dict[str, Any]) -> None:
+    """By a toy whose theta is moved by hand: what the second update sees of a ratio is how far it moved."""
+    recipe = Recipe(**axes, passes=2)
+    policy = ToyPolicy(0)
+    config = TrainerConfig(lr=0.0, micro_batch_tokens=1)
+    learner = Learner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)))
+    rows, _ = learner.rows(groups_of(3), {})
+    kept = policy.theta.detach().clone()
+    for row in rows:
+        old_T = kept[torch.from_numpy(row.token_ids_T.astype(np.int64))].numpy()
+        assert row.old_logprobs_T is not None
+        assert np.array_equal(row.old_logprobs_T, np.where(row.loss_mask_T, old_T, np.float32(0.0)))
+    with torch.no_grad():
+        policy.theta += 0.5
+    moved = learner.step(rows, version=0, step=1)
+    assert moved.clip_fraction > 0.0, "exp(.5) is beyond 1.2 wherever A is positive"
+    none_moved = msgspec.structs.replace(recipe, passes=1)
+    rows, _ = Learner(cast(Any, policy), config, none_moved, reference=cast(Any, ToyPolicy(1))).rows(groups_of(3), {})
+    assert all(row.old_logprobs_T is None for row in rows)

@@ -39,6 +39,7 @@ from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.trainer import loop
 from tracegrad.trainer.batch.batches import TransitionsSource
 from tracegrad.trainer.model.policy import Policy
+from tracegrad.trainer.step import Learner
 from tracegrad.trainer.store.publish import Publisher
 from tracegrad.trainer.store.store import Store
 
@@ -72,14 +73,27 @@ def test_newest_version_that_was_damaged_is_published_anew(
     assert is_same(content(log), expected)
 
 
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "one update": {},
+    "passes": {"passes": 2, "minibatches": 2, "anchor": "old", "correction": "tis"},
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("seam", SEAMS)
 def test_killed_trainer_goes_on_bit_for_bit(
-    seam: str, every: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seam: str,
+    every: int,
+    algorithm: str,
+    log: MemoryLog,
+    untied: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hashes, losses and weights equal an undisturbed run's; each surviving step is recorded once."""
-    undisturbed = new_log()
-    train(undisturbed, config_of(untied, tmp_path / "a"))
+    undisturbed, keys = new_log(), ALGORITHMS[algorithm]
+    train(undisturbed, config_of(untied, tmp_path / "a", **keys))
 
     owner, name, moment = SEAMS[seam]
     original: Callable[..., Any] = getattr(owner, name)
@@ -94,7 +108,7 @@ def test_killed_trainer_goes_on_bit_for_bit(
             raise Killed
         return result
 
-    config = config_of(untied, tmp_path / "b", checkpoint_every=every)
+    config = config_of(untied, tmp_path / "b", checkpoint_every=every, **keys)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, killing)
         with pytest.raises(Killed):
@@ -110,6 +124,35 @@ def test_killed_trainer_goes_on_bit_for_bit(
     assert is_same(content(log), content(undisturbed))
     lost_manifest = every > 1 or seam == "between checkpoint and publish"
     assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
+
+
+@pytest.mark.parametrize("call", [2, 3, 6])
+def test_a_kill_between_updates_takes_the_whole_batch_again(
+    call: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that moved by half a batch are in no checkpoint, so no update is made twice; one version a batch."""
+    undisturbed = new_log()
+    train(undisturbed, config_of(untied, tmp_path / "a", **ALGORITHMS["passes"]))
+    original, calls = Learner._update, 0
+
+    def killing(self: Learner, *args: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return original(self, *args, **named)
+
+    config = config_of(untied, tmp_path / "b", **ALGORITHMS["passes"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_update", killing)
+        with pytest.raises(Killed):
+            train(log, config)
+    train(log, config)
+    assert [(s.batch_hash, s.loss, s.grad_norm) for s in steps_of(log)] == [
+        (s.batch_hash, s.loss, s.grad_norm) for s in steps_of(undisturbed)
+    ]
+    assert [step.version for step in steps_of(log)] == [1, 2, 3, 4]
+    assert is_same(content(log), content(undisturbed))
 
 
 def test_stop_breaks_a_step_off_between_micro_batches(

@@ -44,12 +44,14 @@ FORKS.set_forkserver_preload([doomed_trainer.__name__, "transformers.models.qwen
 Outcome = tuple[list[Any], dict[int, dict[str, torch.Tensor]], Lineage]
 
 
-def config_of(model: Path, work_dir: Path, *, every: int = 1) -> tuple[TrainerConfig, AlgorithmConfig, TrainerHandles]:
+def config_of(
+    model: Path, work_dir: Path, *, every: int = 1, algorithm: AlgorithmConfig | None = None
+) -> tuple[TrainerConfig, AlgorithmConfig, TrainerHandles]:
     """Four batches of two groups, a checkpoint every so many."""
     config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4, checkpoint_every=every)
     return (
         config,
-        AlgorithmConfig(),
+        algorithm or AlgorithmConfig(),
         TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
     )
 
@@ -92,23 +94,29 @@ def outcome(log: Log, topics: Topics) -> Outcome:
     return timeless, content, lineage
 
 
-@pytest.fixture(scope="module")
-def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def undisturbed(model: Path, work_dir: Path, algorithm: AlgorithmConfig) -> Outcome:
     """Of a trainer that nobody kills."""
     log, topics = MemoryLog(), Topics(run=RunName("undisturbed"))
     log.create_topics(topics, policies=["policy"])
     append_groups(log, topics.name(Topic.TRANSITIONS), GROUPS)
-    plain = config_of(untied, tmp_path_factory.mktemp("undisturbed"))
+    plain = config_of(model, work_dir, algorithm=algorithm)
     loop.run(*plain, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
     return outcome(log, topics)
 
 
+ALGORITHMS = {
+    "one update": AlgorithmConfig(),
+    "passes": AlgorithmConfig(passes=2, minibatches=2, anchor="old", correction="tis"),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("seam", SEAMS)
 def test_sigkilled_trainer_resumes_bit_for_bit(
     seam: str,
     every: int,
-    undisturbed: Outcome,
+    algorithm: str,
     broker: str,
     kafka_log: KafkaLog,
     fresh_topics: Topics,
@@ -119,7 +127,8 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     hash and loss, and all weights, are an undisturbed run's, whether the log is replayed or not.
     """
     append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
-    config = config_of(untied, tmp_path / "b", every=every)
+    keys = ALGORITHMS[algorithm]
+    config = config_of(untied, tmp_path / "b", every=every, algorithm=keys)
     # Versions and checkpoints begin at 0, steps at 1.
     call = 2 if SEAMS[seam][1] == "_learn" else 3
     process = start(broker, fresh_topics, config, seam, call, tmp_path / "stderr")
@@ -129,7 +138,7 @@ def test_sigkilled_trainer_resumes_bit_for_bit(
     assert bool(half_written) == seam.startswith("half-written")
 
     loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
-    expected_steps, expected, _ = undisturbed
+    expected_steps, expected, _ = undisturbed(untied, tmp_path / "a", keys)
     steps, content, _ = outcome(kafka_log, fresh_topics)
     assert steps == expected_steps
     assert every > 1 or len(steps_of(kafka_log, fresh_topics)) == len(steps)

@@ -122,6 +122,54 @@ def test_step_that_is_broken_off_leaves_all_as_before(untied: Path) -> None:
     assert is_equal(learner.tensors(), clean.tensors())
 
 
+def test_updates_of_a_step_are_the_steps_taken_one_by_one(untied: Path) -> None:
+    """Weights, moments and warm-up; the figures are of both, the sampler is checked before the first alone."""
+    once, twice = learner_of(untied), learner_of(untied)
+    parts = [row(seed=1), row(-1.0, seed=2)], [row(seed=3)]
+    told = once.step(*parts, version=0, step=1)
+    singles = [twice.step(part, version=version, step=1) for version, part in enumerate(parts)]
+    assert is_equal(once.tensors(), twice.tensors())
+    assert told.loss == pytest.approx(sum(one.loss for one in singles) / 2)
+    assert told.grad_norm == max(one.grad_norm for one in singles)
+    assert told.learning_rate == singles[1].learning_rate
+    assert told.ratio_mean == pytest.approx((10 * singles[0].ratio_mean + 5 * singles[1].ratio_mean) / 15)
+    assert (told.num_checked_tokens, told.logprob_error_max) == (10, singles[0].logprob_error_max)
+
+
+def test_an_update_without_advantage_is_left_out(untied: Path) -> None:
+    """As a step without any is."""
+    learner, clean = learner_of(untied), learner_of(untied)
+    assert learner.step([row(0.0)], [row(seed=1)], [], version=0, step=1).is_updated
+    clean.step([row(seed=1)], version=0, step=1)
+    assert is_equal(learner.tensors(), clean.tensors())
+
+
+@pytest.mark.parametrize("how", [STOPPED, "non_finite"])
+def test_what_ends_in_a_later_update_undoes_the_step(how: str, untied: Path) -> None:
+    """Weights, optimiser and generators are as before the first update: no version is of half a batch."""
+    answers: list[bool] = []
+    learner = learner_of(untied, is_told_to_stop=lambda: bool(answers) and answers.pop(0))
+    learner.step([row(seed=1)], version=0, step=1)
+    before = {name: tensor.detach().clone() for name, tensor in learner.tensors().items()}
+    # A look before the only micro-batch of an update and one after it.
+    answers += [False, False, True, True] if how == STOPPED else []
+    result = learner.step([row(seed=2)], [row(mu=float("nan") if how == "non_finite" else -5.5)], version=1, step=2)
+    assert (result.is_updated, result.skipped, answers) == (False, how, [])
+    assert is_equal(learner.tensors(), before)
+    assert np.isfinite([result.loss, result.grad_norm, result.ratio_mean]).all()
+    clean = learner_of(untied)
+    clean.restore(before)
+    assert learner.step([row(seed=3)], version=1, step=2).loss == clean.step([row(seed=3)], version=1, step=2).loss
+    assert is_equal(learner.tensors(), clean.tensors())
+
+
+def test_the_schedule_is_over_all_updates_of_the_run(untied: Path) -> None:
+    """Two steps of two updates each, in a line, without warm-up: the second update of each is told."""
+    learner = learner_of(untied, lr=4e-4, steps=2, warmup_steps=0, lr_schedule="linear")
+    told = [learner.step([row(seed=1)], [row(seed=2)], version=0, step=step).learning_rate for step in (1, 2)]
+    assert told == pytest.approx([3e-4, 1e-4])
+
+
 def test_non_finite_logprobs_leave_no_gradient_behind(untied: Path) -> None:
     """The step after a skipped one is clean."""
     learner, clean = learner_of(untied), learner_of(untied)

@@ -13,7 +13,6 @@ from tracegrad.trainer.algorithm.logprobs import sampled_logprobs
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.packing import MicroBatch
-from tracegrad.trainer.batch.rows import training_rows
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.step import Learner, StepResult
 
@@ -53,7 +52,5 @@ def learn(groups: Sequence[Group], recipe: Recipe, *, max_tokens: int = 4096) ->
     """One step at learning rate 0: what it told, and the gradient."""
     policy, config = ToyPolicy(0), TrainerConfig(lr=0.0, micro_batch_tokens=max_tokens)
     learner = Learner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)))
-    rows, _ = training_rows(groups, recipe)
-    if "old" in recipe.needs:
-        rows, _ = training_rows(groups, recipe, penalties=learner.penalties(rows))
+    rows, _ = learner.rows(groups, {})
     return learner.step(rows, version=0, step=1), policy

@@ -1,4 +1,5 @@
-"""What makes up for a sampler that is not the policy: one factor a token, keep * w, from k = pi_old / mu alone.
+"""What makes up for a sampler that is not the policy: one factor a token, keep * w, from k = pi_old / mu alone (`opsm`:
+from mu and pi as it is now).
 
 In: log pi_old, log mu, A, each token's row (numbered within the micro-batch, where all of it lies), and two numbers.
 Out: the factor of f, without gradient; 0 rejects a token, which stays in the denominator. Suffix: N trained tokens.
@@ -50,13 +51,14 @@ def reject_row(
 
 
 def opsm(
-    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, advantages_N: Tensor, rows_N: Tensor, low: float, high: float
+    logprobs_N: Tensor, sampler_logprobs_N: Tensor, advantages_N: Tensor, rows_N: Tensor, low: float, high: float
 ) -> Tensor:
-    """0 where A < 0 and the row's mean of log mu - log pi_old is above `high`, else 1: off-policy sequence masking
-    (DeepSeek-V3.2, arXiv:2512.02556).
+    """0 where A < 0 and the row's mean of log mu - log pi is above `high`, else 1: off-policy sequence masking
+    (DeepSeek-V3.2, arXiv:2512.02556, eq. 9). pi is the present policy, detached, as there and in TRL: in later updates
+    of a batch a row may go that stayed in the first, so that what the batch itself has pushed away is held too.
     """
-    means_B = unit_means(sampler_logprobs_N - old_logprobs_N, rows_N, _num(rows_N))
-    return 1.0 - ((means_B[rows_N] > high) & (advantages_N < 0.0)).to(old_logprobs_N.dtype)
+    means_B = unit_means(sampler_logprobs_N - logprobs_N, rows_N, _num(rows_N))
+    return 1.0 - ((means_B[rows_N] > high) & (advantages_N < 0.0)).to(logprobs_N.dtype)
 
 
 def _num(rows_N: Tensor) -> int:
@@ -70,4 +72,5 @@ CORRECTIONS: Mapping[str, Callable[[Tensor, Tensor, Tensor, Tensor, float, float
     "reject_row": reject_row,
     "opsm": opsm,
 }
-"""([N] log pi_old, [N] log mu, [N] A, [N] row, low, high) -> [N] keep * w; all without gradient."""
+"""([N] log pi_old, [N] log mu, [N] A, [N] row, low, high) -> [N] keep * w; all without gradient. `opsm` is given log pi
+for log pi_old."""

@@ -170,7 +170,7 @@ def loss(
     surrogate = _chosen(SURROGATES, recipe.surrogate)
     terms_N, clipped_N = surrogate(ratios_N, advantages_N, logprobs_N, recipe.low, recipe.high, recipe.dual)
     if recipe.correction != "none":
-        old_N = logprobs_N.detach() if old_logprobs_N is None else old_logprobs_N
+        old_N = logprobs_N.detach() if old_logprobs_N is None or recipe.correction == "opsm" else old_logprobs_N
         correction = _chosen(CORRECTIONS, recipe.correction)
         bounds = (recipe.correction_low, recipe.correction_high)
         terms_N = terms_N * correction(old_N, sampler_logprobs_N, advantages_N, rows_N, *bounds)

@@ -24,9 +24,9 @@ __all__ = ["Function", "Need", "Recipe"]
 
 Function = Callable[..., Any]
 Need = Literal["old", "reference", "entropy", "unit_means", "all_rows"]
-"""`old`: log pi of all rows before the advantages; `reference`: a frozen copy of the start model, one more forward pass
-a micro-batch; `entropy`: of each trained token; `unit_means`: a pass of all rows before the update; `all_rows`: the
-gradient of rows without advantage too."""
+"""`old`: log pi of all rows, before the advantages and the first update; `reference`: a frozen copy of the start model,
+one more forward pass a micro-batch; `entropy`: of each trained token; `unit_means`: a pass of all rows before an
+update; `all_rows`: the gradient of rows without advantage too."""
 Share = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(ge=0)]
 
@@ -67,7 +67,7 @@ class Recipe(Section, frozen=True, kw_only=True):
     correction: Literal["none", "tis", "tis_row", "icepop", "reject_row", "opsm"] | Function = "none"
     """What makes up for a sampler that is not pi_old, by k = pi_old / mu: `tis` min(k, correction_high), `tis_row` of
     the row's product; `icepop` k within the two bounds, else 0; `reject_row` drops rows whose mean k is outside; `opsm`
-    drops rows with A < 0 whose mean log mu / pi_old is above correction_high."""
+    drops rows with A < 0 whose mean log mu / pi is above correction_high, pi the present policy."""
     correction_low: Positive = 0.0
     """`icepop`, `reject_row`: the lower bound of k."""
     correction_high: Positive = 2.0
@@ -96,6 +96,11 @@ class Recipe(Section, frozen=True, kw_only=True):
     refill: Count = 1
     """A batch ends with its G-th group whose rollouts differ in return, at the latest with the group that is the
     `refill` * G-th of all; others are admitted for those that do not. 1: each group counts towards G."""
+    passes: Count = 1
+    """Times that a batch is gone through (PPO's epochs, arXiv:1707.06347), all in one step and towards one version."""
+    minibatches: Count = 1
+    """Updates of a pass: the batch's rollouts are dealt to so many parts, anew for each pass, by the run's seed and the
+    step; a rollout stays whole, and the denominators of `aggregation` are its part's."""
     overlong: Annotated[int, Meta(ge=0)] = 0
     """Trained tokens from which on a rollout's returns are less by 1; 0: length costs nothing (arXiv:2503.14476)."""
     overlong_buffer: Count = 1
@@ -135,10 +140,19 @@ class Recipe(Section, frozen=True, kw_only=True):
         return None if self.level == "token" else self.level
 
     @property
+    def num_updates(self) -> int:
+        """Of a step, at most."""
+        return self.passes * self.minibatches
+
+    @property
+    def _reads_old(self) -> bool:
+        return self.anchor == "old" or self.correction not in ("none", "opsm")
+
+    @property
     def needs(self) -> frozenset[Need]:
         """What a step must compute beside log pi of rows with an advantage."""
         found: dict[Need, bool] = {
-            "old": self.beta > 0 and self.kl_in != "loss",
+            "old": (self.beta > 0 and self.kl_in != "loss") or (self.num_updates > 1 and self._reads_old),
             "reference": self.beta > 0 and self.kl_to == "reference",
             "entropy": self.entropy > 0,
             "unit_means": self.level == "rollout",

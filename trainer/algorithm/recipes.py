@@ -49,10 +49,10 @@ RECIPES: Mapping[str, Known] = {
         "arXiv:2402.14740; TRL's beta",
     ),
     "loop": Known(
-        Recipe(baseline="leave_one_out"),
-        "A = R - mean of the others; f = clipped rho A",
+        Recipe(baseline="leave_one_out", passes=2),
+        "A = R - mean of the others; f = clipped rho A, in two passes",
         "arXiv:2502.01600",
-        "its bounds and its several updates a batch are not taken over",
+        "its bounds are not known to us: the clip is PPO's .2",
     ),
     "grpo": Known(
         Recipe(scale="std", aggregation="rollout_mean", beta=0.04),
@@ -155,7 +155,7 @@ RECIPES: Mapping[str, Known] = {
     ),
     "opsm": Known(
         Recipe(scale="std", correction="opsm", correction_high=0.5, aggregation="rollout_mean"),
-        f"{_GROUP}; f = clipped rho A, 0 in rows with A < 0 whose mean log mu / pi_old is above .5",
+        f"{_GROUP}; f = clipped rho A, 0 in rows with A < 0 whose mean log mu / pi is above .5",
         "arXiv:2512.02556; the bound is TRL's example",
         "its KL, k3+, is off: set `beta` and `kl`",
     ),

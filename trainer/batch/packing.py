@@ -43,6 +43,8 @@ class MicroBatch:
     versions_N: Tensor
     units_N: Tensor | None
     """None where each token's ratio is its own."""
+    old_logprobs_N: Tensor | None
+    """None where nothing reads them."""
     places: Sequence[int]
     """Of its rows, among those that all micro-batches were made of."""
 
@@ -105,5 +107,6 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
         weights_N=weights.repeat_interleave(torch.from_numpy(mask.sum(axis=1))),
         versions_N=trained("versions_T"),
         units_N=None if rows[0].units_T is None else trained("units_T"),
+        old_logprobs_N=None if rows[0].old_logprobs_T is None else trained("old_logprobs_T"),
         places=places,
     )

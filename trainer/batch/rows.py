@@ -22,7 +22,7 @@ from ..algorithm.recipe import Recipe
 from .advantages import Doubles, call_advantages, sums_to_go, token_advantages
 from .groups import CallKey, Group, token_versions
 
-__all__ = ["TrainingRow", "rollout_tokens", "training_rows"]
+__all__ = ["TrainingRow", "rollout_tokens", "rollout_weights", "training_rows"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -44,6 +44,8 @@ class TrainingRow:
     """What one trained token weighs in the loss."""
     units_T: npt.NDArray[np.int64] | None = None
     """The turn, row or rollout that a token's ratio is of, numbered over the batch; None: each has its own."""
+    old_logprobs_T: Floats | None = None
+    """Under the weights before the batch's first update, 0 outside the mask; None: nothing reads them."""
 
     @property
     def has_advantage(self) -> bool:
@@ -65,9 +67,7 @@ def training_rows(
         penalties: [T] of each of these rows, what is taken from the reward at a token; 0 outside the mask.
     """
     tokens = rollout_tokens(groups)
-    homes = {member.rollout_id: group.summary.group_id for group in groups for member in group.summary.members}
-    weights_R = token_weights(recipe, [*tokens.values()], [homes[rollout] for rollout in tokens])
-    weights, units = dict(zip(tokens, weights_R, strict=True)), _Units(recipe.units, [*tokens])
+    weights, units = rollout_weights(groups, recipe, tokens), _Units(recipe.units, [*tokens])
     trained = [row for group in groups for row in group.rows if row.loss_mask.any()]
     to_go = None if penalties is None else sums_to_go([row.rollout_id for row in trained], penalties)
     taken = _taken(trained, to_go) if to_go is not None and recipe.kl_in == "return" else {}
@@ -109,6 +109,17 @@ class _Units:
             units_T[turn.start : turn.end] = self._next + number
         self._next += max(1, len(row.turns))
         return units_T
+
+
+def rollout_weights(groups: Iterable[Group], recipe: Recipe, tokens: Mapping[str, int]) -> dict[str, float]:
+    """What one trained token of each of these rollouts weighs in the loss; they alone are in its denominators.
+
+    Args:
+        tokens: trained tokens of each of them.
+    """
+    homes = {member.rollout_id: group.summary.group_id for group in groups for member in group.summary.members}
+    weights_R = token_weights(recipe, [*tokens.values()], [homes[rollout] for rollout in tokens])
+    return dict(zip(tokens, weights_R, strict=True))
 
 
 def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:

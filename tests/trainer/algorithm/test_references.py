@@ -26,13 +26,13 @@ ABSENT = {
     "baseline": ("critic",),
     "correction": ("reject_token", "reject_row_k3", "reject_row_weighted", "reject_row_token_weight"),
     "kl": ("k1", "k3+", "k1_in_reward"),
-    "opsm_anchor": ("old", "sampler"),
+    "opsm_anchor": ("old",),
     "scale": ("batch_std",),
     "surrogate": ("dppo_kl",),
     "surrogate_cap": (1.5,),
 }
-"""Points of those libraries that no recipe has; `opsm` by a policy that moves within a batch is one (arXiv:2512.02556):
-ours is by pi_old, the same at a batch's first update. Penalties in the reward are batch/rows.py's to take off."""
+"""Points of those libraries that no recipe has; `opsm` is held against mu, not pi_old. Penalties in the reward are
+batch/rows.py's to take off."""
 NAMES = {
     "nll": "reinforce",
     "dppo_tv": "dppo",
@@ -47,9 +47,7 @@ NAMES = {
 
 def ours(kind: str) -> list[Any]:
     """Cases that some recipe is to give."""
-    return [
-        case for case in cases(kind) if case.values[0]["name"] == "trl_opsm_first_update" or not absent(case.values[0])
-    ]
+    return [case for case in cases(kind) if not absent(case.values[0])]
 
 
 def absent(case: Case) -> bool:

@@ -1,0 +1,124 @@
+"""Forward passes over rows: what a step, and the making of its rows, are told of the policy and its reference.
+
+In: rows. Out: numbers of their trained tokens, by micro-batch or by row. Invariant: nothing here moves a weight; only
+`logprobs` and `logprobs_and_entropies` have a gradient. Failure: none of its own. Suffixes: N trained tokens of a
+micro-batch, U units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tracegrad.schemas.beat import busy
+
+from .algorithm.form import log_ratios
+from .algorithm.level import unit_means
+from .algorithm.logprobs import logprobs_and_entropies
+from .algorithm.recipe import Recipe
+from .algorithm.regulariser import k1
+from .batch.groups import Group
+from .batch.packing import MicroBatch, micro_batches
+from .batch.rows import TrainingRow, training_rows
+from .config import TrainerConfig
+from .model.policy import Policy
+
+__all__ = ["Forward"]
+
+
+class Forward:
+    """Of a policy and, where the recipe is held against one, a reference that never changes."""
+
+    def __init__(self, policy: Policy, config: TrainerConfig, recipe: Recipe, reference: Policy | None) -> None:
+        self._policy = policy
+        self._config = config
+        self._recipe = recipe
+        self._reference = reference
+
+    def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
+        """A batch's rows, as `training_rows` makes them, with what the recipe needs of the policy before its first
+        update: one pass over them, if anything.
+        """
+        recipe = self._recipe
+        rows, after = training_rows(groups, recipe, running=running)
+        if "old" not in recipe.needs:
+            return rows, after
+        old = self._of_rows(rows, self.logprobs)
+        if recipe.beta and recipe.kl_in != "loss":
+            penalties = self._of_rows(_with_old(rows, old), self._penalties)
+            rows, after = training_rows(groups, recipe, running=running, penalties=penalties)
+        return _with_old(rows, old) if recipe.num_updates > 1 else rows, after
+
+    def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
+        """On the policy's device, each with a beat."""
+        for batch in micro_batches(
+            rows,
+            max_tokens=self._config.micro_batch_tokens or (1024 if self._policy.device.type == "cpu" else 16384),
+        ):
+            # Until the caller asks for the next one.
+            with busy("a micro-batch", batch.input_ids_BL.numel()):
+                yield batch.to(self._policy.device)
+
+    def logprobs(self, batch: MicroBatch, policy: Policy | None = None) -> Tensor:
+        """[N] of its trained tokens under the present weights, or another policy's."""
+        made = (policy or self._policy).logprobs(batch, max_logits=self._config.micro_batch_logits)
+        return made[batch.loss_mask_BK]
+
+    def logprobs_and_entropies(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """[N] each."""
+        limit = self._config.micro_batch_logits
+        made_2BK = self._policy.logprobs(batch, max_logits=limit, score=logprobs_and_entropies)
+        logprobs_N, entropies_N = made_2BK[:, batch.loss_mask_BK]
+        return logprobs_N, entropies_N
+
+    def reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        """[N] of its trained tokens under what the recipe's KL is taken to; None where that is the sampler."""
+        if "reference" not in self._recipe.needs:
+            return None
+        assert self._reference is not None
+        with torch.no_grad():
+            return self.logprobs(batch, self._reference)
+
+    @torch.no_grad()
+    def _of_rows(
+        self, rows: Sequence[TrainingRow], score: Callable[[MicroBatch], Tensor]
+    ) -> list[npt.NDArray[np.float64]]:
+        """[T] of each row, what a score says of each trained token; 0 elsewhere: a pass of its own."""
+        found = [np.zeros(len(row.token_ids_T)) for row in rows]
+        for batch in self.micro_batches(rows):
+            sizes = batch.loss_mask_BK.sum(dim=1).tolist()
+            for place, part in zip(batch.places, torch.split(score(batch).double(), sizes), strict=True):
+                found[place][rows[place].loss_mask_T] = part.cpu().numpy()
+        return found
+
+    def _penalties(self, batch: MicroBatch) -> Tensor:
+        """[N] what the recipe's KL takes from the reward at a token."""
+        old_N, reference_N = batch.old_logprobs_N, self.reference_logprobs(batch)
+        assert old_N is not None
+        kl_N = k1(old_N, batch.sampler_logprobs_N if reference_N is None else reference_N, old_N)
+        return self._recipe.beta * kl_N.double()
+
+    @torch.no_grad()
+    def unit_means(self, rows: Sequence[TrainingRow]) -> Tensor | None:
+        """[U] the mean log ratio of each rollout, by a pass of its own: a rollout's rows may lie in several
+        micro-batches. None where no ratio is of a rollout.
+        """
+        if "unit_means" not in self._recipe.needs:
+            return None
+        seen = []
+        for batch in self.micro_batches(rows):
+            assert batch.units_N is not None
+            logprobs_N = self.logprobs(batch)
+            own_N = log_ratios(self._recipe, logprobs_N, batch.sampler_logprobs_N, batch.old_logprobs_N)
+            seen.append((own_N, batch.units_N))
+        log_ratios_N, units_N = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        return unit_means(log_ratios_N, units_N, int(units_N.max()) + 1)
+
+
+def _with_old(rows: Sequence[TrainingRow], old: Sequence[npt.NDArray[np.float64]]) -> list[TrainingRow]:
+    return [replace(row, old_logprobs_T=old_T.astype(np.float32)) for row, old_T in zip(rows, old, strict=True)]
