@@ -12,7 +12,20 @@ import pytest
 
 from tests.streams.credit.test_credit import member, record
 from tests.streams.credit.test_segments import call as episode_call
-from tests.streams.make import RUN_HASH, TOPICS, Raw, call, config, event, otlp, raw, reward, rollout, tool_span
+from tests.streams.make import (
+    RUN_HASH,
+    TOPICS,
+    Raw,
+    call,
+    config,
+    event,
+    otlp,
+    raw,
+    reward,
+    rollout,
+    signed_by,
+    tool_span,
+)
 from tracegrad.schemas.fold import Emission, Fold
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.episodes import EPISODES
@@ -111,7 +124,8 @@ def test_memory_of_open_groups_is_bounded(num_calls: int, num_tokens: int) -> No
 
 
 def _record(topic: Topic, value: bytes, offset: int) -> Record:
-    return Record(topic=TOPICS.name(topic), partition=0, offset=offset, key=None, value=value)
+    headers = signed_by(RUN_HASH)
+    return Record(topic=TOPICS.name(topic), partition=0, offset=offset, key=None, value=value, headers=headers)
 
 
 def _is_refused(fold: Fold, taken: Record) -> bool:
