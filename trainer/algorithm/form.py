@@ -96,8 +96,8 @@ def turn_advantages(
         for at, value in zip(members, _compared(recipe, values, baselines), strict=True):
             advantages_P[at] = value
     if recipe.scale == "batch_std" and any(advantages_P):
-        std = sample_std(advantages_P)
-        advantages_P = [value / std if std else 0.0 for value in advantages_P]
+        std, rounding = sample_std(advantages_P), _ROUNDING * max(map(abs, advantages_P))
+        advantages_P = [value / std if std > rounding else 0.0 for value in advantages_P]
     return advantages_P, after
 
 

@@ -109,6 +109,15 @@ def test_equal_returns_give_exactly_zero(baseline: str, scale: str) -> None:
         assert got == [0.0] * size
 
 
+@pytest.mark.parametrize("baseline", ["none", "running_mean"])
+@pytest.mark.parametrize("scale", ["std", "batch_std"])
+def test_equal_returns_have_no_std_to_divide_by(baseline: str, scale: str) -> None:
+    """Nor has their rounding, 1e-17: not 7e15, but 0."""
+    for size in range(1, 20):
+        got = advantages([str(i) for i in range(size)], [0.1] * size, baseline=baseline, scale=scale)
+        assert got == [0.0] * size
+
+
 def test_scale_divides_by_the_std() -> None:
     """GRPO: returns 1 and 0, mean .5, std sqrt(.5)."""
     assert advantages(["r0", "r1"], [1.0, 0.0], scale="std") == pytest.approx([0.5**0.5, -(0.5**0.5)])
