@@ -35,11 +35,11 @@ def length_weighted(rollouts_P: Sequence[str], returns_P: Sequence[float], lengt
     return [math.fsum(lengths[rollout] * value for rollout, value in means.items()) / total] * len(returns_P)
 
 
-def running_mean(before: float | None, returns_P: Sequence[float], decay: float) -> float:
+def running_mean(before: float | None, rollouts_P: Sequence[str], returns_P: Sequence[float], decay: float) -> float:
     """The exponential mean of the batches' mean returns with one more batch: a baseline that needs no peers (Williams
     1992; the "moving average" of arXiv:2402.14740, which weighs all batches alike).
     """
-    now = math.fsum(returns_P) / len(returns_P)
+    now = mean(rollouts_P, returns_P, ())[0]
     return now if before is None else decay * before + (1.0 - decay) * now
 
 

@@ -85,14 +85,13 @@ def turn_advantages(
         sets["" if over == "batch" else group, "" if over == "group" else peers].append(at)
     advantages_P, after = [0.0] * len(worth_P), dict(running)
     for (_, peers), members in sets.items():
-        values = [worth_P[at] for at in members]
+        values, rollouts = [worth_P[at] for at in members], [turns.rollouts_P[at] for at in members]
         if is_running:
             baselines = [running.get(peers, 0.0)] * len(values)
-            after[peers] = running_mean(running.get(peers), values, recipe.decay)
+            after[peers] = running_mean(running.get(peers), rollouts, values, recipe.decay)
         else:
-            baselines = _chosen(BASELINES, recipe.baseline)(
-                [turns.rollouts_P[at] for at in members], values, [turns.lengths_P[at] for at in members]
-            )
+            lengths = [turns.lengths_P[at] for at in members]
+            baselines = _chosen(BASELINES, recipe.baseline)(rollouts, values, lengths)
         for at, value in zip(members, _compared(recipe, values, baselines), strict=True):
             advantages_P[at] = value
     if recipe.scale == "batch_std" and any(advantages_P):

@@ -33,9 +33,9 @@ def test_a_rollout_counts_once_in_the_means() -> None:
 
 def test_running_mean_by_hand() -> None:
     """The first batch's mean, then .9 of it and .1 of the next."""
-    first = running_mean(None, [1.0, 0.0], 0.9)
+    first = running_mean(None, ["r0", "r1"], [1.0, 0.0], 0.9)
     assert first == 0.5
-    assert running_mean(first, [1.0], 0.9) == pytest.approx(0.55)
+    assert running_mean(first, ["r0"], [1.0], 0.9) == pytest.approx(0.55)
 
 
 def test_baseline_by_hand() -> None:

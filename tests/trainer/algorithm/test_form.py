@@ -165,3 +165,9 @@ def test_running_mean_is_what_earlier_batches_gave() -> None:
     first, after = turn_advantages(recipe, TWO_GROUPS)
     assert (first, after) == ([1.0, 0.0, 4.0, 0.0], {"0": 1.25})
     assert turn_advantages(recipe, TWO_GROUPS, after) == ([-0.25, -1.25, 2.75, -1.25], {"0": 1.25})
+
+
+def test_a_rollout_counts_once_in_the_running_mean() -> None:
+    """As in every other baseline: r1 failed in three turns."""
+    turns = Turns(["g0"] * 4, ["0"] * 4, ["r0", "r1", "r1", "r1"], [1.0, 0.0, 0.0, 0.0], [1] * 4)
+    assert turn_advantages(Recipe(baseline="running_mean"), turns)[1] == {"0": 0.5}
