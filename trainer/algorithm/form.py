@@ -184,5 +184,5 @@ def loss(
         loss=-(terms_N * weights_N).sum(dtype=torch.float64),
         ratios_N=ratios_N.detach(),
         clipped_N=clipped_N,
-        bounded_N=(ratios_N.detach() > (recipe.dual or torch.inf)) & (advantages_N < 0.0),
+        bounded_N=clipped_N & (ratios_N.detach() > (recipe.dual or torch.inf)) & (advantages_N < 0.0),
     )
