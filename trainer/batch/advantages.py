@@ -116,5 +116,5 @@ def sums_to_go(rollouts: Sequence[str], values: Sequence[Doubles]) -> list[Doubl
     sums: list[Doubles] = []
     for rollout, value_T in zip(reversed(rollouts), reversed(values), strict=True):
         sums.append(value_T[::-1].cumsum()[::-1] + later[rollout])
-        later[rollout] = float(sums[-1][0])
+        later[rollout] += float(value_T.sum())
     return sums[::-1]

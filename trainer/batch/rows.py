@@ -68,9 +68,10 @@ def training_rows(
     """
     tokens = rollout_tokens(groups)
     weights, units = rollout_weights(groups, recipe, tokens), _Units(recipe.units, [*tokens])
-    trained = [row for group in groups for row in group.rows if row.loss_mask.any()]
-    to_go = None if penalties is None else sums_to_go([row.rollout_id for row in trained], penalties)
-    taken = _taken(trained, to_go) if to_go is not None and recipe.kl_in == "return" else {}
+    rows = [row for group in groups for row in group.rows]
+    trained = [row for row in rows if row.loss_mask.any()]
+    to_go, taken = (None, {}) if penalties is None else _to_go(rows, penalties)
+    taken = taken if recipe.kl_in == "return" else {}
     calls, after = call_advantages(groups, recipe, tokens, running=running, taken=taken)
     advantages = token_advantages(trained, calls, recipe, to_go)
     return [
@@ -79,15 +80,20 @@ def training_rows(
     ], after
 
 
-def _taken(rows: Sequence[SegmentRow], to_go: Sequence[Doubles]) -> dict[CallKey, float]:
-    """What each call's return is less by: the sum from its first token on, in the row where it trains."""
+def _to_go(rows: Sequence[SegmentRow], penalties: Sequence[Doubles]) -> tuple[list[Doubles], dict[CallKey, float]]:
+    """[T] of each row that trains, what is taken from a token on; and what each call's return is less by: the sum from
+    its first token on, in the row where it trains. Masked calls are peers, so those of rows that do not train too.
+    """
+    of_trained = iter(penalties)
+    all_ = [next(of_trained) if row.loss_mask.any() else np.zeros(len(row.token_ids)) for row in rows]
     taken: dict[CallKey, float] = {}
+    to_go = sums_to_go([row.rollout_id for row in rows], all_)
     for row, less_T in zip(rows, to_go, strict=True):
         for turn in row.turns:
             call = (row.rollout_id, turn.call_id)
             if turn.start < turn.end and (call not in taken or row.loss_mask[turn.start : turn.end].any()):
                 taken[call] = float(less_T[turn.start])
-    return taken
+    return [less_T for row, less_T in zip(rows, to_go, strict=True) if row.loss_mask.any()], taken
 
 
 class _Units:
