@@ -26,15 +26,11 @@ from .correction import CORRECTIONS
 from .level import clamped, unit_level
 from .recipe import Function, Recipe
 from .regulariser import KLS
-from .scale import SCALES, sample_std
+from .scale import ROUNDING, SCALES, sample_std
 from .selection import overlong
 from .surrogate import SURROGATES
 
 __all__ = ["TokenLoss", "Turns", "log_ratios", "loss", "token_weights", "turn_advantages"]
-
-_ROUNDING = 1e-9
-"""Below this share of the greatest return a difference is rounding: equal returns must give exactly 0, else every
-group without spread would cost a forward pass and feed noise to the optimiser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +91,8 @@ def turn_advantages(
         for at, value in zip(members, _compared(recipe, values, baselines), strict=True):
             advantages_P[at] = value
     if recipe.scale == "batch_std" and any(advantages_P):
-        std, rounding = sample_std(advantages_P), _ROUNDING * max(map(abs, advantages_P))
-        advantages_P = [value / std if std > rounding else 0.0 for value in advantages_P]
+        std = sample_std(advantages_P)
+        advantages_P = [value / std if std else 0.0 for value in advantages_P]
     return advantages_P, after
 
 
@@ -112,13 +108,13 @@ def _worth(recipe: Recipe, turns: Turns) -> list[float]:
 
 def _compared(recipe: Recipe, returns_P: Sequence[float], baselines_P: Sequence[float]) -> list[float]:
     """[P] (R - b) / s of turns that are compared with each other."""
-    rounding = _ROUNDING * max(map(abs, returns_P), default=0.0)
+    rounding = ROUNDING * max(map(abs, returns_P), default=0.0)
     differences_P = [value - base for value, base in zip(returns_P, baselines_P, strict=True)]
     differences_P = [0.0 if abs(value) <= rounding else value for value in differences_P]
     if not any(differences_P) or recipe.scale in ("batch_std", "whiten"):
         return differences_P
     scale = _chosen(SCALES, recipe.scale)(returns_P)
-    return [value / scale if scale > rounding else 0.0 for value in differences_P]
+    return [value / scale if scale else 0.0 for value in differences_P]
 
 
 def token_weights(recipe: Recipe, tokens_R: Sequence[int], groups_R: Sequence[str]) -> list[float]:

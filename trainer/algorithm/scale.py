@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-__all__ = ["SCALES", "sample_std", "unscaled", "whitened"]
+__all__ = ["ROUNDING", "SCALES", "sample_std", "unscaled", "whitened"]
+
+ROUNDING = 1e-9
+"""Below this share of the greatest value a difference is rounding: equal returns must give exactly 0, else every group
+without spread would cost a forward pass and feed noise to the optimiser."""
 
 
 def unscaled(returns_P: Sequence[float]) -> float:
@@ -17,12 +21,13 @@ def unscaled(returns_P: Sequence[float]) -> float:
 
 def sample_std(values_P: Sequence[float]) -> float:
     """s = std (ddof 1) of the P values: of peers' returns GRPO's (arXiv:2402.03300), of the batch's advantages
-    ScaleRL's (arXiv:2510.13786). 0 for one value alone.
+    ScaleRL's (arXiv:2510.13786). 0 for one value alone, and for values that are equal but for rounding.
     """
     if len(values_P) < 2:
         return 0.0
     mean = math.fsum(values_P) / len(values_P)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values_P) / (len(values_P) - 1))
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values_P) / (len(values_P) - 1))
+    return std if std > ROUNDING * max(map(abs, values_P)) else 0.0
 
 
 def whitened(advantages_N: Tensor) -> Tensor:
@@ -32,8 +37,7 @@ def whitened(advantages_N: Tensor) -> Tensor:
     """
     centred_N = advantages_N - advantages_N.mean()
     std = float(centred_N.square().mean().sqrt())
-    rounding = 1e-9 * float(advantages_N.abs().max())
-    return centred_N / std if std > rounding else centred_N * 0.0
+    return centred_N / std if std > ROUNDING * float(advantages_N.abs().max()) else centred_N * 0.0
 
 
 SCALES: Mapping[str, Callable[[Sequence[float]], float]] = {"none": unscaled, "std": sample_std}

@@ -16,9 +16,6 @@ from .groups import Group
 
 __all__ = ["spread", "unselected"]
 
-_ROUNDING = 1e-9
-"""Of the greatest return: a std below it is rounding."""
-
 
 def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
     """Group id -> why it does not train, `no_spread` or `low_spread`, of those that the recipe leaves out."""
@@ -38,6 +35,4 @@ def spread(group: Group) -> float:
     for member in group.summary.members:
         if not member.excluded and member.reward is not None and member.rollout_id not in returns:
             returns[member.rollout_id].append(member.reward)
-    worth = [sum(values) / len(values) for values in returns.values()]
-    std = sample_std(worth)
-    return std if std > _ROUNDING * max(map(abs, worth), default=0.0) else 0.0
+    return sample_std([sum(values) / len(values) for values in returns.values()])
