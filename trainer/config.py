@@ -6,12 +6,11 @@ at load. Imports nothing heavy: the command line reads it for its help.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import operator
+import sys
+import traceback
 import typing
 from pathlib import Path
-from types import UnionType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,7 +20,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Device, NameOrFunction, Program, Section, Whole, nearest
 
-from .algorithm.recipe import Function, Recipe
+from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
 
 __all__ = ["AlgorithmConfig", "TrainerConfig", "TrainerHandles"]
@@ -84,16 +83,13 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """The interpreter that has `tracegrad[trainer]`; None: the one that runs tracegrad."""
 
 
-def _key(hint: Any) -> Any:
-    """A key's type: the recipe's, without functions, which no settings file can hold; None where it says nothing."""
-    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
-    return functools.reduce(operator.or_, (part for part in parts if part != Function)) | None
-
-
 _Keys: Any = msgspec.defstruct(
     "_Keys",
     [("recipe", NameOrFunction, DEFAULT)]
-    + [(name, _key(hint), None) for name, hint in typing.get_type_hints(Recipe, include_extras=True).items()],
+    + [
+        (name, without_functions(hint) | None, None)  # None: it says nothing
+        for name, hint in typing.get_type_hints(Recipe, include_extras=True).items()
+    ],
     bases=(Section,),
     module=__name__,
     frozen=True,
@@ -138,18 +134,23 @@ class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, c
 
 
 def _own_recipe(file: str, name: str) -> Recipe:
-    """The Recipe of that name in a user's file, which is run."""
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    """The Recipe of that name in a user's file, which is run; modules beside it can be imported."""
+    spec = importlib.util.spec_from_file_location(f"tracegrad_user_{Path(file).stem}", file)
     if spec is None or spec.loader is None:
-        raise ConfigurationError(f"[algorithm] recipe: expected a Python file, got {file}")
-    module = importlib.util.module_from_spec(spec)
+        raise ConfigurationError(f"recipe: expected a Python file, got {file}")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(Path(file).parent))
     try:
         spec.loader.exec_module(module)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigurationError(f"[algorithm] recipe: {file} cannot be run: {error}") from error
+    except (Exception, SystemExit) as error:
+        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f"line {(at or [getattr(error, 'lineno', 0)])[-1]}: {type(error).__name__}"
+        raise ConfigurationError(f"recipe: {file} cannot be run: {where}: {error}; mend it and start again") from error
     recipe = getattr(module, name, None)
     if not isinstance(recipe, Recipe):
-        raise ConfigurationError(f"[algorithm] recipe: expected a Recipe named {name!r} in {file}, got {recipe!r}")
+        there = [key for key, value in vars(module).items() if isinstance(value, Recipe)]
+        hint = f"; {nearest(name, there)}" if there else ""
+        raise ConfigurationError(f"recipe: expected a Recipe named {name!r} in {file}, got {recipe!r}{hint}")
     return recipe
 
 

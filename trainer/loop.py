@@ -29,13 +29,15 @@ from pathlib import Path
 import torch
 
 from tracegrad.schemas.beat import beat
-from tracegrad.schemas.errors import DivergedError
+from tracegrad.schemas.errors import ConfigurationError, DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TAKEN, GROUPS_TRAINED, STEPS, Metrics
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
+from .algorithm.recipe import Recipe
+from .algorithm.trial import try_functions
 from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow
@@ -108,7 +110,7 @@ class Trainer:
         device = configure_torch(config, seed=handles.seed)
         self._stop = stop
         self._seed = handles.seed
-        recipe = algorithm.resolve()
+        recipe = _recipe(algorithm)
         needs = "reference" in recipe.needs
         reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
         self._learner = Learner(
@@ -284,6 +286,16 @@ class Trainer:
                 record.logprob_error_max,
                 record.num_checked_tokens,
             )
+
+
+def _recipe(algorithm: AlgorithmConfig) -> Recipe:
+    """Raises ConfigurationError: it, or a function of it, cannot work."""
+    try:
+        recipe = algorithm.resolve()
+        try_functions(recipe)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"[algorithm] {error}") from error
+    return recipe
 
 
 def _now_ms() -> int:

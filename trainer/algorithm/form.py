@@ -119,8 +119,8 @@ def _compared(recipe: Recipe, returns_P: Sequence[float], baselines_P: Sequence[
 
 def token_weights(recipe: Recipe, tokens_R: Sequence[int], groups_R: Sequence[str]) -> list[float]:
     """[R] what one trained token of each rollout weighs in the loss, from the trained tokens and the group of each."""
-    weights_R: list[float] = _chosen(AGGREGATIONS, recipe.aggregation)(tokens_R, groups_R, recipe.length)
-    return weights_R
+    aggregation = _chosen(AGGREGATIONS, recipe.aggregation)
+    return list(aggregation(tokens_R, groups_R, recipe.length)) if any(tokens_R) else [0.0] * len(tokens_R)
 
 
 def log_ratios(

@@ -12,7 +12,11 @@ ConfigurationError that begins with the key.
 
 from __future__ import annotations
 
+import functools
+import operator
+import typing
 from collections.abc import Callable
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -20,7 +24,7 @@ from msgspec import Meta
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Section
 
-__all__ = ["Function", "Need", "Recipe"]
+__all__ = ["Function", "Need", "Recipe", "without_functions"]
 
 Function = Callable[..., Any]
 Need = Literal["old", "reference", "entropy", "unit_means", "all_rows"]
@@ -108,6 +112,13 @@ class Recipe(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for axis, kind in self.kinds().items():
+            _check_kind(axis, getattr(self, axis), kind)
+        if self.outcome == "one" and self.baseline in ("mean", "leave_one_out", "length_weighted"):
+            raise ConfigurationError(
+                f"baseline: expected 'none' with outcome 'one', got {self.baseline!r}: where each is worth 1 none is "
+                "worth more than its peers, and nothing is learnt"
+            )
         if self.surrogate in ("clip", "cispo") and self.low > 1:
             raise ConfigurationError(f"low: expected at most 1 with surrogate {self.surrogate!r}, got {self.low:g}")
         if self.surrogate == "sapo" and not (self.low and self.high):
@@ -119,15 +130,20 @@ class Recipe(Section, frozen=True, kw_only=True):
                 f"correction: expected anchor 'old' with {self.correction!r}, got 'sampler', whose ratio holds "
                 "pi_old / mu already: set anchor = 'old'"
             )
+        if self.correction in ("icepop", "reject_row") and self.correction_low > self.correction_high:
+            raise ConfigurationError(
+                f"correction_low: expected at most correction_high = {self.correction_high:g}, got "
+                f"{self.correction_low:g}: nothing would be kept"
+            )
         if self.beta and (self.kl == "k1") != (self.kl_in != "loss"):
             raise ConfigurationError(
                 "kl: expected k1 in the reward (kl_in 'return' or 'tokens') and another one in the loss, where k1 has "
                 f"no gradient on average, got {self.kl!r} in {self.kl_in!r}"
             )
-        if self.refill > 1 and self.selection == "none":
+        if self.refill > 1 and self.selection != "spread":
             raise ConfigurationError(
-                "selection: expected one that leaves out groups without spread, 'spread' or 'top_std', with refill = "
-                f"{self.refill}, got 'none'"
+                f"selection: expected 'spread' with refill = {self.refill}, got {self.selection!r}: what is given back "
+                "could train all the same"
             )
         if self.overlong and self.overlong_buffer > self.overlong:
             raise ConfigurationError(
@@ -159,3 +175,23 @@ class Recipe(Section, frozen=True, kw_only=True):
             "all_rows": self.entropy > 0 or (self.beta > 0 and self.kl_in == "loss"),
         }
         return frozenset(need for need, is_so in found.items() if is_so)
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, UnionType) else (kind,)
+
+
+def without_functions(kind: Any) -> Any:
+    """The type of a key that a settings file can hold."""
+    return functools.reduce(operator.or_, (part for part in _parts(kind) if part != Function))
+
+
+def _check_kind(axis: str, value: Any, kind: Any) -> None:
+    """A settings file is checked as it is read; a Recipe of a user's file is checked by nothing but this."""
+    parts = _parts(kind)
+    names = [name for part in parts for name in typing.get_args(part) if isinstance(name, str)]
+    is_whole = type(value) is int and float in parts
+    if not (type(value) in parts or is_whole or value in names or (callable(value) and Function in parts)):
+        words = {Function: "a function", int: "a whole number", float: "a number", NoneType: "None"}
+        wanted = [*map(repr, names), *(word for part, word in words.items() if part in parts)]
+        raise ConfigurationError(f"{axis}: expected {' or '.join(wanted)}, got {value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.algorithm.regulariser import KLS
 from tracegrad.trainer.algorithm.scale import SCALES
 from tracegrad.trainer.algorithm.surrogate import SURROGATES
+from tracegrad.trainer.algorithm.trial import try_functions
 from tracegrad.trainer.config import AlgorithmConfig
 
 pytestmark = pytest.mark.torch
@@ -60,18 +62,8 @@ def test_every_recipe_says_where_it_comes_from(name: str) -> None:
     assert RECIPES[name].formula and RECIPES[name].source
 
 
-MINE = """
-from tracegrad.trainer.algorithm.form import Turns, loss, turn_advantages
-from tracegrad.trainer.algorithm.recipe import Recipe
-
-def best_of_the_others(rollouts_P, returns_P, lengths_P):
-    return [max(returns_P[:at] + returns_P[at + 1 :]) for at in range(len(returns_P))]
-
-def hinge(ratios_N, advantages_N, logprobs_N, low, high, dual):
-    return (ratios_N - 1.0) * advantages_N, ratios_N > 1.0 + high
-
-recipe = Recipe(baseline=best_of_the_others, surrogate=hinge, high=0.5)
-"""
+MINE = (Path(__file__).parents[3] / "docs" / "training.md").read_text().split("```python\n")[1].split("```")[0]
+"""The file that the docs show."""
 
 
 def test_a_researchers_afternoon(tmp_path: Path) -> None:
@@ -79,30 +71,61 @@ def test_a_researchers_afternoon(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(MINE)
     recipe = AlgorithmConfig(recipe=f"{file}:recipe", aggregation="rollout_mean").resolve()
+    try_functions(recipe)
     assert (recipe.high, recipe.aggregation) == (0.5, "rollout_mean")
     turns = Turns(["g"] * 3, ["0"] * 3, ["a", "b", "c"], [1.0, 3.0, 2.0], [1, 1, 1])
     assert turn_advantages(recipe, turns)[0] == [-2.0, 1.0, -1.0]
-    logprobs = torch.tensor([0.8, 0.4]).log().requires_grad_(True)
+    logprobs = torch.tensor([0.6, 0.8]).log().requires_grad_(True)
     half = torch.full((2,), 0.5)
     term = loss(recipe, logprobs_N=logprobs, sampler_logprobs_N=half.log(), advantages_N=torch.ones(2), weights_N=half)
-    assert term.loss.item() == pytest.approx(-(0.6 - 0.2) / 2)
-    assert term.clipped_N.tolist() == [True, False]
+    # rho = 1.2 and 1.6: 1.2 - .04 and 1.6 - .36; the second is beyond 1.5.
+    assert term.loss.item() == pytest.approx(-(1.16 + 1.24) / 2)
+    assert term.clipped_N.tolist() == [False, True]
+    (gradient,) = torch.autograd.grad(term.loss, logprobs)
+    assert gradient.tolist() == pytest.approx([-(1.2 - 1.2 * 2 * 0.2) / 2, 0.0])
+
+
+HEAD = "from tracegrad.trainer.algorithm.recipe import Recipe\n\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "message"),
+    ("text", "message"),
     [
-        (MINE, "other", "expected a Recipe named 'other'"),
-        ("import nowhere", "recipe", "cannot be run: No module named 'nowhere'"),
-        ("recipe = ", "recipe", "cannot be run"),
+        (MINE, "expected a Recipe named 'mine' in .*mine.py, got None; valid are recipe"),
+        ("mine = 3", "expected a Recipe named 'mine' in .*mine.py, got 3"),
+        ("\nimport nowhere", "mine.py cannot be run: line 2: ModuleNotFoundError: No module named 'nowhere'"),
+        ("x = 1\nmine = ", "mine.py cannot be run: line 2: SyntaxError"),
+        ("\n\n1 / 0", "mine.py cannot be run: line 3: ZeroDivisionError"),
+        ("exit()", "mine.py cannot be run: line 1: SystemExit"),
+        (HEAD + "mine = Recipe(bound=1, hihg=2)", "line 3: TypeError: Unexpected keyword argument 'hihg'"),
+        (HEAD + "mine = Recipe(low=3.0)", "line 3: ConfigurationError: low: expected at most 1 with surrogate 'clip'"),
+        (HEAD + "mine = Recipe(high='2')", "line 3: ConfigurationError: high: expected a number, got '2'"),
+        (HEAD + "mine = Recipe(passes=1.5)", "passes: expected a whole number, got 1.5"),
+        (HEAD + "mine = Recipe(passes=True)", "passes: expected a whole number, got True"),
+        (HEAD + "mine = Recipe(beta=None)", "beta: expected a number, got None"),
+        (HEAD + "mine = Recipe(dual='3')", "dual: expected a number or None, got '3'"),
+        (HEAD + "mine = Recipe(level='word')", "level: expected 'token' or 'turn' or 'row' or 'rollout', got 'word'"),
+        (HEAD + "mine = Recipe(scale='stdd')", "scale: expected 'none' or .* or a function, got 'stdd'"),
+        (HEAD + "mine = Recipe(kl=max)", "kl: expected 'k1' or 'k2' or 'k3' or 'k3\\+', got <built-in function max>"),
     ],
-    ids=["no such name", "an import that fails", "no Python"],
 )
-def test_a_file_that_gives_no_recipe_is_refused(text: str, name: str, message: str, tmp_path: Path) -> None:
-    """With the key, where the trainer starts."""
+def test_a_file_that_gives_no_recipe_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    """With file, line and key, where the trainer starts."""
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ConfigurationError, match=message):
-        AlgorithmConfig(recipe=f"{tmp_path}/mine.py:{name}").resolve()
+        AlgorithmConfig(recipe=f"{tmp_path}/mine.py:mine").resolve()
+
+
+def test_a_users_file_is_a_module_like_others(tmp_path: Path) -> None:
+    """What lies beside it can be imported, dataclasses find their module, and none of ours is hidden."""
+    (tmp_path / "my_losses.py").write_text("HIGH = 0.7\n")
+    (tmp_path / "random.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport my_losses\n"
+        + HEAD.strip()
+        + "\n@dataclass\nclass Bounds:\n    high: float = my_losses.HIGH\n\nmine = Recipe(high=Bounds().high)\n"
+    )
+    assert AlgorithmConfig(recipe=f"{tmp_path}/random.py:mine").resolve().high == 0.7
+    assert not hasattr(importlib.import_module("random"), "mine")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +139,9 @@ def test_a_file_that_gives_no_recipe_is_refused(text: str, name: str, message: s
         ({"correction": "tis"}, "correction: expected anchor 'old' with 'tis', got 'sampler'"),
         ({"beta": 0.1, "kl": "k1"}, "kl: expected k1 in the reward"),
         ({"recipe": "rloo", "kl": "k3"}, "kl: expected k1 in the reward"),
+        ({"recipe": "icepop", "correction_low": 6.0}, "correction_low: expected at most correction_high = 5, got 6"),
+        ({"recipe": "sft", "baseline": "mean"}, "baseline: expected 'none' with outcome 'one', got 'mean'"),
+        ({"recipe": "starpo_s", "refill": 2}, "selection: expected 'spread' with refill = 2, got 'top_std'"),
         ({"overlong": 5, "overlong_buffer": 6}, "overlong_buffer: expected at most overlong = 5, got 6"),
     ],
 )
