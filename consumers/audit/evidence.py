@@ -85,6 +85,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     digests: dict[tuple[str, str], bytes] = msgspec.field(default_factory=dict)
     """(topic, id) -> sha256 of what was emitted first."""
     steps: list[TrainingStep] = msgspec.field(default_factory=list)
+    given_back: dict[tuple[int, int], set[str]] = msgspec.field(default_factory=dict)
+    """(epoch, step) -> the groups that the trainer gave back before it."""
     rollouts: dict[str, Position] = msgspec.field(default_factory=dict)
     """Rollout id -> where it was first asked for."""
     final_rollouts: set[str] = msgspec.field(default_factory=set)

@@ -123,8 +123,10 @@ def _patiently(ask: Callable[..., T], *args: str) -> T:
 
 
 def _step(seen: Evidence, record: Record, step: TrainingStep | GroupsGivenBack) -> None:
-    if isinstance(step, TrainingStep):  # a group that was given back waits for the step that excludes it
+    if isinstance(step, TrainingStep):
         seen.steps.append(step)
+    elif step.policy == seen.lineage.policy:  # what was given back waits for the step that excludes it
+        seen.given_back.setdefault((step.epoch, step.step), set()).update(step.group_ids)
 
 
 def _transition(seen: Evidence, record: Record, group: tuple[GroupSummary, list[SegmentRow]]) -> None:

@@ -71,6 +71,8 @@ def _intervals(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterator[str]:
             yield f"group named by step {step.step} but not in its interval of transitions: {group}"
         for group in sorted(there - named):
             yield f"group in the interval of step {step.step} but not named by it: {group}"
+        for group in sorted(seen.given_back.get((step.epoch, step.step), set()) - step.excluded_ids.keys()):
+            yield f"group given back but not excluded by step {step.step}: {group}"
         is_judged = not (num_gone or (Topic.DEAD_LETTERS in seen.expired and None in map(seen.transitions.get, held)))
         if is_judged and hash_batch(_judged(seen, step, held, before)) != step.batch_hash:
             yield f"batch_hash that is not that of its records on transitions: step {step.step}"

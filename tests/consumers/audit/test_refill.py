@@ -34,3 +34,12 @@ def test_a_group_that_was_given_back_is_accounted_for_once() -> None:
     log.append(name, b"policy", TRAINING_STEPS.encode(filled(log, last, "no_spread")), (), 0)
     report = audited(log)
     assert (report.missing, report.groups.terms) == ([], {"trained": 2, "excluded: no_spread": 1})
+
+
+def test_a_group_that_was_given_back_and_trained_all_the_same_is_named() -> None:
+    """Another was admitted in its stead."""
+    log = memory_log(run())
+    trained = group_id_of(log.records(TOPICS.name(Topic.TRANSITIONS))[0].value) or ""
+    word = GroupsGivenBack(run=RUN, policy="policy", epoch=1, step=1, consumed=1, group_ids=(trained,))
+    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(word), (), 0)
+    assert audited(log).missing == [f"group given back but not excluded by step 1: {trained}"]
