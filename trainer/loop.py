@@ -190,7 +190,7 @@ class Trainer:
                     "waiting for groups: policy=%s step=%d has %d of %d, lag=%s records",
                     self._store.state.policy,
                     self._store.state.step + 1,
-                    batch.num_seen,
+                    batch.num_counted,
                     self._config.groups_per_step,
                     self._source.lag,
                 )

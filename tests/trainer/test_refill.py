@@ -27,6 +27,8 @@ from tests.trainer.run_loop import (
     steps_of,
     train,
 )
+from tests.versions import RUN
+from tracegrad.producers.tasks.admission_state import AdmissionState
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, surviving_steps
 from tracegrad.trainer import loop
 from tracegrad.trainer.store import store
@@ -174,6 +176,35 @@ def test_a_batch_that_finds_too_little_spread_closes_and_says_so(
     ]
     assert "step 1: 1 groups of 4 have spread" in caplog.text
     assert "step 2: 0 groups of 4 have spread" in caplog.text
+
+
+@pytest.mark.parametrize(("refill", "ends"), [(1, (2, 4)), (2, (4, 6)), (99, (5, 9))])
+def test_a_start_with_another_refill_consumes_each_group_once(
+    refill: int, ends: tuple[int, int], log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three were given back when it was killed; tasks goes by what the batches consumed in the end."""
+
+    def killed(*args: Any) -> int:
+        num_given_back = give_back(*args)
+        if num_given_back == 3:
+            raise Killed
+        return num_given_back
+
+    append_groups(log, TRANSITIONS, [group(index) for index in range(4)])
+    give_back = loop.Trainer._give_back
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(loop.Trainer, "_give_back", killed)
+        train(log, config_of(untied, tmp_path, **REFILL))
+    append_groups(log, TRANSITIONS, [group(index) for index in range(4, 9)])
+    train(log, config_of(untied, tmp_path, **REFILL | {"refill": refill}))
+    steps = steps_of(log)
+    assert [(step.begin_offset, step.next_offset) for step in steps] == [(0, ends[0]), ends]
+    named = [id_ for step in steps for id_ in (*step.group_ids, *step.excluded_ids)]
+    assert sorted(named) == [gid(index) for index in range(ends[1])]
+    state = AdmissionState(RUN, "policy")
+    for record in log.records(STEPS):
+        state.fold(TRAINING_STEPS.decode(record.value))
+    assert (state.progress().step, state.progress().consumed) == (2, len(named))
 
 
 def test_a_rollback_while_it_waits_moves_no_interval(log: MemoryLog, untied: Path, tmp_path: Path) -> None:

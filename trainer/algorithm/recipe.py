@@ -96,7 +96,7 @@ class Recipe(Section, frozen=True, kw_only=True):
     """Groups that train: all; those whose rollouts differ in return; the `share` with the greatest std. The others are
     excluded as `no_spread`, `low_spread` and leave the denominators."""
     share: Share = 0.25
-    """Of `top_std`."""
+    """Of `top_std`; with `refill` a share of the groups that differ in return."""
     refill: Count = 1
     """A batch ends with its G-th group whose rollouts differ in return, at the latest with the group that is the
     `refill` * G-th of all; others are admitted for those that do not. 1: each group counts towards G."""

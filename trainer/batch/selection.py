@@ -21,10 +21,14 @@ def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
     """Group id -> why it does not train, `no_spread` or `low_spread`, of those that the recipe leaves out."""
     if recipe.selection == "none":
         return {}
-    stds = [spread(group) for group in groups]
-    stays = selected(stds, recipe.selection, recipe.share)
-    judged = zip(groups, stds, stays, strict=True)
-    return {group.summary.group_id: "low_spread" if std else "no_spread" for group, std, stay in judged if not stay}
+    stds = {group.summary.group_id: spread(group) for group in groups}
+    # What was given back was replaced, so it may not train after all.
+    replaced = [id_ for id_, std in stds.items() if not std] if recipe.refill > 1 else []
+    counted = {id_: std for id_, std in stds.items() if id_ not in replaced}
+    stays = selected(list(counted.values()), recipe.selection, recipe.share)
+    judged = zip(counted.items(), stays, strict=True)
+    low = {id_: "low_spread" if std else "no_spread" for (id_, std), stay in judged if not stay}
+    return dict.fromkeys(replaced, "no_spread") | low
 
 
 def spread(group: Group) -> float:

@@ -80,6 +80,17 @@ def test_a_batch_ends_with_the_gth_group_that_has_spread_or_at_the_limit(seed: i
     assert (again.hash, again.next_offset) == (closed.hash, closed.next_offset)
 
 
+@pytest.mark.parametrize(("share", "expected"), [(1.0, (0, 3)), (0.5, (3,))])
+def test_what_was_given_back_does_not_train_after_all(share: float, expected: tuple[int, ...]) -> None:
+    """Others were admitted in its stead; the share is one of the groups that count."""
+    values = [rewarded(0, 0.0, 1.0), record_of("equal", 1), record_of("equal", 2), rewarded(3, 0.0, 2.0)]
+    batch = open_batch(values, num_groups=2, recipe=Recipe(selection="top_std", share=share, refill=9))
+    assert batch.given_back == [gid(1), gid(2)]
+    closed = batch.close(run=RUN, version=0, max_staleness=2)
+    assert closed.group_ids == tuple(map(gid, expected))
+    assert closed.excluded.items() >= {gid(1): "no_spread", gid(2): "no_spread"}.items()
+
+
 def test_the_interval_does_not_depend_on_the_version() -> None:
     """A rollback may come while it is read: what is stale then was no reason to give it back."""
     values = [record_of("stale", 0), record_of("equal", 1), record_of("stale", 2)]
