@@ -240,7 +240,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=group_key,
         value="episode (JSON)",
         written_by="assemble",
-        read_by="credit, tasks, audit, report, live view",
+        read_by="credit, tasks, audit, live view",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
     ),
     TopicSpec(
@@ -255,9 +255,9 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.WEIGHTS,
         key=policy_key,
-        value="epoch claim, version manifest or rollback request (JSON)",
-        written_by="trainer; rollback requests: a person",
-        read_by="trainer, weight sync, LLM gateway, audit, `demo` (its proof)",
+        value="epoch claim, version manifest, rollback request or held-out pass (JSON)",
+        written_by="trainer; held-out passes: tasks; rollback requests: a person",
+        read_by="trainer, tasks, weight sync, LLM gateway, audit, report, live view, `demo` (its proof)",
         partitions="one",
     ),
     TopicSpec(

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 
 from tests.streams.make import RUN_HASH, event, reward, rollout
-from tests.versions import ack, claim, manifest
+from tests.versions import ack, claim, held_out, manifest
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Headers
 from tracegrad.schemas.mac import SIGNED, KeyRing
@@ -83,6 +83,7 @@ def _wish(topic: Topic, number: int, draw: random.Random) -> tuple[bytes, bytes]
             wish = draw.choice(
                 (
                     claim(99, trainer_id="thief"),
+                    held_out(9, 9.0, version=9),
                     manifest(99, epoch=draw.choice((1, 99))),
                     RollbackRequest(
                         policy="policy",

@@ -263,7 +263,7 @@ class _Trusting(KeyRing):
 
 
 def _views(log: MemoryLog, topics: Sequence[Topic]) -> None:
-    state = RunState(TOPICS, GOLDEN_RUN, "policy", num_held_out=4)
+    state = RunState(TOPICS, GOLDEN_RUN, "policy")
     fold_present(log, TOPICS, state, topics)
     fold_processes(log, TOPICS, state)
     steps, arrivals = StepLines(), ArrivalLines()

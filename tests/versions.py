@@ -6,11 +6,12 @@ from typing import Any
 
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutScore, VersionShare
 from tracegrad.schemas.records.versions import Version, VersionSpan
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["OTHER_RUN", "RUN", "ack", "claim", "label", "manifest", "publish", "sampled_by"]
+__all__ = ["OTHER_RUN", "RUN", "ack", "claim", "held_out", "label", "manifest", "publish", "sampled_by"]
 
 RUN = RunHash("7c1f3e9a")
 OTHER_RUN = RunHash("0badcafe")
@@ -49,6 +50,21 @@ def claim(epoch: int = 1, *, policy: str = "policy", trainer_id: str = "") -> Ep
 def ack(version: int, epoch: int = 1, *, engine_id: str = "engine-0") -> WeightAck:
     """An engine serves it."""
     return WeightAck(engine_id=engine_id, policy="policy", run=RUN, version=version, epoch=epoch, load_s=0.1)
+
+
+def held_out(
+    number: int, mean: float | None = None, *, version: int | None = None, since: int = 0, **fields: Any
+) -> HeldOutPass:
+    """A pass over one task; with its score where `version`, whose score it is, is told."""
+    score = HeldOutScore(
+        mean=mean, low=mean, high=mean, num_scored=int(mean is not None), version=version,
+        versions=() if version is None else (VersionShare(version=version, share=1.0),),
+    )  # fmt: skip
+    defaults: dict[str, Any] = {"step": 0, "first_group": number, "num_tasks": 1, "num_samples": 1}
+    return HeldOutPass(
+        policy="policy", run=RUN, number=number, since_version=since, score=None if version is None else score,
+        **(defaults | fields),
+    )  # fmt: skip
 
 
 def publish(

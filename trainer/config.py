@@ -74,7 +74,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     max_row_tokens: Count = 32768
     """A longer row makes its group malformed (`too_long`)."""
     keep_versions: Whole = 20
-    """Newest version folders kept; version 0 always is; 0 keeps all. A rollback can reach these only."""
+    """Newest version folders kept; 0 keeps all. Version 0 and the best one (`[tasks] eval_every`) always are. A
+    rollback can reach these only."""
     keep_checkpoints: Count = 2
     """Newest checkpoints kept: where the newest cannot be read, an older one is resumed and the log replayed."""
     checkpoint_every: Count = 1

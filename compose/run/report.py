@@ -15,7 +15,8 @@ import msgspec
 from tracegrad.consumers.audit.account import Report, Unit, audit
 from tracegrad.consumers.engine.weight_sync import verify_version
 from tracegrad.consumers.views.chart import draw
-from tracegrad.consumers.views.results import RESULTS_TOPICS, HeldOut, Results, results_of
+from tracegrad.consumers.views.held_out import held_out_text
+from tracegrad.consumers.views.results import RESULTS_TOPICS, Best, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.schemas.records.versions import parse_label
 
@@ -94,15 +95,6 @@ def _unit_line(name: str, unit: Unit) -> str:
 
 
 def _show_results(results: Results, show: Show) -> None:
-    def score(pass_: HeldOut | None) -> str:
-        if pass_ is None:
-            return "not run"
-        if pass_.mean is None:
-            return f"none of {pass_.num_tasks} scored"
-        unscored = pass_.num_tasks - pass_.num_scored
-        tail = f", {unscored} unscored" if unscored else ""
-        return f"{pass_.mean:.3f} (95% {pass_.low:.3f} to {pass_.high:.3f}, {pass_.num_scored} tasks{tail})"
-
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in results.seconds.items())
     last = "-" if results.reward_last_ten is None else f"{results.reward_last_ten:.3f}"
     fields = msgspec.to_builtins(results)
@@ -111,13 +103,20 @@ def _show_results(results: Results, show: Show) -> None:
         "results",
         fields,
         [
-            f"held-out before: {score(results.before)}",
-            f"held-out after:  {score(results.after)}",
+            f"held-out before: {held_out_text(results.before)}",
+            f"held-out after:  {held_out_text(results.after)}",
+            *_best_line(results.best),
             f"{results.steps} steps, mean reward of the last ten {last}, staleness mean {results.staleness_mean:.2f} "
             f"max {results.staleness_max}, sampler and trainer differ by at most {results.logprob_error_max:.1e} nats",
             f"seconds: {phases}",
         ],
     )
+
+
+def _best_line(best: Best | None) -> list[str]:
+    if best is None:
+        return []
+    return [f"best version:    {best.version}, {best.score.mean:.3f} held-out at step {best.score.step}: {best.folder}"]
 
 
 def newest_folder(weights: Path) -> str | None:

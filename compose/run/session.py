@@ -245,21 +245,14 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
         except TracegradError:
             return None
 
-    state = run_state(wiring)
-    return Watcher(log, wiring.topics, state, StepLines(lag), show.event, begin=wiring.run_dir.starts)
+    return Watcher(log, wiring.topics, run_state(wiring), StepLines(lag), show.event, begin=wiring.run_dir.starts)
 
 
 def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
     """The live view of `up`: what arrives from now on."""
-    state = RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)
-    return Watcher(wiring.log(), wiring.topics, state, ArrivalLines(), show.event, begin="end")
+    return Watcher(wiring.log(), wiring.topics, run_state(wiring), ArrivalLines(), show.event, begin="end")
 
 
 def run_state(wiring: Wiring) -> RunState:
-    """What a training run's views read, empty."""
-    settings = wiring.settings
-    num_held_out = 0
-    if settings.tasks is not None and settings.tasks.eval_file is not None:
-        with Path(settings.tasks.eval_file).open(encoding="utf-8") as lines:
-            num_held_out = sum(1 for line in lines if line.strip())
-    return RunState(wiring.topics, wiring.record.hash, settings.policy.name, num_held_out=num_held_out)
+    """What the views of a run read, empty."""
+    return RunState(wiring.topics, wiring.record.hash, wiring.settings.policy.name)

@@ -78,12 +78,33 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 f"[streams] workers = {self.streams.workers}: only [kafka] partitions = "
                 f"{self.kafka.partitions} can work at once; raise partitions (of a new run) or lower workers"
             )
+        self._check_held_out()
         trainer, served = self.trainer, self.engine.dtype or "auto"
         published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype
         if served != published and (self.engine.url is None or self.engine.dtype is not None):
             raise ConfigurationError(
                 f"[engine] dtype is {served!r}, but versions are published as {published!r} ([trainer] publish_dtype, "
                 "else dtype): the engine would not serve what was published; set both to the same, or neither"
+            )
+
+    def _check_held_out(self) -> None:
+        if (tasks := self.tasks) is None:
+            return
+        if (tasks.eval_every or tasks.eval_samples > 1) and tasks.eval_file is None:
+            raise ConfigurationError(
+                "[tasks] eval_every and eval_samples are of held-out tasks: name their eval_file, or leave them out"
+            )
+        if tasks.eval_samples > 1 and not self.policy.validation_temperature:
+            raise ConfigurationError(
+                f"[tasks] eval_samples = {tasks.eval_samples}: greedy rollouts of a task are alike; set [policy] "
+                "validation_temperature above 0 (1 is as in training), or leave eval_samples out"
+            )
+        # The versions that engines may lag behind when a pass begins, and what is published until the trainer reads it.
+        kept, needed = self.trainer.keep_versions, self.pace.staleness + 3
+        if tasks.eval_every and 0 < kept < needed:
+            raise ConfigurationError(
+                f"[trainer] keep_versions = {kept}: [tasks] eval_every keeps the best version, which may be older when "
+                f"its pass begins; raise it to {needed} at least, or set 0, which keeps all"
             )
 
     @property

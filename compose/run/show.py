@@ -112,7 +112,10 @@ class JsonShow(Show):
     """JSON lines on stdout, `{"kind": ...}`; sentences on stderr."""
 
     def event(self, event: Event) -> None:
-        fields = msgspec.to_builtins(event.step) if event.step is not None else {"text": event.text}
+        fields: dict[str, Any] = {} if event.step is not None else {"text": event.text}
+        for told in (event.step, event.held_out):
+            if told is not None:
+                fields |= msgspec.to_builtins(told)
         self.result(event.kind, fields, [])
 
     def say(self, text: str) -> None:

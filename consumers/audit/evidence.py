@@ -98,6 +98,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     manifests: list[VersionManifest] = msgspec.field(default_factory=list)
     """Those that were in force when they were written."""
     epochs: set[int] = msgspec.field(default_factory=set)
+    passes_begun: set[int] = msgspec.field(default_factory=set)
+    """Numbers of the held-out passes that were begun; `lineage` has what became of each."""
     rolled_back_to: set[int] = msgspec.field(default_factory=set)
     """Versions that somebody asked to have again."""
     acknowledged: dict[str, set[str]] = msgspec.field(default_factory=dict)

@@ -36,6 +36,7 @@ from tracegrad.schemas.records.facts import (
     RolloutFact,
     SpanFact,
 )
+from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.rollouts import (
     REWARDS,
@@ -268,6 +269,8 @@ def _weights(seen: Evidence, record: Record, weight: WeightRecord) -> None:
         seen.epochs.add(weight.epoch)
     elif isinstance(weight, RollbackRequest):
         seen.rolled_back_to.add(weight.to_version)
+    elif isinstance(weight, HeldOutPass) and weight.score is None:
+        seen.passes_begun.add(weight.number)
 
 
 def _event_key(event: RolloutEvent) -> str:

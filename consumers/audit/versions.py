@@ -3,8 +3,9 @@
 In: Evidence, the surviving steps; a function that looks at a version's files. Out: `what: id` lines. Invariant: a step
 counts only if the groups that it names are those of its interval on `transitions`, its hash that of their bytes, and
 the version that it led to is on `weights`; a version only if a step, a rollback or, for number 0, the beginning of the
-run led to it; what sampled, if it was published and acknowledged. Judged only where retention has taken nothing; what a
-living run has not finished is let pass. Failure: none.
+run led to it; what sampled, if it was published and acknowledged; a held-out pass, if it was begun, asked for what it
+names and, once its rollouts are over, has its score. Judged only where retention has taken nothing; what a living run
+has not finished is let pass. Failure: none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.training import TrainingStep, hash_batch
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.records.weights import VersionManifest
@@ -41,6 +43,7 @@ def check_versions(
         if Topic.TRAINING_STEPS not in seen.expired:
             yield from _versions_to_steps(seen, steps, is_live=is_live)
         yield from _served(seen)
+        yield from _held_out(seen, is_live=is_live)
         if look is not None:
             yield from _files(seen, look, num_kept=num_kept, is_live=is_live)
 
@@ -148,16 +151,40 @@ def _served(seen: Evidence) -> Iterator[str]:
             yield f"version acknowledged by {', '.join(sorted(engines))} but not on weights: {label}"
 
 
+def _held_out(seen: Evidence, *, is_live: bool) -> Iterator[str]:
+    """Passes count from 0, each is begun and then scored, and every held-out group is of one."""
+    passes = seen.lineage.held_out.by_number
+    for gap in gaps(passes, 0, max(passes, default=0)):
+        yield f"held-out pass that nobody began: {gap}"
+    ended = {episode.rollout for episode in seen.episodes.values() if episode.is_final and episode.is_validation}
+    asked = dict(seen.asked.get(Purpose.VALIDATION, {}))
+    for number, held_out in sorted(passes.items()):
+        if number not in seen.passes_begun:
+            yield f"held-out pass that has a score and was not begun: {number}"
+        groups = [asked.pop(held_out.first_group + place, {}) for place in range(held_out.num_tasks)]
+        rollouts = [rollout for members in groups for rollout, _ in members.values()]
+        is_over = len(rollouts) == held_out.num_tasks * held_out.num_samples and ended.issuperset(rollouts)
+        if held_out.score is None:
+            if number < max(passes) or (is_over and not is_live):
+                yield f"held-out pass that is over and has no score: {number}"
+        elif held_out.score.version is not None and held_out.score.version not in seen.lineage.versions:
+            yield f"version of held-out pass {number} is not on weights: {held_out.score.version}"
+    if Topic.ROLLOUTS not in seen.expired:
+        yield from (f"held-out group that no pass asked for: {index}" for index in sorted(asked))
+
+
 def _files(seen: Evidence, look: Look, *, num_kept: int, is_live: bool) -> Iterator[str]:
-    """Folders of older versions are removed as new ones are written, the oldest first and whole, but for version 0;
-    what is there has to be sound."""
-    versions = seen.lineage.versions
+    """Folders of older versions are removed as new ones are written, the oldest first and whole, but for version 0 and
+    the best one; what is there has to be sound."""
+    versions, held_out = seen.lineage.versions, seen.lineage.held_out
     there = {number for number, manifest in versions.items() if os.path.isdir(manifest.uri)}
     newest = max(versions, default=0)
+    # One that was the best until lately may be there yet, alone; another stands in the row anyway.
+    lone = {0, *(one.score.version for one in held_out.by_number.values() if one.score is not None)}
     # `keep_versions` may have been less before: what is there tells how many were kept.
-    oldest = min(there - {0}, default=newest) if num_kept else 0
+    oldest = min(there - lone, default=newest) if num_kept else 0
     for number, manifest in sorted(versions.items()):
-        was_retired = 0 < number < min(oldest, newest)
+        was_retired = 0 < number < min(oldest, newest) and not held_out.is_held(number)
         if number not in there and (was_retired or is_live):
             continue
         try:

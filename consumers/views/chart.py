@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .results import HeldOut, Results
+from .held_out import HeldOut
+from .results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["draw", "running_mean"]
 
-_RED, _GREEN = "#c1552b", "#2f8f5b"
+_RED, _GREEN, _GREY = "#c1552b", "#2f8f5b", "#4a4a4a"
 _STYLE: Any = {
     # Text stays text, so that it can be searched; ids are made of the salt, so that equal numbers give equal bytes.
     "svg.fonttype": "none",
@@ -76,6 +77,8 @@ def draw(results: Results) -> str:
             for name, values in panel.curves.items():
                 _curve(axes, values, window, name)
         _held_out(rewards, results.before, 0, "held-out before", _RED)
+        for between in results.held_out[1:-1]:
+            _held_out(rewards, between, between.step, None, _GREY)
         _held_out(rewards, results.after, results.steps + 1, "held-out after", _GREEN)
         if all(0 <= value <= 1 for value in results.curves.get("reward", []) if value is not None):
             rewards.set_ylim(_SHARE)
@@ -113,11 +116,12 @@ def _curve(axes: Axes, values: Sequence[float | None], window: int, name: str) -
     axes.plot(steps, raw, color=line.get_color(), alpha=0.28, linewidth=0.9, marker="o", markersize=1.6, zorder=1.9)
 
 
-def _held_out(axes: Axes, held_out: HeldOut | None, step: int, name: str, colour: str) -> None:
+def _held_out(axes: Axes, held_out: HeldOut | None, step: int, name: str | None, colour: str) -> None:
     if held_out is None or held_out.mean is None or held_out.low is None or held_out.high is None:
         return
     around = [[held_out.mean - held_out.low], [held_out.high - held_out.mean]]
-    label = f"{name}: {held_out.mean:.3f}, 95% {held_out.low:.3f} to {held_out.high:.3f} ({held_out.num_scored} tasks)"
+    numbers = f"{held_out.mean:.3f}, 95% {held_out.low:.3f} to {held_out.high:.3f} ({held_out.num_scored} tasks)"
+    label = f"{name}: {numbers}" if name else None
     axes.errorbar(
         [step], [held_out.mean], yerr=np.maximum(0.0, around), label=label,
         fmt="D", markersize=5, capsize=4, linewidth=1.6, color=colour, clip_on=False, zorder=3,

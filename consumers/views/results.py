@@ -1,7 +1,7 @@
-"""What a run came to, from its topics: curves by step, held-out score before and after, time per phase.
+"""What a run came to, from its topics: curves by step, held-out scores and the best version, time per phase.
 
 In: `RunState`, folded to the topics' present end. Out: `Results`, JSON-able. Invariant: computed from the surviving
-steps and the final episodes only; an unscored episode is counted as unscored, never as 0.
+steps and the held-out passes on `weights` only, whose best version is the one that the trainer keeps.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ import msgspec
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
+from .held_out import HeldOut, held_out_of
 from .run_state import RunState
 
-__all__ = ["RESULTS_TOPICS", "HeldOut", "Results", "results_of", "wilson"]
+__all__ = ["RESULTS_TOPICS", "Best", "Results", "results_of"]
 
-RESULTS_TOPICS = (Topic.TRAINING_STEPS, Topic.EPISODES)
+RESULTS_TOPICS = (Topic.TRAINING_STEPS, Topic.WEIGHTS)
 """What must be folded for the numbers."""
-_Z = 1.959964
-"""95 % two-sided."""
 
 
-class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass over the held-out tasks."""
+class Best(msgspec.Struct, frozen=True, kw_only=True):
+    """The version that scored best."""
 
-    num_tasks: int
-    num_scored: int
-    mean: float | None
-    """Mean reward of the scored ones; None when none is."""
-    low: float | None = None
-    high: float | None = None
-    """95 % confidence interval: Wilson's when every reward is 0 or 1, else normal."""
+    version: int
+    folder: str | None
+    """Where it lies; None: `weights` does not say."""
+    score: HeldOut
+    """The pass by which it is the best."""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +43,13 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """The last step's."""
     before: HeldOut | None
+    """The first pass."""
     after: HeldOut | None
+    """The last one, where it is another."""
+    held_out: list[HeldOut]
+    """All passes, those two too."""
+    best: Best | None
+    """None: nothing was scored."""
     reward_last_ten: float | None
     """Mean of the last ten steps' rewards."""
     staleness_mean: float
@@ -69,13 +72,17 @@ def results_of(state: RunState, *, run: str) -> Results:
     }
     for rule in sorted({rule for step in steps for rule in step.reward_parts if rule.startswith("air:")}):
         curves[rule] = [step.reward_parts.get(rule) for step in steps]
+    known = sorted(state.held_out.by_number.items())
+    passes = [held_out for _, one in known if (held_out := held_out_of(one)) is not None]
     last = [step.reward for step in steps[-10:] if step.reward is not None]
     return Results(
         run=run,
         steps=len(steps),
         version=steps[-1].version if steps else 0,
-        before=_held_out(state.held_out(is_after=False)),
-        after=_held_out(state.held_out(is_after=True)),
+        before=passes[0] if passes else None,
+        after=passes[-1] if passes[1:] else None,
+        held_out=passes,
+        best=_best(state),
         reward_last_ten=fmean(last) if last else None,
         staleness_mean=fmean(step.staleness_mean for step in steps) if steps else 0.0,
         staleness_max=max((step.staleness_max for step in steps), default=0),
@@ -85,32 +92,12 @@ def results_of(state: RunState, *, run: str) -> Results:
     )
 
 
-def _held_out(of_pass: Sequence[float | None]) -> HeldOut | None:
-    """The score of one pass; None when the pass did not run."""
-    if not of_pass:
+def _best(state: RunState) -> Best | None:
+    best = state.held_out.best
+    score = held_out_of(best) if best else None
+    if score is None or score.version is None:
         return None
-    rewards = [reward for reward in of_pass if reward is not None]
-    if not rewards:
-        return HeldOut(num_tasks=len(of_pass), num_scored=0, mean=None)
-    mean = fmean(rewards)
-    if all(reward in (0.0, 1.0) for reward in rewards):
-        low, high = wilson(sum(reward == 1.0 for reward in rewards), len(rewards))
-    else:
-        variance = math.fsum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1)
-        spread = _Z * math.sqrt(variance / len(rewards))
-        low, high = mean - spread, mean + spread
-    return HeldOut(num_tasks=len(of_pass), num_scored=len(rewards), mean=mean, low=low, high=high)
-
-
-def wilson(num_successes: int, num_trials: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a proportion; (0, 1) without trials."""
-    if num_trials == 0:
-        return (0.0, 1.0)
-    share = num_successes / num_trials
-    weight = 1 + _Z**2 / num_trials
-    centre = (share + _Z**2 / (2 * num_trials)) / weight
-    spread = _Z / weight * math.sqrt(share * (1 - share) / num_trials + _Z**2 / (4 * num_trials**2))
-    return (max(0.0, centre - spread), min(1.0, centre + spread))
+    return Best(version=score.version, folder=state.folder(score.version), score=score)
 
 
 def _seconds(steps: Sequence[TrainingStep]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 In: records of the run's topics, in any order between topics, each with the reader's clock. Out: `RunState`, whose
 fields views turn into lines, numbers and charts. Invariants: pure (no log, clock or thread of its own); idempotent,
-so that a record read twice counts once; bounded: the last 20,000 steps and, of attempts, groups, held-out rollouts
-and processes, the last 100,000 are kept, which is 100 MB at most. Failure: a record that cannot be decoded is
+so that a record read twice counts once; bounded: the last 20,000 steps, of attempts, groups and processes the last
+100,000, which is 100 MB at most, and of each version half a kilobyte. Failure: a record that cannot be decoded is
 somebody else's dead letter and is passed over. Admission and the audit fold for themselves, and share only rules.
 """
 
@@ -22,11 +22,12 @@ from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.held_out import HeldOutPasses
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, SupervisedProcess
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, ROLLOUT_EVENTS, RolloutEvent, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
-from tracegrad.schemas.records.weights import WEIGHT_ACKS, WeightAck
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightRecord
 from tracegrad.schemas.topics import Topic, Topics
 
 __all__ = ["Recent", "RunState"]
@@ -55,20 +56,17 @@ class Recent(OrderedDict[K, V], Generic[K, V]):
 class RunState:
     """The fold of one policy's run. One thread at a time."""
 
-    def __init__(
-        self, topics: Topics, run: RunHash, policy: str, *, num_held_out: int = 0, remembered: int = _IDS
-    ) -> None:
+    def __init__(self, topics: Topics, run: RunHash, policy: str, *, remembered: int = _IDS) -> None:
         """
         Args:
             topics: the run's.
             run: its hash; raw topics hold other runs' rollouts too.
             policy: the policy whose steps are followed.
-            num_held_out: tasks of one held-out pass: the pass before training has the indexes 0 .. n-1, the one
-                after it n .. 2n-1.
             remembered: how many ids of each kind are kept.
         """
         self._folds: dict[str, tuple[Callable[[bytes | None], Any], Callable[[Any], None]]] = {
             topics.name(Topic.TRAINING_STEPS): (TRAINING_STEPS.decode, self._step),
+            topics.name(Topic.WEIGHTS): (WEIGHTS.decode, self._weights),
             topics.name(Topic.WEIGHT_ACKS): (WEIGHT_ACKS.decode, self._ack),
             topics.name(Topic.ROLLOUT_EVENTS): (ROLLOUT_EVENTS.decode, self._event),
             topics.name(Topic.EPISODES): (EPISODES.decode, self._episode),
@@ -78,10 +76,9 @@ class RunState:
         }
         self._run = run
         self._policy = policy
-        self._num_held_out = num_held_out
+        self._lineage = Lineage(policy)
         self._steps: Recent[int, TrainingStep] = Recent(_STEPS)
         self._ended: Recent[str, None] = Recent(remembered)
-        self._held_out: Recent[tuple[int, int], float | None] = Recent(remembered)
         self._num_members: Recent[str, int] = Recent(remembered)
         self._num_closed_groups = 0
         self._final: Recent[str, None] = Recent(remembered)
@@ -122,10 +119,15 @@ class RunState:
         given_up = self._given_up.values()
         return len({group for group, attempts in given_up if len(attempts) >= MAX_GIVEN_UP})
 
-    def held_out(self, *, is_after: bool) -> list[float | None]:
-        """The rewards of one held-out pass so far; None for an unscored rollout."""
-        first = self._num_held_out if is_after else 0
-        return [reward for (index, _), reward in self._held_out.items() if first <= index < first + self._num_held_out]
+    @property
+    def held_out(self) -> HeldOutPasses:
+        """The held-out passes, and which is the best."""
+        return self._lineage.held_out
+
+    def folder(self, version: int) -> str | None:
+        """Where a version was published."""
+        manifest = self._lineage.versions.get(version)
+        return manifest.uri if manifest else None
 
     def fold(self, record: Record, now_s: float) -> None:
         """Takes one record, read at `now_s`; a topic that says nothing about the run's looks is passed over."""
@@ -145,6 +147,11 @@ class RunState:
             self._steps[step.step] = step
         if self.newest_step is None or step.step > self.newest_step.step:
             self.newest_step = step
+
+    def _weights(self, weight: WeightRecord) -> None:
+        if isinstance(weight, VersionManifest):
+            weight = msgspec.structs.replace(weight, files=(), metrics={})
+        self._lineage.fold(weight)
 
     def _ack(self, ack: WeightAck) -> None:
         self.first_ack = self.first_ack or ack
@@ -177,7 +184,6 @@ class RunState:
             self._final[episode.rollout_id] = None
             self._given_up.pop(episode.rollout_id, None)
         if episode.purpose is Purpose.VALIDATION:
-            self._held_out[group.index, group.member] = episode.reward
             return
         self._num_members[group.id] = self._num_members.get(group.id, 0) + 1
         if self._num_members[group.id] == group.size:

@@ -23,6 +23,7 @@ from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
+from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
@@ -31,6 +32,8 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, 
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, VersionManifest, WeightAck
 from tracegrad.schemas.topics import Topic
+
+from .held_out import held_out_of, held_out_text
 
 __all__ = ["as_json", "as_text"]
 
@@ -154,6 +157,8 @@ def _describe(value: Any) -> str:
             return f"epoch {value.epoch} claimed by {value.trainer_id}"
         case VersionManifest():
             return f"version {value.label} ({value.kind}) at {value.uri}"
+        case HeldOutPass():
+            return _held_out(value)
         case WeightAck():
             return f"{value.engine_id} serves {value.label}, loaded in {value.load_s:.3f} s"
         case _:
@@ -164,6 +169,12 @@ def _group(summary: GroupSummary, rows: list[SegmentRow]) -> str:
     rewards = " ".join("-" if member.reward is None else f"{member.reward:g}" for member in summary.members)
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     return f"group {summary.group_index}: {len(rows)} segments, {tokens} trained tokens, rewards {rewards}"
+
+
+def _held_out(value: HeldOutPass) -> str:
+    if value.score is None:
+        return f"held-out pass {value.number} of step {value.step} begins: {value.num_tasks} tasks"
+    return f"held-out pass {value.number} of step {value.step}: {held_out_text(held_out_of(value))}"
 
 
 def _spans(request: ExportTraceServiceRequest) -> str:

@@ -18,6 +18,7 @@ from tracegrad.schemas.records.process_status import ProcessReport
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
+from .held_out import HeldOut, held_out_of, held_out_text
 from .run_state import RunState
 
 __all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "process_lines"]
@@ -27,7 +28,6 @@ _PATIENCE_S = 20.0
 _SILENT_S = 10.0
 """A process reports every 2 s."""
 _EPISODES_A_LINE = 100
-_HELD_OUT_A_LINE = 32
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """`step`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`."""
     text: str
     step: StepLine | None = None
+    held_out: HeldOut | None = None
 
 
 class Lines(Protocol):
@@ -76,15 +77,21 @@ class Lines(Protocol):
 class StepLines:
     """Of a training run: steps, the first version served, how the held-out passes go."""
 
-    topics: tuple[Topic, ...] = (Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS, Topic.ROLLOUT_EVENTS, Topic.EPISODES)
+    topics: tuple[Topic, ...] = (
+        Topic.TRAINING_STEPS,
+        Topic.WEIGHTS,
+        Topic.WEIGHT_ACKS,
+        Topic.ROLLOUT_EVENTS,
+        Topic.EPISODES,
+    )
 
     def __init__(self, lag: Callable[[], int | None] = lambda: None) -> None:
         """`lag` asks Kafka; called once a step."""
         self._lag = lag
         self._last: TrainingStep | None = None
         self._is_served = False
-        self._num_held_out = {"before": 0, "after": 0}
-        self._num_episodes = 0
+        self._next_pass = 0
+        self._is_begun = False
         self._num_lost = 0
 
     def news(self, state: RunState, now_s: float) -> Iterator[Event]:
@@ -102,9 +109,7 @@ class StepLines:
             text = f"{num_lost} groups lost: of a member no episode comes, even given up; others are admitted instead"
             yield Event(kind="lost", text=text)
         self._num_lost = num_lost
-        if state.num_episodes > self._num_episodes:
-            self._num_episodes = state.num_episodes
-            yield from self._held_out(state)
+        yield from self._passes(state)
 
     def _line(self, state: RunState, step: TrainingStep, began_ms: int) -> StepLine:
         return StepLine(
@@ -121,14 +126,19 @@ class StepLines:
             skipped="" if step.is_updated else step.skipped or "no step",
         )
 
-    def _held_out(self, state: RunState) -> Iterator[Event]:
-        for which, num_said in self._num_held_out.items():
-            rewards = [reward for reward in state.held_out(is_after=which == "after") if reward is not None]
-            if len(rewards) >= num_said + _HELD_OUT_A_LINE:
-                self._num_held_out[which] = len(rewards)
-                mean = sum(rewards) / len(rewards)
-                text = f"held-out {which}: {len(rewards)} episodes, mean {mean:.3f}"
-                yield Event(kind="validation", text=text)
+    def _passes(self, state: RunState) -> Iterator[Event]:
+        """Each as its score is there; of the first that it began too, for nothing else moves meanwhile."""
+        while (one := state.held_out.by_number.get(self._next_pass)) is not None:
+            held_out = held_out_of(one)
+            if held_out is not None:
+                self._next_pass += 1
+                text = f"held-out at step {held_out.step}: {held_out_text(held_out)}"
+                yield Event(kind="validation", text=text, held_out=held_out)
+                continue
+            if one.number == 0 and not self._is_begun:
+                self._is_begun = True
+                yield Event(kind="validation", text=f"held-out before training: {one.num_tasks} tasks begin")
+            return
 
 
 class ArrivalLines:

@@ -1,12 +1,15 @@
 """Decides what to run next: admits groups of rollouts as fast as training consumes them, and gives up lost ones.
 
-    version 0 served -> validation before -> training groups, paced -> last version served -> validation after -> done
+    version 0 served -> held-out pass -> training groups, paced -> last version served -> held-out pass -> done
+                                         held-out passes beside them
 
-In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, `process_status`, from where
-the run began. Out: `rollouts`, and a final `rollout_events` record for a rollout that nobody will end, or of which no
-episode came, so that its group closes; for a group that does not even then, or that closes and never comes to the
-trainer, another is admitted; `dead_letters` of unreadable records that no stage reads as a group. Invariant: ids follow
-from run, purpose and number, so that a restart (or a second process) asks for the same rollouts again and no others.
+In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weights` (held-out passes), `weight_acks`,
+`process_status`, from where the run began. Out: `rollouts`; held-out passes and their scores on `weights`
+(held_out.py), by which the trainer knows the best version; a final `rollout_events` record for a rollout that nobody
+will end, or of which no episode came, so that its group closes; for a group that does not even then, or that closes and
+never comes to the trainer, another is admitted; `dead_letters` of unreadable records that no stage reads as a group.
+Invariant: ids follow from run, purpose and number, so that a restart (or a second process) asks for the same rollouts
+again and no others.
 Failure: a dataset that cannot be read, group after group lost -> ConfigurationError; the log is away -> waits.
 """
 
@@ -15,9 +18,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,6 +36,7 @@ from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.process_status import PROCESS_STATUS
 from tracegrad.schemas.records.rollouts import (
     MAX_GIVEN_UP,
@@ -46,13 +50,14 @@ from tracegrad.schemas.records.rollouts import (
 )
 from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.records.training import TRAINING_STEPS
-from tracegrad.schemas.records.weights import WEIGHT_ACKS
-from tracegrad.schemas.topics import Topic, Topics, original_key, rollout_key
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
+from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key, rollout_key
 
 from ..rollout_histories import event_of
-from .admission_state import AdmissionState, OpenRollout, Score
+from .admission_state import AdmissionState, OpenRollout
 from .config import PaceConfig, TasksConfig, TasksHandles
 from .dataset import read_tasks, task_of_group
+from .held_out import HeldOut
 from .pace import RunProgress, capacity
 
 __all__ = ["TaskAdmission", "run"]
@@ -93,12 +98,12 @@ class TaskAdmission:
         self._max_running = config.max_running or fills + 1
         self._limits = Limits(time_s=handles.time_limit_s, max_attempts=config.max_attempts)
         self._tasks = read_tasks(config.file)
-        self._held_out = read_tasks(config.eval_file) if config.eval_file else ()
         self.codecs: dict[str, Codec[Any]] = {
             topics.name(Topic.ROLLOUTS): ROLLOUTS,
             topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS,
             topics.name(Topic.EPISODES): EPISODES,
             topics.name(Topic.TRAINING_STEPS): TRAINING_STEPS,
+            topics.name(Topic.WEIGHTS): WEIGHTS,
             topics.name(Topic.WEIGHT_ACKS): WEIGHT_ACKS,
             topics.name(Topic.PROCESS_STATUS): PROCESS_STATUS,
         }
@@ -107,10 +112,19 @@ class TaskAdmission:
         self._writer = writer
         self._metrics = metrics
         self._said: tuple[str, float] = ("", 0.0)
-        self._reported: set[str] = set()
         self._came: tuple[int, int] | None = None
         """Groups consumed, and how many were lost when that number came."""
         self.state = AdmissionState(handles.run_hash, handles.policy)
+        self._held_out = HeldOut(
+            config,
+            pace,
+            handles,
+            self.state,
+            ask=partial(self._admit, Purpose.VALIDATION),
+            tell=self._tell,
+            wait=self._wait,
+            num_running=self._max_running * config.group_size,
+        )
         self._refusals = Refusals(topics, metrics, then=self._set_aside)
         self._dead: list[tuple[Record, RecordError]] = []
 
@@ -153,15 +167,16 @@ class TaskAdmission:
         progress = self.state.progress()
         if progress.acked is None:
             return self._wait("an engine to acknowledge version 0")
-        if progress.admitted == 0 and not self._validate("before", 0):
-            return False
+        self._held_out.advance(progress)
+        due = self._held_out.due
         if progress.step < self._handles.steps:
-            self._check_lost(progress)
-            self._admit_training()
+            if due is None or due.number > 0:
+                self._check_lost(progress)
+                self._admit_training()
             return False
         if progress.acked < progress.version:
             return self._wait(f"an engine to acknowledge version {progress.version}")
-        return self._validate("after", len(self._held_out))
+        return due is None
 
     def _check_lost(self, progress: RunProgress) -> None:
         """Raises ConfigurationError when group after group is lost: so would be those in their stead."""
@@ -174,50 +189,30 @@ class TaskAdmission:
                 "([trainer] python) of another release? Mend it and start the run again"
             )
 
-    def _wait(self, what: str) -> bool:
+    def _wait(self, what: str, detail: str = "") -> bool:
         now = time.monotonic()
         if self._said[0] != what or now - self._said[1] > _SAY_EVERY_S:
             self._said = (what, now)
-            logger.info("tasks: waiting for %s", what)
+            logger.info("tasks: waiting for %s", f"{what}: {detail}" if detail else what)
         return False
 
     def _admit_training(self) -> None:
         for index in self.state.admitted[Purpose.TRAIN].incomplete():
             self._admit_group(index)
         progress = self.state.progress()
-        room = capacity(progress, self._pace, self._handles, self._max_running)
+        room = capacity(
+            progress,
+            self._pace,
+            self._handles,
+            max_running=self._max_running,
+            last_step=self._held_out.last_step,
+        )
         for index in range(progress.admitted, progress.admitted + room):
             self._admit_group(index)
 
     def _admit_group(self, index: int) -> None:
         task = task_of_group(self._tasks, index, seed=self._handles.seed)
         self._admit(Purpose.TRAIN, index, task, self._group_size)
-
-    def _validate(self, when: str, first: int) -> bool:
-        """Runs the held-out tasks once, as groups first, first + 1, ... True: all have a final episode, or none that
-        will ever come."""
-        room = self._max_running * self._group_size - self.state.num_open(Purpose.VALIDATION)
-        asked = self.state.admitted[Purpose.VALIDATION]
-        lacking = [place for place in range(len(self._held_out)) if asked.missing(first + place, 1)]
-        for place in lacking[: max(room, 0)]:
-            self._admit(Purpose.VALIDATION, first + place, self._held_out[place], 1)
-        found = dict.fromkeys(self.state.lost_groups(Purpose.VALIDATION), Score(None, "lost")) | self.state.scores
-        scores = [found.get(first + place) for place in range(len(self._held_out))]
-        if None in scores:
-            return self._wait(f"validation {when} training: {scores.count(None)} of {len(scores)} episodes")
-        if when not in self._reported and scores:
-            self._reported.add(when)
-            rewards = [score.reward for score in scores if score and score.reward is not None]
-            excluded = Counter(score.excluded for score in scores if score and score.reward is None)
-            mean = sum(rewards) / len(rewards) if rewards else float("nan")
-            logger.info(
-                "validation %s training: mean reward %.4f over %d tasks, without reward: %s",
-                when,
-                mean,
-                len(rewards),
-                dict(excluded) or "none",
-            )
-        return True
 
     def _admit(self, purpose: Purpose, index: int, task: Task, size: int) -> None:
         """Asks for the members of a group that were not asked for."""
@@ -249,6 +244,13 @@ class TaskAdmission:
             acknowledged(future, _ACK_TIMEOUT_S, f"append to {name!r}")
         for record in records:
             self.state.fold(record)
+
+    def _tell(self, held_out: HeldOutPass) -> None:
+        """Raises as `_write`."""
+        name = self._topics.name(Topic.WEIGHTS)
+        future = self._writer.append(name, key=policy_key(held_out.policy), value=WEIGHTS.encode(held_out))
+        acknowledged(future, _ACK_TIMEOUT_S, "append a held-out pass")
+        self.state.fold(held_out)
 
     def _give_up(self) -> None:
         """Ends rollouts that nobody else will end, so that their groups close."""

@@ -1,10 +1,10 @@
 """Where a run stands, folded from its topics: what was asked for, what has ended, what was trained, what is served.
 
-In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weight_acks`, `process_status`, each
-topic in its own order.
+In: records of `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weights`, `weight_acks`, `process_status`,
+each topic in its own order.
 Out: RunProgress, open rollouts, validation scores, exclusions. Invariant: the same records give the same state, so a
 restart goes on where the log ends. Failure: none; records of other runs and policies are ignored. Memory follows the
-groups in the works and the validation tasks, not the rollouts of the run.
+groups in the works and the tasks of a held-out pass, not the rollouts of the run.
 """
 
 from __future__ import annotations
@@ -14,35 +14,28 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tracegrad.schemas.ids import run_hash_of
 from tracegrad.schemas.metrics import GROUPS_TAKEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
+from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutPasses
 from tracegrad.schemas.records.process_status import ProcessReport
-from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutEvent, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutEvent, RolloutRequest, RolloutState, is_usable
 from tracegrad.schemas.records.training import GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
 
 from ..rollout_histories import Histories, Members
 from .pace import RunProgress
+from .score import Score, version_shares
 from .stream_delay import StreamDelay
 
-__all__ = ["AdmissionState", "OpenRollout", "Score"]
+__all__ = ["AdmissionState", "OpenRollout"]
 
 _MAX_REASONS = 100
 _TRAINER = "trainer"
 
 logger = logging.getLogger(__name__)
-
-
-class Score(NamedTuple):
-    """What a held-out task's rollout was worth; its tokens are not kept."""
-
-    reward: float | None
-    excluded: str
-    """Why there is no reward, as for training; may be set beside one."""
 
 
 @dataclass
@@ -74,8 +67,11 @@ class AdmissionState:
         self.given_up: defaultdict[str, set[str]] = defaultdict(set)
         """Rollout -> the attempts in whose names it was given up, as long as no final episode of it came."""
         self.stream_delay = StreamDelay()
-        self.scores: dict[int, Score] = {}
-        """Index of the validation group -> what its final episode was worth."""
+        self.held_out = HeldOutPasses()
+        self._scores: dict[tuple[int, int], Score] = {}
+        """Index of a validation group and member -> what its final episode was worth, until its pass has its score."""
+        self._num_scored_groups = 0
+        """Validation groups 0 .. this - 1 are of passes that have one."""
         self.newest_step: TrainingStep | None = None
         self._given_back: GroupsGivenBack | None = None
         """The greatest word on a batch that is read; nothing once it is concluded."""
@@ -101,6 +97,8 @@ class AdmissionState:
             self._fold_step(record)
         elif isinstance(record, GroupsGivenBack):
             self._fold_given_back(record)
+        elif isinstance(record, HeldOutPass):
+            self._fold_pass(record)
         elif isinstance(record, ProcessReport):
             self._fold_report(record, time.monotonic())
         elif isinstance(record, WeightAck) and record.policy == self._policy:
@@ -152,7 +150,10 @@ class AdmissionState:
         self.awaited.pop(rollout, None)
         self.given_up.pop(rollout, None)
         if episode.purpose is Purpose.VALIDATION:
-            self.scores[group.index] = Score(episode.reward, self._why_excluded(episode))
+            if group.index >= self._num_scored_groups:
+                reward = episode.reward if is_usable(episode.reward) else None
+                shares = version_shares(episode, self._policy, self._run_hash)
+                self._scores[group.index, group.member] = Score(reward, self._why_excluded(episode), shares)
             return
         reason = self._why_excluded(episode)
         if reason:
@@ -191,6 +192,12 @@ class AdmissionState:
             self._given_back = given
             self._end_wait(given.group_ids)
 
+    def _fold_pass(self, held_out: HeldOutPass) -> None:
+        if held_out.policy == self._policy and self.held_out.fold(held_out) and held_out.score is not None:
+            self._num_scored_groups = held_out.first_group + held_out.num_tasks
+            kept = self._scores.items()
+            self._scores = {place: score for place, score in kept if place[0] >= self._num_scored_groups}
+
     def _end_wait(self, groups: Collection[str]) -> None:
         """Credit may have closed a group without the member that nobody hears of."""
         for id_ in [id_ for id_, rollout in self.awaited.items() if rollout.request.group.id in groups]:
@@ -201,14 +208,21 @@ class AdmissionState:
         """Rollouts without a final event."""
         return sum(rollout.request.purpose is purpose for rollout in self.open.values())
 
-    def lost_groups(self, purpose: Purpose) -> set[int]:
-        """Groups of a purpose that cannot close: a member was given up and given up, and no episode of it came. One
-        that closes after all is none."""
+    def _lost(self, purpose: Purpose) -> set[tuple[int, int]]:
+        """Group and member of rollouts that were given up and given up, and no episode of them came."""
         return {
-            rollout.request.group.index
+            (rollout.request.group.index, rollout.request.group.member)
             for id_, rollout in self.awaited.items()
             if len(self.given_up.get(id_, ())) >= MAX_GIVEN_UP and rollout.request.purpose is purpose
         }
+
+    def lost_groups(self) -> set[int]:
+        """Training groups that cannot close, for a member is lost. One that closes after all is none."""
+        return {group for group, _ in self._lost(Purpose.TRAIN)}
+
+    def held_out_scores(self) -> dict[tuple[int, int], Score]:
+        """Validation group and member -> what came of it, of passes without a score; one that is lost has no reward."""
+        return dict.fromkeys(self._lost(Purpose.VALIDATION), Score(None, "lost")) | self._scores
 
     def count_vanished(self, now_s: float, wait_s: float) -> int:
         """Counts anew the groups that closed and are in no batch, if none closed for `wait_s`, the streams have read
@@ -237,7 +251,7 @@ class AdmissionState:
         return RunProgress(
             admitted=self.admitted[Purpose.TRAIN].num_groups,
             running=len(running),
-            lost=len(self.lost_groups(Purpose.TRAIN)) + self.num_vanished,
+            lost=len(self.lost_groups()) + self.num_vanished,
             consumed=given.consumed if given else step.accounting.consumed if step else 0,
             step=given.step - 1 if given else step.step if step else 0,
             version=step.version if step else 0,

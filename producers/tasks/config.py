@@ -24,6 +24,11 @@ class TasksConfig(Section, frozen=True, kw_only=True):
     """Training tasks."""
     eval_file: File | None = None
     """Held-out tasks, run greedily before and after; None: no score."""
+    eval_every: Whole = 0
+    """Steps from one pass over the held-out tasks to the next, while training goes on; 0: only before and after. The
+    version that scores best is kept."""
+    eval_samples: Count = 1
+    """Rollouts of each held-out task, for pass@k; several need a `[policy] validation_temperature` above 0."""
     group_size: Annotated[int, Meta(ge=2)] = 8
     """k, the rollouts of one task that are compared with each other."""
     max_running: Count | None = None

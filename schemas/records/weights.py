@@ -1,4 +1,5 @@
-"""`weights` (epoch claims, version manifests, rollback requests) and `weight_acks`; who owns a policy, and what serves.
+"""`weights` (epoch claims, version manifests, rollback requests, held-out passes) and `weight_acks`; who owns a policy,
+and what serves.
 
 A trainer claims an epoch by a record; the first claim of a number owns it. A record is void for every reader
 when a higher claim precedes it on the partition: `Lineage` folds that rule, for all readers alike. A record that was
@@ -18,6 +19,7 @@ from msgspec import Meta
 from ..beat import units
 from ..ids import RunHash
 from .codec import Codec
+from .held_out import HeldOutPass, HeldOutPasses
 from .versions import Version
 
 __all__ = [
@@ -121,8 +123,10 @@ class WeightAck(Version, frozen=True, kw_only=True):
     at_ms: int = 0
 
 
-WeightRecord = EpochClaim | VersionManifest | RollbackRequest
-WEIGHTS: Codec[WeightRecord] = Codec(WeightRecord, released=("epoch_claim/1", "version/1", "rollback/1"), wire="json")
+WeightRecord = EpochClaim | VersionManifest | RollbackRequest | HeldOutPass
+WEIGHTS: Codec[WeightRecord] = Codec(
+    WeightRecord, released=("epoch_claim/1", "version/1", "rollback/1", "held_out_pass/1"), wire="json"
+)
 WEIGHT_ACKS: Codec[WeightAck] = Codec(WeightAck, released=("weight_ack/1",), wire="json")
 
 
@@ -135,12 +139,16 @@ class Lineage:
         """The claim in force: the first one of the highest number."""
         self.versions: dict[int, VersionManifest] = {}
         """Surviving manifests by version; a higher epoch's manifest replaces a lower one's."""
+        self.held_out = HeldOutPasses()
+        """Of whichever epoch: what an older trainer published was served and scored all the same."""
         self._requested: set[str] = set()
 
     def fold(self, record: WeightRecord) -> bool:
-        """Takes the next record. False: it is void, a copy of a request, or of another policy, and must be ignored."""
+        """Takes the next record. False: it is void, a copy of another, or of another policy, and must be ignored."""
         if record.policy != self.policy:
             return False
+        if isinstance(record, HeldOutPass):
+            return self.held_out.fold(record)
         if isinstance(record, EpochClaim):
             if self.claim is not None and record.epoch <= self.claim.epoch:
                 return False

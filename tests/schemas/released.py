@@ -177,6 +177,7 @@ RELEASED: dict[str, Any] = {
     "epoch_claim-1.json": weights.WEIGHTS,
     "version-1.json": weights.WEIGHTS,
     "rollback-1.json": weights.WEIGHTS,
+    "held_out_pass-1.json": weights.WEIGHTS,
     "weight_ack-1.json": weights.WEIGHT_ACKS,
     "training_step-1.json": training.TRAINING_STEPS,
     "groups_given_back-1.json": training.TRAINING_STEPS,

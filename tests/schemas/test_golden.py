@@ -13,6 +13,7 @@ from tracegrad.schemas.records import (
     calls,
     episodes,
     facts,
+    held_out,
     process_status,
     rollouts,
     training,
@@ -60,7 +61,7 @@ def assert_kept(read: Any, released: Any) -> None:
 
 def test_fields_are_called_as_in_their_files() -> None:
     """Else a value could be written back under its released name and be read as another field."""
-    modules = (calls, episodes, facts, process_status, rollouts, training, weights)
+    modules = (calls, episodes, facts, held_out, process_status, rollouts, training, weights)
     for kind in (kind for module in modules for kind in vars(module).values() if isinstance(kind, type)):
         if issubclass(kind, msgspec.Struct):
             assert [field.encode_name for field in msgspec.structs.fields(kind)] == list(kind.__struct_fields__)

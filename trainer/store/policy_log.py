@@ -2,12 +2,13 @@
 
 A starting trainer claims an epoch on `weights`, reads it back, and watches for higher claims. In: the `weights` topic
 from its beginning. Out: claims and manifests on it, `training_steps`, dead letters, each acknowledged before the
-trainer goes on; rollback requests for the live trainer. Invariant: nothing is announced that this trainer does not know
-to be its own to announce; a record that a higher claim precedes is void for every reader (schemas/records/weights.py
-Lineage), and its writer learns so on reading. On failure: FencedError, which ends the process with status 78: two
-trainers must not restart against each other; UnavailableError past a minute: the process ends, resumes from its
-checkpoint and appends again (a dead letter may then stand there twice, as each trainer writes one of each record of
-`weights` that it cannot read, a training step only if its first append was still under way).
+trainer goes on; rollback requests for the live trainer, and the held-out passes, which say what it keeps. Invariant:
+nothing is announced that this trainer does not know to be its own to announce; a record that a higher claim precedes is
+void for every reader (schemas/records/weights.py Lineage), and its writer learns so on reading. On failure:
+FencedError, which ends the process with status 78: two trainers must not restart against each other; UnavailableError
+past a minute: the process ends, resumes from its checkpoint and appends again (a dead letter may then stand there
+twice, as each trainer writes one of each record of `weights` that it cannot read, a training step only if its first
+append was still under way).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -36,13 +36,19 @@ _ADAPTERS = "adapters.safetensors"
 
 
 class Publisher:
-    """Writes the version folders of one policy."""
+    """Writes the version folders of one policy.
 
-    def __init__(self, handles: TrainerHandles, *, keep: int) -> None:
+    Args:
+        keep: how many of the newest are kept; 0: all.
+        is_held: whether a version is kept for another reason.
+    """
+
+    def __init__(self, handles: TrainerHandles, *, keep: int, is_held: Callable[[int], bool]) -> None:
         self._handles = handles
         self._root = Path(handles.work_dir).absolute() / "weights"
         self._adapters = Path(handles.work_dir) / "adapters"
         self._keep = keep
+        self._is_held = is_held
         remove_half_written(self._root)
         remove_half_written(self._adapters)
 
@@ -118,13 +124,14 @@ class Publisher:
 
     def _retire(self, written: int) -> None:
         """Removes versions beyond the newest `keep`; version 0 stays, a run can always be compared with its start. So
-        does the one just written, which is not among the newest where the log is replayed.
+        do those that held-out passes hold, and the one just written, which is not among the newest where the log is
+        replayed.
         """
         folders = (*self._root.glob("*-v*-e*"), *self._adapters.glob("*-v*-e*"))
         found = {path: version.version for path in folders if (version := parse_label(path.name))}
         kept = {0, written, *sorted(set(found.values()))[-self._keep :]}
         for path, number in found.items():
-            if self._keep and number not in kept:
+            if self._keep and number not in kept and not self._is_held(number):
                 shutil.rmtree(path, ignore_errors=True)
 
 

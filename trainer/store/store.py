@@ -5,12 +5,12 @@
     begin      what the trainer before had not done when it ended; all of it where there was none
     look       fenced? rollbacks asked for?
 
-In: batches and their records, requests on `weights`. Out: checkpoints, version folders and their manifests, records of
-`training_steps`. Invariant: what was consumed, the weights and the offset are one checkpoint, so no group is trained
-twice or skipped; no number ever has two contents: where the log is replayed (resumed from an older checkpoint, or from
-one between two of which steps lay) a number that is published already is announced again if the weights are equal, else
-training goes on above the newest number. The record's `checkpoint` and `publish` seconds are those of the step before,
-so that a missing one can be emitted again byte for byte.
+In: batches and their records, requests and held-out passes on `weights`. Out: checkpoints, version folders and their
+manifests, records of `training_steps`. Invariant: what was consumed, the weights and the offset are one checkpoint, so
+no group is trained twice or skipped; no number ever has two contents: where the log is replayed (resumed from an older
+checkpoint, or from one between two of which steps lay) a number that is published already is announced again if the
+weights are equal, else training goes on above the newest number. The record's `checkpoint` and `publish` seconds are
+those of the step before, so that a missing one can be emitted again byte for byte.
 On failure: FencedError, ConfigurationError, UnavailableError, OSError; the next start resumes.
 """
 
@@ -61,7 +61,8 @@ class Store:
         self._dead: list[Verdict] = []
         """Records of the batches since the last checkpoint."""
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
-        self._publisher = Publisher(handles, keep=config.keep_versions)
+        is_held = policy_log.lineage.held_out.is_held
+        self._publisher = Publisher(handles, keep=config.keep_versions, is_held=is_held)
         self._progress = resume(handles, self._checkpoints, policy_log, learner)
         self._is_saved = bool(self.state.files)
         self._begin()

@@ -124,6 +124,28 @@ def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text:
 
 
 @pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tasks.eval_every": 5}, r"\[tasks\] eval_every and eval_samples.*name their eval_file"),
+        ({"tasks.eval_samples": 2}, r"\[tasks\] eval_every and eval_samples.*name their eval_file"),
+        ({"tasks.eval_samples": 2, "tasks.eval_file": "tasks.jsonl"}, r"eval_samples = 2: greedy.*validation_temp"),
+        (
+            {"tasks.eval_every": 5, "tasks.eval_file": "tasks.jsonl", "trainer.keep_versions": 4},
+            r"keep_versions = 4: .*raise it to 5 at least, or set 0",
+        ),
+    ],
+)
+def test_held_out_passes_that_cannot_be_are_refused(folder: Path, keys: dict[str, object], message: str) -> None:
+    """With what is missing; and with all of it there they are taken."""
+    flags = {name: str(folder / value) if isinstance(value, str) else value for name, value in keys.items()}
+    with pytest.raises(ConfigurationError, match=message):
+        load(write(folder, GOOD), environ={}, flags=flags)
+    flags |= {"tasks.eval_file": str(folder / "tasks.jsonl"), "policy.validation_temperature": 0.7}
+    tasks = load(write(folder, GOOD), environ={}, flags=flags | {"trainer.keep_versions": 5}).tasks
+    assert tasks is not None and (tasks.eval_every or tasks.eval_samples) > 1
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ('run = "mine"', 'run = "My Run"', "rename the run"),

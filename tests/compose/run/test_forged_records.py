@@ -22,6 +22,7 @@ from tracegrad.compose.verify.served_proof import find_proof
 from tracegrad.consumers.audit.account import audit
 from tracegrad.consumers.engine.weight_sync import WeightSync, WeightSyncHandles, follow_weights
 from tracegrad.consumers.views.run_state import RunState
+from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.consumers.views.watch import fold_present
 from tracegrad.producers.llm_gateway.engines.generate import KnownVersions
 from tracegrad.producers.runner.journal import Journal
@@ -135,7 +136,7 @@ def by_tasks(log: Log, folder: Path) -> Any:
         for chunk in chunks:
             admission.fold(chunk)
             if chunk.is_caught_up:
-                return admission.state.progress()
+                return admission.state.progress(), admission.state.held_out.by_number
 
 
 def by_journal(log: Log, folder: Path) -> Any:
@@ -195,14 +196,15 @@ def by_trainer(log: Log, folder: Path) -> Any:
     except FencedError as error:
         return str(error)
     requests = [found and found[1] for found in (own.next_request(0) for _ in range(3))]
-    return own.epoch, list(own.lineage.versions), requests
+    return own.epoch, list(own.lineage.versions), requests, own.lineage.held_out.best
 
 
 def by_views(log: Log, folder: Path) -> Any:
     """What the terminal shows."""
-    state = RunState(TOPICS, RUN, "policy", num_held_out=1)
-    fold_present(log, TOPICS, state, (Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS, Topic.ROLLOUT_EVENTS, Topic.EPISODES))
-    return state.steps, state.newest_step, state.first_ack, list(state.open_attempts), state.num_waiting_groups
+    state = RunState(TOPICS, RUN, "policy")
+    fold_present(log, TOPICS, state, StepLines.topics)
+    known = state.steps, state.newest_step, state.first_ack, list(state.open_attempts), state.num_waiting_groups
+    return *known, state.held_out.by_number
 
 
 def by_proof(log: Log, folder: Path) -> Any:

@@ -15,7 +15,7 @@ import msgspec
 from tests.memory_log import MemoryLog
 from tests.streams import make
 from tests.streams.make import RUN_HASH, TOPICS, Item, Streams, rollout
-from tests.versions import RUN, ack, claim, manifest, sampled_by
+from tests.versions import RUN, ack, claim, held_out, manifest, sampled_by
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, RunHash
 from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
 from tracegrad.schemas.mac import MAC_HEADER, SIGNED, KeyRing
@@ -102,6 +102,8 @@ def small_run(weights: Path | None = None, **rules: Any) -> Streams:
         number += 1
     streams.append(Topic.LLM_CALLS, b"\xc1 no call")
     _train(streams, weights)
+    score(streams, 0, 0.0, version=0)
+    score(streams, 1, 1.0, version=2, step=2)
     return streams
 
 
@@ -126,7 +128,17 @@ def long_run(weights: Path) -> Streams:
     group = GroupRef(id=f"{RUN_HASH}{'e' * 15}2", size=1, member=0, index=2)
     ask(streams, 22, group, Purpose.VALIDATION)
     streams.feed(*attempt(22, group, Purpose.VALIDATION, version=4, epoch=2))
+    score(streams, 2, 0.5, version=4, step=3)
     return streams
+
+
+def score(streams: Streams, number: int, mean: float, *, version: int, step: int = 0) -> None:
+    """A held-out pass, begun and scored."""
+    for made in (
+        held_out(number, since=version, step=step),
+        held_out(number, mean, version=version, since=version, step=step),
+    ):
+        streams.append(Topic.WEIGHTS, WEIGHTS.encode(made))
 
 
 def publish(streams: Streams, number: int, weights: Path | None, *, asked: bool = False, **fields: Any) -> None:

@@ -25,6 +25,7 @@ from tracegrad.schemas.records.facts import (
     RolloutFact,
     SpanFact,
 )
+from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
@@ -100,13 +101,16 @@ def test_a_file_that_was_changed_is_named(run: Streams, weights: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gone", "num_kept", "named"),
-    [((1, 2), 9, []), ((1, 2), 0, [1, 2]), ((2, 3), 9, [2, 3]), ((0,), 1, [0]), ((1, 2, 3, 4), 1, [4])],
-    ids=["the oldest", "all are kept", "between others", "version 0", "the newest"],
+    [
+        *[((1,), 9, []), ((1, 3), 1, []), ((1, 2), 9, [2]), ((1, 2), 0, [1, 2]), ((2, 3), 9, [2, 3]), ((0,), 1, [0])],
+        ((1, 2, 3, 4), 1, [2, 4]),
+    ],
+    ids=["the oldest", "but the best", "the best", "all are kept", "between others", "version 0", "the newest"],
 )
 def test_folders_that_were_retired_are_not_missed(
     run: Streams, weights: Path, gone: tuple[int, ...], num_kept: int, named: list[int]
 ) -> None:
-    """Also when fewer were kept than now; but not one between those that are there, nor version 0."""
+    """Also when fewer were kept than now; but not one between those that are there, nor version 0, nor the best, 2."""
     away = [path.rename(weights.parent / path.name) for number in gone for path in weights.glob(f"*-v{number}-*")]
     look = partial(verify_version, weight_root=str(weights))
     missing = audit(
@@ -166,6 +170,9 @@ def _names_of_weight(weight: WeightRecord) -> list[str]:
         return ["epoch that nobody claimed: 1", f"-e{weight.epoch}"]
     if isinstance(weight, RollbackRequest):
         return ["version published but its step is not on training_steps: version 3"]
+    if isinstance(weight, HeldOutPass):
+        was = "that is over and has no score" if weight.score else "that has a score and was not begun"
+        return [f"held-out pass {was}: {weight.number}"]
     return [f"version missing on weights: {weight.version}", f"not on weights: {weight.label}"]
 
 

@@ -112,7 +112,7 @@ async def test_a_tied_policy_trained_exported_and_synced_is_what_the_gateway_rec
     learner = Learner(load_policy(config, str(tied.model), torch.device("cpu")), config, RECIPES[DEFAULT].recipe)
     work_dir = str(tied.weight_root.parent)
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(tied.model), work_dir=work_dir, seed=0)
-    publisher = Publisher(handles, keep=0)
+    publisher = Publisher(handles, keep=0, is_held=lambda _: False)
     async with rig(engine_url=tied.url, engine_wait_s=60) as r:
         with following(tied, r.log, TOPICS):
             calls, folders = await _train(r, learner, publisher)

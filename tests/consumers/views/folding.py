@@ -13,9 +13,9 @@ from tracegrad.schemas.topics import Topic
 __all__ = ["fold_all", "new_state", "read"]
 
 
-def new_state(*, num_held_out: int = 1, remembered: int = 1_000) -> RunState:
+def new_state(*, remembered: int = 1_000) -> RunState:
     """Of the small run."""
-    return RunState(TOPICS, RunHash(RUN_HASH), "policy", num_held_out=num_held_out, remembered=remembered)
+    return RunState(TOPICS, RunHash(RUN_HASH), "policy", remembered=remembered)
 
 
 def fold_all(state: RunState, streams: Streams, which: Iterable[Topic], now_s: float = 0.0) -> RunState:

@@ -10,6 +10,7 @@ import pytest
 from tests.consumers.audit.small_run import records, small_run, step
 from tests.consumers.views.folding import fold_all, new_state
 from tests.streams.make import TOPICS, Streams, event, rollout
+from tests.versions import held_out
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import StepLines
 from tracegrad.schemas.log.protocol import Record
@@ -26,8 +27,7 @@ def looks(state: RunState) -> dict[str, object]:
         "waiting": state.num_waiting_groups,
         "served": state.first_ack,
         "episodes": state.num_episodes,
-        "before": state.held_out(is_after=False),
-        "after": state.held_out(is_after=True),
+        "held_out": dict(state.held_out.by_number),
         "newest": state.newest_step,
     }
 
@@ -45,7 +45,7 @@ def test_the_order_between_topics_does_not_matter(seed: int) -> None:
     assert looks(state) == looks(fold_all(new_state(), streams, Topic))
     assert looks(state) | {"steps": 0, "served": 0, "newest": 0} == {
         **{"steps": 0, "served": 0, "newest": 0, "open": [], "waiting": 1, "episodes": 9},
-        **{"before": [0.0], "after": [1.0]},
+        "held_out": {0: held_out(0, 0.0, version=0), 1: held_out(1, 1.0, version=2, since=2, step=2)},
     }
 
 

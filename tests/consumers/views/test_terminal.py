@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import new_state, read
 from tests.streams.make import TOPICS, agent_span, call, otlp
+from tracegrad.compose.run.show import JsonShow
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS
@@ -15,10 +19,26 @@ def test_each_step_and_the_first_version_are_said_once() -> None:
     """A topic that is read again says nothing new."""
     lines, state, streams = StepLines(lambda: 7), new_state(), small_run()
     events = read(lines, state, streams, (*StepLines.topics, *StepLines.topics))
-    assert [event.kind for event in events] == ["step", "step", "version"]
+    assert [event.kind for event in events] == ["step", "step", *["validation"] * 3, "version"]
     first, second = (event.step for event in events[:2])
     assert first is not None and second is not None
     assert (first.step, second.step, second.seconds, second.lag) == (1, 2, 1.0, 7)
+
+
+def test_each_held_out_pass_is_said_once_with_its_interval_and_its_version() -> None:
+    """For people in one line, for machines in fields; of the first also that it begins."""
+    events = read(StepLines(), new_state(), small_run(), (Topic.WEIGHTS, Topic.WEIGHTS))
+    assert [event.text for event in events] == [
+        "held-out before training: 1 tasks begin",
+        "held-out at step 0: 0.000 (95% 0.000 to 0.000, 1 tasks), version 0",
+        "held-out at step 2: 1.000 (95% 1.000 to 1.000, 1 tasks), version 2",
+    ]
+    out = io.StringIO()
+    JsonShow(out).event(events[-1])
+    line = json.loads(out.getvalue())
+    assert (line["kind"], line["step"], line["mean"], line["low"], line["version"], line["versions"]) == (
+        "validation", 2, 1.0, 1.0, 2, [{"version": 2, "share": 1.0}],
+    )  # fmt: skip
 
 
 def test_the_last_step_shows_open_episodes_and_waiting_groups() -> None:

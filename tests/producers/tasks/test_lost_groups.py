@@ -155,7 +155,7 @@ def test_lost_groups_hang_no_run_and_are_accounted_for(
     is_complete = lossy.run(now, restarts=restarts)
     assert is_complete, f"step {world.step} of {STEPS}, lost {Counter(lossy.kinds.values())}"
     state = world.admission.state
-    lost_groups, kinds = state.lost_groups(Purpose.TRAIN), Counter(lossy.kinds.values())
+    lost_groups, kinds = state.lost_groups(), Counter(lossy.kinds.values())
     assert lost_groups == {number for number, kind in lossy.kinds.items() if kind == "cannot close"}
     assert state.progress().lost == len(lost_groups) + kinds["no group named"]
     assert world.num_consumed + state.progress().lost == state.progress().admitted
@@ -168,7 +168,7 @@ def test_lost_groups_hang_no_run_and_are_accounted_for(
     )
 
 
-@pytest.mark.parametrize(("when", "index"), [("before", 0), ("after", 2)])
+@pytest.mark.parametrize(("when", "index"), [("pass 0, step 0", 0), ("pass 1, step 3", 2)])
 def test_a_held_out_task_that_is_lost_hangs_no_run(
     world: World, now: list[float], caplog: pytest.LogCaptureFixture, when: str, index: int
 ) -> None:
@@ -188,7 +188,8 @@ def test_a_held_out_task_that_is_lost_hangs_no_run(
             world.train()
         now[0] += 10.0
     assert is_complete, f"step {world.step} of {world.handles.steps}"
-    assert f"validation {when} training: mean reward 1.0000 over 1 tasks, without reward: {{'lost': 1}}" in caplog.text
+    told = f"held-out {when}: mean reward 1.0000 over 1 tasks, versions {{}}, without reward: {{'lost': 1}}"
+    assert told in caplog.text
 
 
 @pytest.mark.parametrize("topic", [Topic.ROLLOUT_EVENTS, Topic.TRAINING_STEPS, Topic.WEIGHT_ACKS])
@@ -199,7 +200,7 @@ def test_copies_of_records_hang_no_run(world: World, now: list[float], topic: To
     is_complete = lossy.run(now, num_rounds=300, copies=[topic])
     assert is_complete, f"step {world.step} of {STEPS}, given up {lossy.given_up()}"
     state = world.admission.state
-    assert state.lost_groups(Purpose.TRAIN) == {KINDS.index("cannot close")}
+    assert state.lost_groups() == {KINDS.index("cannot close")}
     assert world.num_consumed + state.progress().lost == state.progress().admitted
 
 

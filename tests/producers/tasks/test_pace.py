@@ -46,23 +46,41 @@ HANDLES = TasksHandles(
 )
 def test_capacity(progress: RunProgress, expected: int) -> None:
     """The formula of the module's first lines."""
-    assert capacity(progress, PACE, HANDLES, 12) == expected
+    assert capacity(progress, PACE, HANDLES, max_running=12, last_step=10) == expected
 
 
 def test_synchronous_training_never_runs_ahead_of_the_weights() -> None:
     """With eta 0 one batch is admitted, and the next only when its version is served."""
     pace, handles = PaceConfig(staleness=0), msgspec.structs.replace(HANDLES, groups_per_step=4)
-    assert capacity(RunProgress(acked=0), pace, handles, 100) == 4
-    assert capacity(RunProgress(acked=0, admitted=4, running=0), pace, handles, 100) == 0
-    assert capacity(RunProgress(acked=0, admitted=4, consumed=4, step=1, version=1), pace, handles, 100) == 0
-    assert capacity(RunProgress(acked=1, admitted=4, consumed=4, step=1, version=1), pace, handles, 100) == 4
+    assert capacity(RunProgress(acked=0), pace, handles, max_running=100, last_step=10) == 4
+    assert capacity(RunProgress(acked=0, admitted=4, running=0), pace, handles, max_running=100, last_step=10) == 0
+    assert (
+        capacity(
+            RunProgress(acked=0, admitted=4, consumed=4, step=1, version=1),
+            pace,
+            handles,
+            max_running=100,
+            last_step=10,
+        )
+        == 0
+    )
+    assert (
+        capacity(
+            RunProgress(acked=1, admitted=4, consumed=4, step=1, version=1),
+            pace,
+            handles,
+            max_running=100,
+            last_step=10,
+        )
+        == 4
+    )
 
 
 def test_a_run_whose_groups_are_all_excluded_is_never_starved() -> None:
     """Excluded groups count as consumed, so admission goes on to the end."""
     progress = RunProgress(acked=0)
     for step in range(1, HANDLES.steps + 1):
-        while capacity(progress, PACE, HANDLES, 12):
+        while capacity(progress, PACE, HANDLES, max_running=12, last_step=10):
             progress = RunProgress(acked=0, admitted=progress.admitted + 1, consumed=progress.consumed)
         progress = RunProgress(acked=0, admitted=progress.admitted, consumed=step * 8, step=step)
     assert progress.admitted == progress.consumed == 80

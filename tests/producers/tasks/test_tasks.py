@@ -21,7 +21,7 @@ from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.metrics import GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import (
     ROLLOUT_EVENTS,
     ROLLOUTS,
@@ -97,6 +97,7 @@ class World:
         *,
         reward: float | None = 1.0,
         episode: bool = True,
+        calls: tuple[EpisodeCall, ...] = (),
     ) -> None:
         """The rollout's final event and episode."""
         fields: dict[str, Any] = {
@@ -112,7 +113,7 @@ class World:
         }
         self.append(Topic.ROLLOUT_EVENTS, request.rollout_id, ROLLOUT_EVENTS.encode(RolloutEvent(**fields)))
         record = Episode(
-            episode_id=request.rollout_id + "aaaa", closed_by="complete", calls=(), reward=reward,
+            episode_id=request.rollout_id + "aaaa", closed_by="complete", calls=calls, reward=reward,
             unscored="" if reward is not None else "grader raised KeyError", **fields,
         )  # fmt: skip
         if episode:
@@ -170,8 +171,8 @@ def test_a_run_validates_trains_and_validates_again(world: World, caplog: pytest
     assert world.turn()
     assert len(world.requests(Purpose.TRAIN)) == 3 * 2 * 2
     assert [world.metrics.value(GROUPS_ADMITTED, purpose) for purpose in ("train", "validation")] == [6, 4]
-    assert "validation before training: mean reward 1.0000 over 2 tasks" in caplog.text
-    assert "validation after training: mean reward 0.5000 over 2 tasks" in caplog.text
+    assert "held-out pass 0, step 0: mean reward 1.0000 over 2 tasks" in caplog.text
+    assert "held-out pass 1, step 3: mean reward 0.5000 over 2 tasks" in caplog.text
     assert "step 1: 1 groups excluded: all_members_excluded 1" in caplog.text
 
 

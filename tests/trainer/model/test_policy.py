@@ -41,7 +41,7 @@ def disturb(policy: Policy) -> None:
 def published(policy: Policy, base: Path, tmp_path: Path) -> Path:
     """The folder of its version 1."""
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(base), work_dir=str(tmp_path), seed=0)
-    publisher = Publisher(handles, keep=0)
+    publisher = Publisher(handles, keep=0, is_held=lambda _: False)
     manifest = publisher.write(policy, sampled_by(1), base_version=0, step=1, next_offset=0, metrics={})
     return Path(manifest.uri)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from tracegrad.trainer.store.publish import Publisher
 pytestmark = pytest.mark.torch
 
 
-def publisher(base: Path, root: Path, *, keep: int = 0) -> Publisher:
+def publisher(base: Path, root: Path, *, keep: int = 0, held: Collection[int] = ()) -> Publisher:
     """Of a test's folder."""
     handles = TrainerHandles(run_hash=RUN, policy="policy", model=str(base), work_dir=str(root), seed=0)
-    return Publisher(handles, keep=keep)
+    return Publisher(handles, keep=keep, is_held=held.__contains__)
 
 
 def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
@@ -85,6 +86,20 @@ def test_half_written_version_is_removed_at_start(untied: Path, tmp_path: Path) 
     half.mkdir(parents=True)
     publisher(untied, tmp_path)
     assert not half.exists()
+
+
+def test_a_version_that_is_held_is_kept_until_it_is_not(untied: Path, tmp_path: Path) -> None:
+    """Its adapters too, which a rollback to it needs."""
+    held = {1}
+    one, policy = publisher(untied, tmp_path, keep=1, held=held), loaded(untied, lora_rank=4)
+    manifests = [write(one, policy, version) for version in range(4)]
+    kept = [label(0), label(1), label(3)]
+    for folder in ("weights", "adapters"):
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == kept
+    one.recall(policy, manifests[1])
+    held.clear()
+    write(one, policy, 4)
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [label(0), label(4)]
 
 
 def test_old_versions_are_retired_but_the_first(untied: Path, tmp_path: Path) -> None:
