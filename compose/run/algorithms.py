@@ -30,7 +30,8 @@ can be, [training.md](training.md) what it means. `tracegrad recipes NAME` print
 
 Of all: the ratio is against the sampler's own logprobs (`anchor = "sampler"`) where the source has the old policy's,
 unless the axes say otherwise; one update a batch; no epsilon beside a std. R is a turn's return-to-go; with whom it is
-compared is credit's to say (`[streams] peers`); the mean and the others count each rollout once.
+compared is credit's to say (`[streams] peers`); the mean and the others count each rollout once, a std each turn. Left
+out: GiGPO (arXiv:2505.10978), whose second term compares turns that began in one state, of which credit does not tell.
 """
 
 
@@ -54,8 +55,8 @@ def _axes(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     plain = Recipe()
     for axis in Recipe.__struct_fields__:
         value = getattr(recipe, axis)
-        is_bound = axis in ("low", "high")
-        if (axis in always and not (is_bound and recipe.surrogate == "reinforce")) or value != getattr(plain, axis):
+        is_of_ratio = axis in ("level", "low", "high")
+        if (axis in always and not (is_of_ratio and recipe.surrogate == "reinforce")) or value != getattr(plain, axis):
             yield axis, value
 
 
