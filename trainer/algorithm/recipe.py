@@ -140,10 +140,10 @@ class Recipe(Section, frozen=True, kw_only=True):
                 "kl: expected k1 in the reward (kl_in 'return' or 'tokens') and another one in the loss, where k1 has "
                 f"no gradient on average, got {self.kl!r} in {self.kl_in!r}"
             )
-        if self.refill > 1 and self.selection != "spread":
+        if self.refill > 1 and self.selection == "none":
             raise ConfigurationError(
-                f"selection: expected 'spread' with refill = {self.refill}, got {self.selection!r}: what is given back "
-                "could train all the same"
+                f"selection: expected 'spread' or 'top_std' with refill = {self.refill}, got 'none': what is given "
+                "back would train all the same"
             )
         if self.overlong and self.overlong_buffer > self.overlong:
             raise ConfigurationError(

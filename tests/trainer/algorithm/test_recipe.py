@@ -141,7 +141,7 @@ def test_a_users_file_is_a_module_like_others(tmp_path: Path) -> None:
         ({"recipe": "rloo", "kl": "k3"}, "kl: expected k1 in the reward"),
         ({"recipe": "icepop", "correction_low": 6.0}, "correction_low: expected at most correction_high = 5, got 6"),
         ({"recipe": "sft", "baseline": "mean"}, "baseline: expected 'none' with outcome 'one', got 'mean'"),
-        ({"recipe": "starpo_s", "refill": 2}, "selection: expected 'spread' with refill = 2, got 'top_std'"),
+        ({"recipe": "dapo", "selection": "none"}, "selection: expected 'spread' or 'top_std' with refill = 10, got"),
         ({"overlong": 5, "overlong_buffer": 6}, "overlong_buffer: expected at most overlong = 5, got 6"),
     ],
 )

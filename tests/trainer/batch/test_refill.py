@@ -104,5 +104,5 @@ def test_the_interval_does_not_depend_on_the_version() -> None:
 
 def test_refill_needs_a_selection() -> None:
     """Else what is given back would train all the same."""
-    with pytest.raises(ConfigurationError, match="selection: expected 'spread' with refill = 2, got 'none'"):
+    with pytest.raises(ConfigurationError, match="selection: expected 'spread' or 'top_std' with refill = 2"):
         Recipe(refill=2)
