@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count, Device, NameOrFunction, Program, Section, Whole, nearest
+from tracegrad.schemas.section import Count, Device, Folder, NameOrFunction, Program, Section, Whole, nearest
 
 from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
@@ -49,6 +49,11 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """AdamW's, of the mean of their squares; shorter than torch's .999, for gradients change with the policy."""
     adam_eps: Annotated[float, Meta(gt=0)] = 1e-8
     """AdamW's."""
+    critic: Folder | None = None
+    """The critic of a recipe with `baseline = "critic"`: a model of its own, whose folder this is, trained as the
+    policy is, in full or by adapters; None: a value head on the policy's hidden states."""
+    critic_lr: Annotated[float, Meta(ge=0)] | None = None
+    """The critic's learning rate, with the policy's warm-up and schedule; None: 1e-3 of a head, 1e-5 of a model."""
     lora_rank: Count | None = None
     """Rank of a low-rank adapter; None: every weight is trained. Not for mixtures of experts."""
     lora_alpha: Count = 32

@@ -14,10 +14,12 @@ from dataclasses import asdict, replace
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import MemberSummary
 
+from .algorithm.gae import explained_variance
 from .batch.batches import Batch, account
 from .batch.groups import Group
 from .batch.rows import TrainingRow
@@ -46,6 +48,16 @@ def _tool_success(members: Sequence[MemberSummary]) -> float | None:
 def _staleness(rows: Sequence[TrainingRow], version: int) -> npt.NDArray[np.int64]:
     """Of each trained token."""
     return np.concatenate([np.zeros(0, np.int64), *(version - row.versions_T[row.loss_mask_T] for row in rows)])
+
+
+def _explained_variance(rows: Sequence[TrainingRow]) -> float | None:
+    """By the values that the critic had before the step; None without a critic."""
+    told = [(row.values_T, row.targets_T) for row in rows if row.values_T is not None and row.targets_T is not None]
+    values_N, targets_N = (
+        np.concatenate([np.zeros(0), *each]) for each in ([v for v, _ in told], [t for _, t in told])
+    )
+    is_asked_N = ~np.isnan(targets_N)
+    return explained_variance(torch.from_numpy(values_N[is_asked_N]), torch.from_numpy(targets_N[is_asked_N]))
 
 
 def describe_step(
@@ -88,6 +100,7 @@ def describe_step(
         staleness_max=int(ages.max()) if ages.size else 0,
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
+        explained_variance=_explained_variance(rows),
         **asdict(replace(result, seconds=seconds | result.seconds | before.seconds)),
     )
 
@@ -99,10 +112,11 @@ def step_line(record: TrainingStep) -> str:
         "groups": len(record.group_ids),
         "excluded": sorted(set(record.excluded_ids.values())),
         "seconds": {phase: round(value, 3) for phase, value in record.seconds.items()},
+        "critic": "" if record.explained_variance is None else f" explained_variance={record.explained_variance:.3f}",
         "skipped": f" skipped={record.skipped}" if record.skipped else "",
     }
     return (
         "step={step} version={version} epoch={epoch} reward={reward} groups={groups} excluded={excluded} "
         "tokens={num_tokens} loss={loss:.5f} grad_norm={grad_norm:.3f} bounded={num_bounded_tokens} "
-        "staleness={staleness_mean:.2f} logprob_error={logprob_error_max:.1e} seconds={seconds}{skipped}"
+        "staleness={staleness_mean:.2f} logprob_error={logprob_error_max:.1e} seconds={seconds}{critic}{skipped}"
     ).format_map(told)

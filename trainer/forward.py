@@ -26,33 +26,42 @@ from .batch.groups import Group
 from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import TrainingRow, training_rows
 from .config import TrainerConfig
+from .model.critic import Critic
 from .model.policy import Policy
 
 __all__ = ["Forward"]
 
 
 class Forward:
-    """Of a policy and, where the recipe is held against one, a reference that never changes."""
+    """Of a policy and, where the recipe asks for them, a reference that never changes and a critic."""
 
-    def __init__(self, policy: Policy, config: TrainerConfig, recipe: Recipe, reference: Policy | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: TrainerConfig,
+        recipe: Recipe,
+        reference: Policy | None,
+        critic: Critic | None = None,
+    ) -> None:
         self._policy = policy
         self._config = config
         self._recipe = recipe
         self._reference = reference
+        self._critic = critic
 
     def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
         """A batch's rows, as `training_rows` makes them, with what the recipe needs of the policy before its first
-        update: one pass over them, if anything.
+        update: a pass over them for each, if anything.
         """
         recipe = self._recipe
         rows, after = training_rows(groups, recipe, running=running)
-        if "old" not in recipe.needs:
-            return rows, after
-        old = self._of_rows(rows, self.logprobs)
-        if recipe.beta and recipe.kl_in != "loss":
-            penalties = self._of_rows(_with_old(rows, old), self._penalties)
-            rows, after = training_rows(groups, recipe, running=running, penalties=penalties)
-        return _with_old(rows, old) if recipe.num_updates > 1 else rows, after
+        old = self._of_rows(rows, self.logprobs) if "old" in recipe.needs else None
+        is_penalised = old is not None and recipe.beta > 0 and recipe.kl_in != "loss"
+        penalties = self._of_rows(_with_old(rows, old), self._penalties) if old is not None and is_penalised else None
+        values = self._of_rows(rows, self._critic.values) if self._critic is not None else None
+        if penalties is not None or values is not None:
+            rows, after = training_rows(groups, recipe, running=running, penalties=penalties, values=values)
+        return _with_old(rows, old) if old is not None and recipe.num_updates > 1 else rows, after
 
     def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
         """On the policy's device, each with a beat."""

@@ -44,6 +44,7 @@ from .batch.rows import TrainingRow
 from .batch.updates import updates
 from .config import AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
+from .model.critic import load_critic
 from .model.policy import configure_torch, load_policy
 from .step import STOPPED, Learner, StepResult
 from .store.in_work import InWork
@@ -113,11 +114,13 @@ class Trainer:
         recipe = _recipe(algorithm)
         needs = "reference" in recipe.needs
         reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
+        policy = load_policy(config, handles.model, device)
         self._learner = Learner(
-            load_policy(config, handles.model, device),
+            policy,
             config,
             recipe,
             reference=reference,
+            critic=load_critic(config, recipe, policy),
             is_told_to_stop=stop.is_set,
         )
         writer = ends.enter_context(closing(log.writer()))

@@ -9,6 +9,7 @@ Do not combine with dropout: the sampler has none.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import defaultdict
@@ -28,6 +29,7 @@ from .batch.groups import Group
 from .batch.rows import TrainingRow
 from .config import TrainerConfig
 from .forward import Forward
+from .model.critic import Critic, num_asked
 from .model.policy import Policy
 from .optimiser import Optimiser
 from .watch import Watch
@@ -84,15 +86,19 @@ class Learner:
         recipe: Recipe,
         *,
         reference: Policy | None = None,
+        critic: Critic | None = None,
         is_told_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`reference` is what a recipe that needs one is held against; it never changes."""
+        """`reference` is what a recipe that needs one is held against, which never changes; `critic` the one that its
+        baseline asks."""
         self.policy = policy
         self.recipe = recipe
-        self._forward = Forward(policy, config, recipe, reference)
+        self._forward = Forward(policy, config, recipe, reference, critic)
+        self._critic = critic
         self._config = config
         self._is_told_to_stop = is_told_to_stop
         self._optimiser = Optimiser(policy.masters, config)
+        self._optimisers = [self._optimiser, *([critic.optimiser] if critic is not None else [])]
 
     @property
     def settings(self) -> dict[str, str]:
@@ -132,10 +138,11 @@ class Learner:
         watch, made = Watch(), list[_Update]()
         for number, (rows, useful) in enumerate(zip(updates, trained, strict=True)):
             if useful:
-                rate = self._optimiser.learning_rate(first + number, num_updates)
+                at = (first + number, num_updates)
                 # Later the weights are no version: what the sampler said of a token differs from theirs by learning.
-                made.append(self._update(rows, useful, watch, step, version=-1 if made else version, rate=rate))
-                self._optimiser.drop_gradients()
+                made.append(self._update(rows, useful, watch, step, at, version=-1 if made else version))
+                for optimiser in self._optimisers:
+                    optimiser.drop_gradients()
                 if made[-1].skipped:
                     break
         skipped = made[-1].skipped
@@ -153,11 +160,11 @@ class Learner:
         useful: Sequence[TrainingRow],
         watch: Watch,
         step: int,
+        at: tuple[int, int],
         *,
         version: int,
-        rate: float,
     ) -> _Update:
-        """Moves the weights once; gradients are left behind."""
+        """Moves the weights once; gradients are left behind. `at` is which of the run's updates, and of how many."""
         started = time.perf_counter()
         unit_means_U = self._forward.unit_means(rows)
         value = self._accumulate(useful, version, watch, unit_means_U)
@@ -165,15 +172,18 @@ class Learner:
             with torch.no_grad():
                 for _ in self._look_at([row for row in rows if not row.has_advantage], version, watch, unit_means_U):
                     pass
+        value_loss = self._accumulate_values(rows)
         if self._is_told_to_stop():
             return _Update(skipped=STOPPED)
-        computed = time.perf_counter()
+        computed, rate = time.perf_counter(), self._optimiser.learning_rate(*at)
         grad_norm = self._optimiser.clip()
-        is_finite = watch.is_finite and all(map(math.isfinite, (value, grad_norm)))
+        is_finite = watch.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm)))
         if is_finite:
             with busy("an optimiser step"):
                 self._optimiser.step(rate)
                 self.policy.refresh()
+                if self._critic is not None:
+                    self._critic.update(*at)
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
         return _Update(
             skipped="" if is_finite else "non_finite",
@@ -206,6 +216,13 @@ class Learner:
         # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
 
+    def _accumulate_values(self, rows: Sequence[TrainingRow]) -> float:
+        """The critic's loss; its gradient is in its masters."""
+        if self._critic is None:
+            return 0.0
+        batches = itertools.takewhile(lambda _: not self._is_told_to_stop(), self._forward.micro_batches(rows))
+        return self._critic.accumulate(batches, num_asked(rows), self.recipe.value_clip)
+
     def _look_at(
         self, rows: Sequence[TrainingRow], version: int, watch: Watch, unit_means_U: Tensor | None
     ) -> Iterator[TokenLoss]:
@@ -235,11 +252,13 @@ class Learner:
             yield term
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the next step depends on: `weights/*`, `optimiser/*.<moment>` (none before the first update), and
-        torch's generators, `rng/*`.
+        """All that the next step depends on: `weights/*`, `optimiser/*.<moment>` (none before the first update),
+        `critic/*`, and torch's generators, `rng/*`.
         """
         tensors = {f"weights/{name}": master for name, master in self._optimiser.masters.items()}
         tensors |= {f"optimiser/{name}": tensor for name, tensor in self._optimiser.tensors().items()}
+        if self._critic is not None:
+            tensors |= {f"critic/{name}": tensor for name, tensor in self._critic.tensors().items()}
         tensors["rng/cpu"] = torch.get_rng_state()
         if self.policy.device.type == "cuda":
             tensors["rng/cuda"] = torch.cuda.get_rng_state(self.policy.device)
@@ -257,13 +276,16 @@ class Learner:
             parts[part][name] = tensor
         self.policy.restore(parts["weights"])
         self._optimiser.restore(parts["optimiser"])
+        if self._critic is not None:
+            self._critic.restore(parts["critic"])
         torch.set_rng_state(parts["rng"]["cpu"])
         if "cuda" in parts["rng"] and self.policy.device.type == "cuda":
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.policy.device)
 
     def forget_moments(self) -> None:
-        """Makes the optimiser new (a rollback)."""
-        self._optimiser.forget()
+        """Makes the optimisers new (a rollback). The critic keeps its weights: no version has older ones."""
+        for optimiser in self._optimisers:
+            optimiser.forget()
 
 
 def _result(made: Sequence[_Update], watch: Watch) -> StepResult:

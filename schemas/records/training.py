@@ -86,6 +86,9 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     ended_at_ms: int = 0
     num_bounded_tokens: int = 0
     """Tokens with a negative advantage whose weight `[algorithm] dual` bounded."""
+    explained_variance: float | None = None
+    """1 - var(target - value) / var(target) of what the critic was asked, before it learnt from this batch; None
+    without a critic, or where the targets do not vary."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

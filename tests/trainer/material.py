@@ -28,14 +28,16 @@ def turn(
     version: int | VersionSpan = 0,
     temperature: float = 1.0,
     weight: float = 1.0,
+    index: int = 0,
+    agent: str | None = None,
 ) -> Turn:
     """A turn whose tokens one version sampled."""
     return Turn(
         start=start,
         end=end,
-        turn=0,
+        turn=index,
         call_id=call,
-        agent=None,
+        agent=agent,
         temperature=temperature,
         reward_parts=(),
         return_=returned,

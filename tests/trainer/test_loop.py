@@ -30,6 +30,7 @@ from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAI
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop
+from tracegrad.trainer.store.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.torch
 
@@ -44,6 +45,24 @@ def test_fresh_run_publishes_version_0_then_one_version_a_step(log: MemoryLog, u
     assert all(torch.equal(base[name], found[0][name]) for name in base)
     assert not torch.equal(found[1]["lm_head.weight"], found[0]["lm_head.weight"])
     assert lineage.versions[2].metrics.keys() == {"loss", "grad_norm", "logprob_error_max", "reward"}
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["head", "model"])
+def test_critic_is_told_of_and_checkpointed_but_never_published(
+    is_own: bool, log: MemoryLog, untied: Path, tied: Path, tmp_path: Path
+) -> None:
+    """A version has the tensors of the base model, whatever else the run learns."""
+    critic: dict[str, Any] = {"critic": str(tied)} if is_own else {}
+    train(log, config_of(untied, tmp_path, baseline="critic", critic_lr=1e-2, **critic))
+    told = [step.explained_variance for step in steps_of(log)]
+    assert told[0] == 0.0, "it begins at 0, a constant"
+    assert all(one is not None and one != 0.0 for one in told[1:])
+    names = load_file(untied / "model.safetensors").keys()
+    assert all(version.keys() == names for version in content(log).values())
+    newest = Checkpoints(tmp_path / "checkpoints", keep=2).load_newest()
+    assert newest is not None
+    kept = {name.removeprefix("critic/").partition(".")[0] for name in newest[1] if name.startswith("critic/")}
+    assert kept == {"head", "optimiser/head"} | ({"trunk", "optimiser/trunk"} if is_own else set())
 
 
 def test_every_group_is_in_one_batch_or_excluded(log: MemoryLog, untied: Path, tmp_path: Path) -> None:

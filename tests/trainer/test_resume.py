@@ -76,6 +76,7 @@ def test_newest_version_that_was_damaged_is_published_anew(
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "one update": {},
     "passes": {"passes": 2, "minibatches": 2, "anchor": "old", "correction": "tis"},
+    "critic": {"recipe": "ppo", "passes": 2, "minibatches": 2},
 }
 
 
@@ -126,13 +127,13 @@ def test_killed_trainer_goes_on_bit_for_bit(
     assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
 
 
-@pytest.mark.parametrize("call", [2, 3, 6])
+@pytest.mark.parametrize(("algorithm", "call"), [("passes", 2), ("passes", 3), ("passes", 6), ("critic", 6)])
 def test_a_kill_between_updates_takes_the_whole_batch_again(
-    call: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, call: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that moved by half a batch are in no checkpoint, so no update is made twice; one version a batch."""
-    undisturbed = new_log()
-    train(undisturbed, config_of(untied, tmp_path / "a", **ALGORITHMS["passes"]))
+    undisturbed, keys = new_log(), ALGORITHMS[algorithm]
+    train(undisturbed, config_of(untied, tmp_path / "a", **keys))
     original, calls = Learner._update, 0
 
     def killing(self: Learner, *args: Any, **named: Any) -> Any:
@@ -142,14 +143,14 @@ def test_a_kill_between_updates_takes_the_whole_batch_again(
             raise Killed
         return original(self, *args, **named)
 
-    config = config_of(untied, tmp_path / "b", **ALGORITHMS["passes"])
+    config = config_of(untied, tmp_path / "b", **keys)
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "_update", killing)
         with pytest.raises(Killed):
             train(log, config)
     train(log, config)
-    assert [(s.batch_hash, s.loss, s.grad_norm) for s in steps_of(log)] == [
-        (s.batch_hash, s.loss, s.grad_norm) for s in steps_of(undisturbed)
+    assert [(s.batch_hash, s.loss, s.grad_norm, s.explained_variance) for s in steps_of(log)] == [
+        (s.batch_hash, s.loss, s.grad_norm, s.explained_variance) for s in steps_of(undisturbed)
     ]
     assert [step.version for step in steps_of(log)] == [1, 2, 3, 4]
     assert is_same(content(log), content(undisturbed))

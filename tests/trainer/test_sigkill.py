@@ -107,6 +107,7 @@ def undisturbed(model: Path, work_dir: Path, algorithm: AlgorithmConfig) -> Outc
 ALGORITHMS = {
     "one update": AlgorithmConfig(),
     "passes": AlgorithmConfig(passes=2, minibatches=2, anchor="old", correction="tis"),
+    "critic": AlgorithmConfig(recipe="ppo"),
 }
 
 

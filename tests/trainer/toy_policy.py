@@ -14,9 +14,10 @@ from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.packing import MicroBatch
 from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.model.critic import Critic
 from tracegrad.trainer.step import Learner, StepResult
 
-__all__ = ["ToyPolicy", "learn"]
+__all__ = ["ToyPolicy", "critic_of", "learn"]
 
 
 class ToyPolicy:
@@ -39,6 +40,12 @@ class ToyPolicy:
         logprobs_BK = self.theta[batch.targets_BK]
         return logprobs_BK if score is sampled_logprobs else torch.stack([logprobs_BK, logprobs_BK.square()])
 
+    width = 4
+
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """[B, K, D], by target: a critic's trunk."""
+        return torch.stack([torch.cos(batch.targets_BK * (d + 1.0)) for d in range(self.width)], dim=-1)
+
     def collect_gradients(self) -> None:
         """Keeps what has come together so far."""
         assert self.theta.grad is not None
@@ -48,9 +55,17 @@ class ToyPolicy:
         """Nothing to round."""
 
 
+def critic_of(policy: ToyPolicy, **changes: Any) -> Critic:
+    """Whose values are no longer 0."""
+    critic = Critic(cast(Any, policy), TrainerConfig(**{"critic_lr": 0.0, **changes}))
+    critic.restore({"head.weight": torch.linspace(-0.5, 0.7, policy.width), "head.bias": torch.tensor([0.1])})
+    return critic
+
+
 def learn(groups: Sequence[Group], recipe: Recipe, *, max_tokens: int = 4096) -> tuple[StepResult, ToyPolicy]:
     """One step at learning rate 0: what it told, and the gradient."""
     policy, config = ToyPolicy(0), TrainerConfig(lr=0.0, micro_batch_tokens=max_tokens)
-    learner = Learner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)))
+    critic = critic_of(policy) if "values" in recipe.needs else None
+    learner = Learner(cast(Any, policy), config, recipe, reference=cast(Any, ToyPolicy(1)), critic=critic)
     rows, _ = learner.rows(groups, {})
     return learner.step(rows, version=0, step=1), policy

@@ -30,7 +30,7 @@ from .scale import ROUNDING, SCALES, sample_std
 from .selection import overlong
 from .surrogate import SURROGATES
 
-__all__ = ["TokenLoss", "Turns", "log_ratios", "loss", "token_weights", "turn_advantages"]
+__all__ = ["TokenLoss", "Turns", "log_ratios", "loss", "token_weights", "turn_advantages", "worth"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def turn_advantages(
     Args:
         running: by `peers`, the means before it; a recipe without them leaves them alone.
     """
-    worth_P = _worth(recipe, turns)
+    worth_P = worth(recipe, turns.returns_P, turns.lengths_P)
     is_running = recipe.baseline == "running_mean"
     over = "batch" if is_running else recipe.over
     sets: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
@@ -96,10 +96,11 @@ def turn_advantages(
     return advantages_P, after
 
 
-def _worth(recipe: Recipe, turns: Turns) -> list[float]:
-    returns_P = list(turns.returns_P)
+def worth(recipe: Recipe, returns_P: Sequence[float], lengths_P: Sequence[int]) -> list[float]:
+    """[P] what turns count as: their returns, less by what a rollout of so many trained tokens costs; or 1 and 0."""
+    returns_P = list(returns_P)
     if recipe.overlong:
-        costs_P = (overlong(length, recipe.overlong, recipe.overlong_buffer) for length in turns.lengths_P)
+        costs_P = (overlong(length, recipe.overlong, recipe.overlong_buffer) for length in lengths_P)
         returns_P = [value + cost for value, cost in zip(returns_P, costs_P, strict=True)]
     if recipe.outcome == "return":
         return returns_P

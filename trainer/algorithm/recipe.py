@@ -27,10 +27,11 @@ from tracegrad.schemas.section import Count, Section
 __all__ = ["Function", "Need", "Recipe", "without_functions"]
 
 Function = Callable[..., Any]
-Need = Literal["old", "reference", "entropy", "unit_means", "all_rows"]
+Need = Literal["old", "reference", "values", "entropy", "unit_means", "all_rows"]
 """`old`: log pi of all rows, before the advantages and the first update; `reference`: a frozen copy of the start model,
-one more forward pass a micro-batch; `entropy`: of each trained token; `unit_means`: a pass of all rows before an
-update; `all_rows`: the gradient of rows without advantage too."""
+one more forward pass a micro-batch; `values`: a critic, asked before the advantages, which learns along;
+`entropy`: of each trained token; `unit_means`: a pass of all rows before an update; `all_rows`: the gradient of rows
+without advantage too."""
 Share = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(ge=0)]
 
@@ -42,14 +43,24 @@ class Recipe(Section, frozen=True, kw_only=True):
     """What a turn is worth: its return; 1 where that is at least `bound`, else 0; or 1 whatever it is."""
     bound: float = 1.0
     """Of `passed`."""
-    baseline: Literal["none", "mean", "leave_one_out", "length_weighted", "running_mean"] | Function = "mean"
+    baseline: Literal["none", "mean", "leave_one_out", "length_weighted", "running_mean", "critic"] | Function = "mean"
     """What a return is compared with: nothing; the mean of its peers, itself included, without it, or weighted by their
-    trained tokens; or the mean of earlier batches (kept in the checkpoint)."""
+    trained tokens; the mean of earlier batches; or what a critic, trained along, expects (both kept in the
+    checkpoint). A critic needs no peers."""
     over: Literal["peers", "group", "batch"] = "peers"
     """Whose returns those are: its group's of equal `peers` (agent and turn), all of its group, or the batch's of equal
     `peers`. `running_mean` goes by `peers`."""
     decay: Share = 0.9
     """Of `running_mean`: what the earlier batches weigh."""
+    gae: Literal["turn", "token"] = "turn"
+    """`critic`: the steps whose values and rewards make an advantage (GAE): a turn's tokens have one, or each its
+    own."""
+    gamma: Share = 1.0
+    """`critic`: discount from one step to the next."""
+    lam: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """`critic`: lambda of GAE. 1: the return minus the value; less: later values in place of what came."""
+    value_clip: Annotated[float, Meta(gt=0)] | None = None
+    """`critic`: how far a value may move in a batch's updates before its loss holds it back (PPO)."""
     scale: Literal["none", "std", "batch_std", "whiten"] | Function = "none"
     """What advantages are divided by: nothing; the std (ddof 1) of the returns compared; that of the batch's
     advantages; or `whiten`: over the batch's trained tokens the mean becomes 0 and the std (ddof 0) 1."""
@@ -114,10 +125,15 @@ class Recipe(Section, frozen=True, kw_only=True):
         super().__post_init__()
         for axis, kind in self.kinds().items():
             _check_kind(axis, getattr(self, axis), kind)
-        if self.outcome == "one" and self.baseline in ("mean", "leave_one_out", "length_weighted"):
+        if self.outcome == "one" and self.baseline in ("mean", "leave_one_out", "length_weighted", "critic"):
             raise ConfigurationError(
                 f"baseline: expected 'none' with outcome 'one', got {self.baseline!r}: where each is worth 1 none is "
                 "worth more than its peers, and nothing is learnt"
+            )
+        if self.baseline == "critic" and self.scale not in ("none", "whiten"):
+            raise ConfigurationError(
+                f"scale: expected 'none' or 'whiten' with baseline 'critic', which compares with no peers, got "
+                f"{self.scale!r}: set scale = 'whiten'"
             )
         if self.surrogate in ("clip", "cispo") and self.low > 1:
             raise ConfigurationError(f"low: expected at most 1 with surrogate {self.surrogate!r}, got {self.low:g}")
@@ -170,9 +186,10 @@ class Recipe(Section, frozen=True, kw_only=True):
         found: dict[Need, bool] = {
             "old": (self.beta > 0 and self.kl_in != "loss") or (self.num_updates > 1 and self._reads_old),
             "reference": self.beta > 0 and self.kl_to == "reference",
+            "values": self.baseline == "critic",
             "entropy": self.entropy > 0,
             "unit_means": self.level == "rollout",
-            "all_rows": self.entropy > 0 or (self.beta > 0 and self.kl_in == "loss"),
+            "all_rows": self.baseline == "critic" or self.entropy > 0 or (self.beta > 0 and self.kl_in == "loss"),
         }
         return frozenset(need for need, is_so in found.items() if is_so)
 

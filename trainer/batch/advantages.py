@@ -24,7 +24,7 @@ from ..algorithm.recipe import Recipe
 from ..algorithm.scale import whitened
 from .groups import CallKey, Group
 
-__all__ = ["Doubles", "call_advantages", "sums_to_go", "token_advantages"]
+__all__ = ["Doubles", "call_advantages", "sums_to_go", "token_advantages", "weighted_advantages"]
 
 Doubles = npt.NDArray[np.float64]
 
@@ -93,6 +93,14 @@ def token_advantages(
     masks = [row.loss_mask.view(np.bool_) for row in rows]
     if to_go is not None and recipe.kl_in == "tokens":
         values = [np.where(mask, value - less, 0.0) for value, less, mask in zip(values, to_go, masks, strict=True)]
+    return weighted_advantages(rows, values, recipe)
+
+
+def weighted_advantages(
+    rows: Sequence[SegmentRow], values: Sequence[Doubles], recipe: Recipe
+) -> list[npt.NDArray[np.float32]]:
+    """[T] of each row, from those of its tokens: whitened where the recipe says so, times the turn's weight."""
+    values, masks = list(values), [row.loss_mask.view(np.bool_) for row in rows]
     if recipe.scale == "whiten" and rows:
         all_N = torch.from_numpy(np.concatenate([value[mask] for value, mask in zip(values, masks, strict=True)]))
         ends = np.cumsum([mask.sum() for mask in masks])[:-1]

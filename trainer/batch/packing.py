@@ -45,6 +45,10 @@ class MicroBatch:
     """None where each token's ratio is its own."""
     old_logprobs_N: Tensor | None
     """None where nothing reads them."""
+    values_N: Tensor | None
+    """What the critic expected before each trained token; None without one."""
+    targets_N: Tensor | None
+    """What it should have been; NaN where it is not asked."""
     places: Sequence[int]
     """Of its rows, among those that all micro-batches were made of."""
 
@@ -108,5 +112,7 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
         versions_N=trained("versions_T"),
         units_N=None if rows[0].units_T is None else trained("units_T"),
         old_logprobs_N=None if rows[0].old_logprobs_T is None else trained("old_logprobs_T"),
+        values_N=None if rows[0].values_T is None else trained("values_T"),
+        targets_N=None if rows[0].targets_T is None else trained("targets_T"),
         places=places,
     )

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from tracegrad.schemas.records.tokens import Ids, Logprobs
 from tracegrad.schemas.records.transitions import SegmentRow
 
-from ..algorithm.form import token_weights
+from ..algorithm.form import token_weights, worth
 from ..algorithm.recipe import Recipe
-from .advantages import Doubles, call_advantages, sums_to_go, token_advantages
+from .advantages import Doubles, call_advantages, sums_to_go, token_advantages, weighted_advantages
 from .groups import CallKey, Group, token_versions
+from .values import learned_advantages
 
 __all__ = ["TrainingRow", "rollout_tokens", "rollout_weights", "training_rows"]
 
@@ -46,6 +47,10 @@ class TrainingRow:
     """The turn, row or rollout that a token's ratio is of, numbered over the batch; None: each has its own."""
     old_logprobs_T: Floats | None = None
     """Under the weights before the batch's first update, 0 outside the mask; None: nothing reads them."""
+    values_T: Floats | None = None
+    """What the critic expected before each token; None without one."""
+    targets_T: Floats | None = None
+    """What it should have been; NaN where it is not asked."""
 
     @property
     def has_advantage(self) -> bool:
@@ -59,25 +64,48 @@ def training_rows(
     *,
     running: Mapping[str, float] | None = None,
     penalties: Sequence[Doubles] | None = None,
+    values: Sequence[Doubles] | None = None,
 ) -> tuple[list[TrainingRow], dict[str, float]]:
     """All rows of a batch that train a token, advantages and weights applied; and the running means after it.
 
     Args:
         running: the means of returns before this batch, by `peers`.
         penalties: [T] of each of these rows, what is taken from the reward at a token; 0 outside the mask.
+        values: [T] of each of these rows, what the recipe's critic expects before a token.
     """
     tokens = rollout_tokens(groups)
     weights, units = rollout_weights(groups, recipe, tokens), _Units(recipe.units, [*tokens])
     rows = [row for group in groups for row in group.rows]
     trained = [row for row in rows if row.loss_mask.any()]
-    to_go, taken = (None, {}) if penalties is None else _to_go(rows, penalties)
-    taken = taken if recipe.kl_in == "return" else {}
-    calls, after = call_advantages(groups, recipe, tokens, running=running, taken=taken)
-    advantages = token_advantages(trained, calls, recipe, to_go)
+    if recipe.baseline == "critic":
+        columns, after = _learned(groups, trained, tokens, recipe, values, penalties), dict(running or {})
+    else:
+        to_go, taken = (None, {}) if penalties is None else _to_go(rows, penalties)
+        taken = taken if recipe.kl_in == "return" else {}
+        calls, after = call_advantages(groups, recipe, tokens, running=running, taken=taken)
+        columns = [token_advantages(trained, calls, recipe, to_go)]
     return [
-        _training_row(row, advantages_T, weights[row.rollout_id], units.of(row))
-        for row, advantages_T in zip(trained, advantages, strict=True)
+        _training_row(row, weights[row.rollout_id], units.of(row), *of_row)
+        for row, *of_row in zip(trained, *columns, strict=True)
     ], after
+
+
+def _learned(
+    groups: Sequence[Group],
+    rows: Sequence[SegmentRow],
+    lengths: Mapping[str, int],
+    recipe: Recipe,
+    values: Sequence[Doubles] | None,
+    penalties: Sequence[Doubles] | None,
+) -> list[list[Floats]]:
+    """[T] of each row: advantages; values and their targets. Without values, of the rows that give them: 0 alone."""
+    if values is None:
+        return [[np.zeros(len(row.token_ids), np.float32) for row in rows]]
+    turns = {call: turn.return_ for group in groups for call, turn in group.turns.items()}
+    worths = worth(recipe, [*turns.values()], [lengths[rollout] for rollout, _ in turns])
+    found, targets = learned_advantages(rows, dict(zip(turns, worths, strict=True)), values, recipe, penalties)
+    asked = [[of_T.astype(np.float32) for of_T in column] for column in (values, targets)]
+    return [weighted_advantages(rows, found, recipe), *asked]
 
 
 def _to_go(rows: Sequence[SegmentRow], penalties: Sequence[Doubles]) -> tuple[list[Doubles], dict[CallKey, float]]:
@@ -142,7 +170,12 @@ def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
 
 
 def _training_row(
-    row: SegmentRow, advantages_T: Floats, token_weight: float, units_T: npt.NDArray[np.int64] | None
+    row: SegmentRow,
+    token_weight: float,
+    units_T: npt.NDArray[np.int64] | None,
+    advantages_T: Floats,
+    values_T: Floats | None = None,
+    targets_T: Floats | None = None,
 ) -> TrainingRow:
     num_tokens = len(row.token_ids)
     mask = row.loss_mask.view(np.bool_)  # its bytes were checked to be 0 and 1
@@ -163,4 +196,6 @@ def _training_row(
         versions_T=np.where(mask, versions_T, -1),
         token_weight=token_weight,
         units_T=units_T,
+        values_T=values_T,
+        targets_T=targets_T,
     )

@@ -98,6 +98,12 @@ class Policy:
         return rows
 
     @property
+    def width(self) -> int:
+        """D, of a hidden state."""
+        columns: int = self._causal.get_output_embeddings().weight.shape[1]
+        return columns
+
+    @property
     def has_adapters(self) -> bool:
         """Whether low-rank adapters train, over frozen weights."""
         return hasattr(self._model, "peft_config")
@@ -118,6 +124,11 @@ class Policy:
         logits: Tensor = self._model(input_ids=input_ids_BL, logits_to_keep=keep_K, use_cache=False).logits
         return logits
 
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        """[B, K, D] last hidden states before the batch's targets."""
+        hidden_BLD: Tensor = self._causal.base_model(input_ids=batch.input_ids_BL, use_cache=False).last_hidden_state
+        return hidden_BLD[:, batch.keep_K]
+
     def head(self, hidden_BKD: Tensor) -> Tensor:
         """[B, K, V] logits of the last hidden states."""
         logits_BKV: Tensor = self._causal.get_output_embeddings()(hidden_BKD)
@@ -135,8 +146,7 @@ class Policy:
                 head is computed in pieces whose logits are dropped and computed again in the backward pass (gradient
                 checkpointing, arXiv:1604.06174): a vocabulary of 152 k and 16,384 tokens would take 10 GB a copy.
         """
-        hidden_BLD = self._causal.base_model(input_ids=batch.input_ids_BL, use_cache=False).last_hidden_state
-        hidden_BKD, (rows, kept) = hidden_BLD[:, batch.keep_K], batch.targets_BK.shape
+        hidden_BKD, (rows, kept) = self.hidden(batch), batch.targets_BK.shape
         length = max(1, max_logits // (rows * self.vocabulary))
         if length >= kept:
             return score(self.head(hidden_BKD), batch.targets_BK, batch.temperatures_BK)
@@ -145,7 +155,7 @@ class Policy:
             return score(self.head(hidden_BkD), targets_Bk, temperatures_Bk)
 
         whole = (hidden_BKD, batch.targets_BK, batch.temperatures_BK)
-        pieces = zip(*(tensor.split(length, dim=1) for tensor in whole), strict=True)
+        pieces = zip(*(torch.split(tensor, length, dim=1) for tensor in whole), strict=True)
         return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces], dim=-1)
 
     @torch.no_grad()

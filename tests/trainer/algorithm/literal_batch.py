@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.trainer.algorithm.literal import Token
+from tests.trainer.algorithm.literal_advantages import gae
 from tracegrad.schemas.records.transitions import Turn
 from tracegrad.trainer.batch.groups import Group
 
@@ -24,10 +25,12 @@ Axes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Policies:
-    """Log probabilities by token id."""
+    """Log probabilities, and a critic's values, by token id."""
 
     pi: Sequence[float]
     reference: Sequence[float]
+    values: Sequence[float]
+    """What the critic expects before a token."""
 
 
 @dataclass(frozen=True)
@@ -161,16 +164,38 @@ def _advantages(peers: Sequence[_Peer], lengths: Mapping[str, int], axes: Axes) 
     return {id(peers[number].turn): value for number, value in found.items()}
 
 
+def _learned(places: Sequence[_Place], lengths: Mapping[str, int], policies: Policies, axes: Axes) -> list[float]:
+    """With a critic: of each place. A turn earns the difference of its worth and the next one's, at its last token."""
+    found: dict[tuple[int, int], float] = {}
+    for rollout in {place.rollout for place in places}:
+        own = sorted((place for place in places if place.rollout == rollout), key=lambda place: place.of.turn)
+        turns = [[place for place in own if place.of.turn == number] for number in sorted({p.of.turn for p in own})]
+        worths = [_worth(turn[0].of.return_, lengths[rollout], axes) for turn in turns] + [0.0]
+        steps = [[place] for place in own] if axes["gae"] == "token" else turns
+        rewards = [
+            sum(worths[k] - worths[k + 1] for k, turn in enumerate(turns) if turn[-1] in step)
+            - (0.0 if axes["kl_in"] == "loss" else sum(_cost(place, policies, axes) for place in step))
+            for step in steps
+        ]
+        made = gae(rewards, [policies.values[step[0].token_id] for step in steps], axes["gamma"], axes["lam"])
+        found |= {place.at: value for step, value in zip(steps, made, strict=True) for place in step}
+    return [found[place.at] for place in places]
+
+
 def tokens_of_batch(groups: Sequence[Group], policies: Policies, axes: Axes) -> tuple[list[Token], list[int]]:
     """Trained tokens with their advantages, and the id of each.
 
-    `axes` has a value for outcome, bound, overlong, overlong_buffer, baseline, over, scale, beta, kl_to and kl_in.
+    `axes` has a value for outcome, bound, overlong, overlong_buffer, baseline, over, scale, beta, kl_to and kl_in; for
+    a critic also gae, gamma and lam.
     """
     places = _places(groups)
     lengths = {row.rollout_id: row.rollout_tokens for group in groups for row in group.rows}
-    by_turn = _advantages(_peers(groups, places, policies, axes), lengths, axes)
-    values = [by_turn[id(place.of)] for place in places]
-    if axes["kl_in"] == "tokens":
+    if axes["baseline"] == "critic":
+        values = _learned(places, lengths, policies, axes)
+    else:
+        by_turn = _advantages(_peers(groups, places, policies, axes), lengths, axes)
+        values = [by_turn[id(place.of)] for place in places]
+    if axes["kl_in"] == "tokens" and axes["baseline"] != "critic":
         values = [
             value - _to_go(places, place.rollout, place.at, policies, axes)
             for value, place in zip(values, places, strict=True)

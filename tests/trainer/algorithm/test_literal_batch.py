@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -27,7 +28,13 @@ from tracegrad.trainer.batch.selection import unselected
 pytestmark = pytest.mark.torch
 
 Axes = dict[str, Any]
-POLICIES = Policies(*(ToyPolicy(seed).theta.detach().double().tolist() for seed in (0, 1)))
+HEAD = [-0.5, -0.1, 0.3, 0.7]
+"""Of the toy's critic, whose bias is .1."""
+POLICIES = Policies(
+    ToyPolicy(0).theta.detach().double().tolist(),
+    ToyPolicy(1).theta.detach().double().tolist(),
+    [0.1 + sum(weight * math.cos(one * (d + 1.0)) for d, weight in enumerate(HEAD)) for one in range(261)],
+)
 PLAIN = {name: getattr(Recipe(), name) for name in Recipe.__struct_fields__}
 
 
@@ -38,7 +45,9 @@ def drawn_row(rng: random.Random, ids: list[int], rollout: str, calls: list[int]
     for call, value in zip(calls, returns, strict=True):
         length, is_trained = rng.randint(1, 3), rng.random() < 0.9
         weight = rng.choice([1.0, 1.0, 0.5])
-        turns.append(turn(end, end + length, call=f"c{call}", returned=value, peers=str(call), weight=weight))
+        turns.append(
+            turn(end, end + length, call=f"c{call}", returned=value, peers=str(call), weight=weight, index=call)
+        )
         mask += [int(is_trained)] * length + [0]
         end += length + 1
     row = segment(rollout, turns, num_tokens=end, mask=mask, number=calls[0])
@@ -104,10 +113,13 @@ def drawn_credit(rng: random.Random) -> Axes:
     credit: Axes = {
         "outcome": rng.choice(["return", "return", "return", "passed"]),
         "bound": rng.choice([0.5, 1.0]),
-        "baseline": rng.choice(["none", "mean", "leave_one_out", "length_weighted", "running_mean"]),
+        "baseline": rng.choice(["none", "mean", "leave_one_out", "length_weighted", "running_mean", "critic"]),
         "over": rng.choice(["peers", "group", "batch"]),
         "scale": rng.choice(["none", "std", "batch_std", "whiten"]),
     }
+    if credit["baseline"] == "critic":
+        scale, gae = rng.choice(["none", "whiten"]), rng.choice(["turn", "token"])
+        credit |= {"scale": scale, "gae": gae, "gamma": rng.uniform(0.5, 1), "lam": rng.uniform(0, 1)}
     if rng.random() < 0.3:
         credit |= {"overlong": rng.randint(3, 8), "overlong_buffer": 3}
     if rng.random() < 0.4:
@@ -129,6 +141,7 @@ def test_random_recipes_on_random_batches(seed: int) -> None:
 
 
 GRPO: Axes = {"baseline": "mean", "scale": "std"}
+CRITIC: Axes = {"baseline": "critic", "gae": "turn", "gamma": 1.0, "lam": 1.0, "scale": "whiten"}
 CLIP: Axes = {"anchor": "bypass", "surrogate": "clip", "low": 0.2, "high": 0.2, "aggregation": "token_mean"}
 K1: Axes = {"kl": "k1", "kl_to": "reference"}
 TAUS: Axes = {"surrogate": "sapo", "tau_pos": 1.0, "tau_neg": 1.05}
@@ -154,6 +167,12 @@ POINTS: dict[str, tuple[Axes, Axes, Axes]] = {
     "reinforce++": ({"baseline": "none", "scale": "whiten", "kl_in": "tokens", "beta": 0.01, **K1}, CLIP, {}),
     "reinforce++_baseline": (GRPO | {"scale": "whiten"}, CLIP | {"kl": "k2", "beta": 0.01}, {}),
     "opo": ({"baseline": "length_weighted"}, CLIP | NLL, {}),
+    "ppo": (
+        CRITIC | {"gae": "token", "kl_in": "tokens", "beta": 0.001, **K1},
+        CLIP | {"dual": 3.0},
+        {"minibatches": 4},
+    ),
+    "turn_ppo": (CRITIC | {"gamma": 0.99, "lam": 0.9}, CLIP | {"level": "turn"}, {}),
     "mt_grpo": (GRPO, CLIP | {"kl": "k3", "beta": 0.04}, {}),
     "flow_grpo": (
         GRPO | {"over": "group"},
@@ -185,7 +204,7 @@ def test_named_recipes_are_what_their_sources_say(name: str) -> None:
     recipe, (credit, form, rest) = RECIPES[name].recipe, POINTS[name]
     told = {"passes": 1, "minibatches": 1, "selection": "none", "share": 0.25, "refill": 1, "overlong": 0} | rest
     assert {key: getattr(recipe, key) for key in told} == told
-    once = msgspec.structs.replace(recipe, passes=1)
+    once = msgspec.structs.replace(recipe, passes=1, minibatches=1)
     for seed in range(8):
         groups = batch_of(seed)
         left_out = unselected(groups, once)

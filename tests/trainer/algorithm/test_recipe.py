@@ -29,7 +29,7 @@ from tracegrad.trainer.config import AlgorithmConfig
 
 pytestmark = pytest.mark.torch
 
-ELSEWHERE = {"baseline": ["running_mean"], "scale": ["batch_std", "whiten"], "correction": ["none"]}
+ELSEWHERE = {"baseline": ["critic", "running_mean"], "scale": ["batch_std", "whiten"], "correction": ["none"]}
 """What is no function of a set of peers, or nothing at all."""
 TABLES: dict[str, Mapping[str, Any]] = {
     "baseline": BASELINES,
