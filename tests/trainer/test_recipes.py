@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any, cast
@@ -19,6 +20,8 @@ from tests.trainer.toy_policy import ToyPolicy, learn
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
+from tracegrad.trainer.batch.rows import training_rows
+from tracegrad.trainer.batch.updates import updates
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.step import Learner, StepResult
 
@@ -129,6 +132,59 @@ def two_turns(is_split: bool) -> list[Group]:
 def test_a_row_split_in_two_segments_is_the_same(recipe: Recipe, max_tokens: int) -> None:
     """Of each recipe that does not ask for rows."""
     assert_alike(learn(two_turns(True), recipe, max_tokens=max_tokens), learn(two_turns(False), recipe))
+
+
+@pytest.mark.parametrize("level", ["token", "turn", "row", "rollout"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"anchor": "sampler"},
+        {"anchor": "old"},
+        {"anchor": "old", "correction": "tis_row", "correction_high": 1.2},
+        {"anchor": "sampler", "correction": "opsm", "correction_high": 0.0},
+    ],
+    ids=lambda axes: ",".join(map(str, axes.values())),
+)
+def test_micro_batches_change_nothing_in_any_update_of_a_step(axes: dict[str, Any], level: Any) -> None:
+    """Two passes of two mini-batches: units that lie in several micro-batches, of a policy that moves."""
+    recipe = Recipe(**axes, level=level, low=0.5, high=1.0, passes=2, minibatches=2)
+    found = []
+    for max_tokens in (1, 4096):
+        policy = ToyPolicy(0)
+        config = TrainerConfig(lr=1e-3, warmup_steps=0, micro_batch_tokens=max_tokens)
+        learner = Learner(cast(Any, policy), config, recipe)
+        groups = [*groups_of(2), *two_turns(True)]
+        rows, _ = learner.rows(groups, {})
+        found.append((learner.step(*updates(rows, groups, recipe, seed="0/1"), version=0, step=1), policy))
+    assert_alike(*found)
+    torch.testing.assert_close(found[0][1].theta, found[1][1].theta, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(r, id=n) for n, r in ALL.items() if r.outcome == "return"])
+def test_equal_returns_train_nothing(recipe: Recipe) -> None:
+    """Exactly: no token of any rollout has an advantage, whoever is alone or of whatever length."""
+    names = [f"r{number}" for number in range(7)]
+    rows = [
+        segment(name, [turn(1, 2 + number % 3, returned=0.1, peers=str(number // 6))])
+        for number, name in enumerate(names)
+    ]
+    made, _ = training_rows([Group(summary("g0", names), tuple(rows))], recipe)
+    assert not any(row.has_advantage for row in made)
+
+
+@each_recipe
+@pytest.mark.parametrize("logprob", [-80.0, -3e4, -1e30])
+def test_a_token_that_the_sampler_found_impossible_leaves_numbers(recipe: Recipe, logprob: float) -> None:
+    """e^80 times as likely, and more: loss and gradient stay finite, whatever is held back."""
+    groups = []
+    for group in groups_of(3):
+        logprobs = group.rows[0].logprobs.copy()
+        logprobs[np.flatnonzero(group.rows[0].loss_mask)[0]] = logprob
+        first = msgspec.structs.replace(group.rows[0], logprobs=logprobs)
+        groups.append(replace(group, rows=(first, *group.rows[1:])))
+    result, policy = learn(groups, recipe)
+    assert result.is_updated
+    assert math.isfinite(result.loss) and bool(policy.gradient.isfinite().all())
 
 
 def test_the_default_costs_no_pass_of_its_own() -> None:

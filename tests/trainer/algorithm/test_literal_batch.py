@@ -60,7 +60,7 @@ def drawn_row(rng: random.Random, ids: list[int], rollout: str, calls: list[int]
 def drawn_group(rng: random.Random, ids: list[int], number: int) -> Group:
     """Rollouts of one to three turns in one or two rows; one that has no turn at all, and equal rewards, now and
     then."""
-    names = [f"{number}/{member}" for member in range(rng.randint(2, 4))]
+    names = [f"{number}/{member}" for member in range(rng.randint(1, 4))]
     is_flat = rng.random() < 0.2
     rows: list[SegmentRow] = []
     members = []
