@@ -10,6 +10,7 @@ import importlib.util
 import sys
 import traceback
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -103,6 +104,26 @@ _Keys: Any = msgspec.defstruct(
 )
 
 
+_OF_PEERS = ("none", "mean", "leave_one_out", "length_weighted")
+_OBEYED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "bound": ("outcome", ("return", "one")),
+    "decay": ("baseline", (*_OF_PEERS, "critic")),
+    **dict.fromkeys(("gae", "gamma", "lam", "value_clip"), ("baseline", (*_OF_PEERS, "running_mean"))),
+    "low": ("surrogate", ("reinforce",)),
+    "high": ("surrogate", ("reinforce",)),
+    "dual": ("surrogate", ("reinforce", "cispo", "sapo", "dppo")),
+    "correction_low": ("correction", ("none", "tis", "tis_row", "opsm")),
+    "correction_high": ("correction", ("none",)),
+    "length": ("aggregation", ("token_mean", "rollout_mean", "group_mean")),
+    "kl": ("beta", (0.0,)),
+    "kl_to": ("beta", (0.0,)),
+    "kl_in": ("beta", (0.0,)),
+    "share": ("selection", ("none", "spread")),
+    "overlong_buffer": ("overlong", (0,)),
+}
+"""Keys that some values of another do not look at: to set them beside one is a mistake, and would go unnoticed."""
+
+
 class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, call-arg]
     """`[algorithm]`: what is learnt from a return (docs/training.md has the formulas). A recipe by name; each other key
     overrides what the recipe says, and says nothing where it is left out.
@@ -130,7 +151,12 @@ class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, c
         else:
             raise ConfigurationError(f"recipe: no recipe {self.recipe!r}; {nearest(self.recipe, RECIPES)}")
         given = {name: value for name in Recipe.kinds() if (value := getattr(self, name)) is not None}
-        return msgspec.structs.replace(recipe, **given)
+        recipe = msgspec.structs.replace(recipe, **given)
+        for key in given.keys() & _OBEYED:
+            axis, values = _OBEYED[key]
+            if (value := getattr(recipe, axis)) in values:
+                raise ConfigurationError(f"{key}: expected {axis} to be another than {value!r}, which does not read it")
+        return recipe
 
     @classmethod
     def docs(cls) -> dict[str, str]:

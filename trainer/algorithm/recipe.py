@@ -125,10 +125,11 @@ class Recipe(Section, frozen=True, kw_only=True):
         super().__post_init__()
         for axis, kind in self.kinds().items():
             _check_kind(axis, getattr(self, axis), kind)
-        if self.outcome == "one" and self.baseline in ("mean", "leave_one_out", "length_weighted", "critic"):
+        compares = self.baseline in ("mean", "leave_one_out", "length_weighted", "critic")
+        if self.outcome == "one" and (compares or self.scale in ("std", "batch_std", "whiten")):
             raise ConfigurationError(
-                f"baseline: expected 'none' with outcome 'one', got {self.baseline!r}: where each is worth 1 none is "
-                "worth more than its peers, and nothing is learnt"
+                f"baseline, scale: expected 'none' with outcome 'one', got {self.baseline!r}, {self.scale!r}: where "
+                "all are worth 1 none is worth more than another, and nothing is learnt"
             )
         if self.baseline == "critic" and self.scale not in ("none", "whiten"):
             raise ConfigurationError(
