@@ -173,14 +173,16 @@ def test_a_rollout_counts_once_in_the_running_mean() -> None:
     assert turn_advantages(Recipe(baseline="running_mean"), turns)[1] == {"0": 0.5}
 
 
-@pytest.mark.parametrize(("surrogate", "is_bounded"), [("clip", True), ("reinforce", False)])
-def test_bounded_tokens_are_counted_where_there_is_a_bound(surrogate: Any, is_bounded: bool) -> None:
-    """`dual` is of `clip`; another surrogate with the default's keys has none."""
+@pytest.mark.parametrize(
+    ("surrogate", "advantage", "is_bounded"), [("clip", -1.0, True), ("clip", 1.0, False), ("reinforce", -1.0, False)]
+)
+def test_bounded_tokens_are_counted_where_there_is_a_bound(surrogate: Any, advantage: float, is_bounded: bool) -> None:
+    """`dual` is of `clip` where A < 0; another surrogate with the default's keys has none."""
     term = loss(
         Recipe(surrogate=surrogate, dual=3.0),
         logprobs_N=torch.full((1,), math.log(0.9)),
         sampler_logprobs_N=torch.full((1,), math.log(0.1)),
-        advantages_N=torch.full((1,), -1.0),
+        advantages_N=torch.full((1,), advantage),
         weights_N=torch.ones(1),
     )
     assert term.bounded_N.tolist() == [is_bounded]
