@@ -27,6 +27,7 @@ from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, Top
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.records.process_status import TRAINER
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
@@ -126,7 +127,7 @@ class PolicyLog:
         for verdict in verdicts:
             record, reason = verdict.record, verdict.reason
             _log.warning("%s is not usable: reason=%s group=%s", record, reason, verdict.group_id)
-            headers = dead_letter_headers(record, stage="trainer", reason=reason, detail=verdict.detail)
+            headers = dead_letter_headers(record, stage=TRAINER, reason=reason, detail=verdict.detail)
             name = self._topics.name(Topic.DEAD_LETTERS)
             letter = partial(self._writer.append, name, key=original_key(record), headers=headers)
             letters.append((reason, letter, letter(value=record.value)))
