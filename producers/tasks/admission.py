@@ -26,7 +26,7 @@ from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
-from tracegrad.schemas.log.protocol import Log, LogWriter, Record, TopicPartition
+from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
@@ -59,7 +59,6 @@ __all__ = ["TaskAdmission", "run"]
 
 _POLL_S = 0.1
 _SAY_EVERY_S = 30.0
-_ACK_TIMEOUT_S = 90.0
 _GIVE_UP_S = 1800.0
 """A rollout of which nothing was heard for so long, queueing included, is given up; never less than twice the
 attempt's time limit and ten minutes."""
@@ -142,7 +141,7 @@ class TaskAdmission:
             for record, error in self._dead
         ]
         for future in futures:
-            acknowledged(future, _ACK_TIMEOUT_S, "append a dead letter")
+            acknowledged(future, AWAY_S, "append a dead letter")
         for _, error in self._dead:
             self._metrics.add(DEAD_LETTERS, error.reason)
         self._dead.clear()
@@ -246,7 +245,7 @@ class TaskAdmission:
         encode = self.codecs[name].encode
         futures = [self._writer.append(name, key=rollout_key(one.rollout_id), value=encode(one)) for one in records]
         for future in futures:
-            acknowledged(future, _ACK_TIMEOUT_S, f"append to {name!r}")
+            acknowledged(future, AWAY_S, f"append to {name!r}")
         for record in records:
             self.state.fold(record)
 
