@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chaos_run import ENDLESS, ChaosRun, ended, make_run
+from tests.e2e.chaos_run import ENDLESS, ChaosRun, ended, light_policy, make_run
 from tests.e2e.checks import check_end
 from tests.e2e.engine_beside import EngineBeside
 from tests.e2e.faults import SmallDisk
@@ -53,7 +53,7 @@ LIMIT_S = 2400 if HAS_VLLM else 600
 def test_nothing_is_lost_or_doubled_whatever_fails(tmp_path: Path) -> None:
     """SIGKILL three times each, SIGSTOP for 10 s and 60 s, disk full for 20 s, broker away for 60 s."""
     with SmallDisk.mounted(tmp_path / "disk") as disk, EngineBeside(tmp_path / "engine.log") as engine:
-        run = make_run(tmp_path / "disk", engine=engine, settings=SETTINGS)
+        run = make_run(tmp_path / "disk", engine=engine, model=light_policy(tmp_path / "policy"), settings=SETTINGS)
         with ended(run), started(run, ENDLESS) as seen:
             per_host = CONCURRENCY // 2
             done = disturb(run, seen, disk, print, per_host=per_host, num_rounds=ROUNDS, steps=STEPS_NEEDED)
@@ -76,7 +76,8 @@ def test_nothing_is_lost_or_doubled_whatever_fails(tmp_path: Path) -> None:
 def test_a_run_ends_well_under_random_kills(tmp_path: Path) -> None:
     """A SIGKILL every 3 to 8 s, and the broker's twice while the report is made."""
     with EngineBeside(tmp_path / "engine.log") if not HAS_VLLM else contextlib.nullcontext() as engine:
-        run = make_run(tmp_path, engine=engine, settings={**SETTINGS, **SMALL})
+        model = light_policy(tmp_path / "policy") if engine is not None else None
+        run = make_run(tmp_path, engine=engine, model=model, settings={**SETTINGS, **SMALL})
         with ended(run):
             with started(run, STEPS) as seen:
                 num = kill_at_random(run, random.Random(SEED), print, LIMIT_S)
