@@ -28,7 +28,7 @@ suite:
 	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" $(if $(strip $(ARGS)),$(ARGS),--durations=20 --ignore=$(CHAOS))
 
 chaos:
-	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" --durations=0 $(CHAOS)
+	cd "$(ROOT)" && $(PYTHON) -m pytest -m "" --durations=0 -rP $(CHAOS)
 
 fast: env  ## the tests without broker, engine or torch: seconds
 	cd "$(ROOT)" && $(PYTHON) -m pytest $(ARGS)
