@@ -12,6 +12,7 @@ __all__ = [
     "AGENTLIGHTNING_ATTEMPT_ID",
     "AGENTLIGHTNING_ROLLOUT_ID",
     "ATTEMPT_ID",
+    "ATTEMPT_KEYS",
     "COUNTED_SPAN",
     "ERROR_TYPE",
     "GEN_AI_AGENT_NAME",
@@ -22,6 +23,7 @@ __all__ = [
     "GEN_AI_TOOL_RESULT",
     "PROVED_BY",
     "ROLLOUT_ID",
+    "ROLLOUT_KEYS",
     "SERVICE_NAME",
 ]
 
@@ -38,6 +40,10 @@ writes there is taken out. To be believed in a record whose MAC is the run's, an
 AGENTLIGHTNING_ROLLOUT_ID = "agentlightning.rollout_id"
 """The rollout as Agent Lightning's tracers spell it; read, never written."""
 AGENTLIGHTNING_ATTEMPT_ID = "agentlightning.attempt_id"
+"""Likewise the attempt."""
+ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
+"""Each that names the rollout; the first that is there counts."""
+ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 """Likewise the attempt."""
 
 SERVICE_NAME = "service.name"

@@ -21,7 +21,7 @@ from .ids import RunHash, parse_rollout_id, run_hash_of
 from .log.protocol import Record
 from .topics import REGISTRY, Topic
 
-__all__ = ["MAC_HEADER", "SIGNED", "VOUCHED", "KeyRing", "Refusal", "signer_of"]
+__all__ = ["MAC_HEADER", "SIGNED", "VOUCHED", "KeyRing", "Refusal", "is_by_own_run", "signer_of"]
 
 MAC_HEADER = "tracegrad.mac"
 SIGNED = frozenset({Topic.REWARDS, Topic.ROLLOUT_EVENTS, Topic.WEIGHTS, Topic.WEIGHT_ACKS, Topic.TRAINING_STEPS})
@@ -100,6 +100,15 @@ def signer_of(record: Record) -> str | None:
     """The run whose program wrote a record, by its MAC: readers of a run's log hand on none that does not verify."""
     given = [value for name, value in record.headers if name == MAC_HEADER]
     return given[0].partition(b":")[0].decode("ascii", "replace") if len(given) == 1 else None
+
+
+def is_by_own_run(signer: str | None, of: str) -> bool:
+    """Whether a record was written by the run whose hash an id (rollout, episode, trace) begins with.
+
+    A runner's episode is made of nothing else: another run's gateway knows no key of this one, and hands on whatever
+    its clients claim.
+    """
+    return signer == run_hash_of(of)
 
 
 def _mac(secret: bytes, topic: Topic, key: bytes | None, value: bytes | None) -> bytes:

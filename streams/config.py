@@ -80,9 +80,10 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     """Of the records of its calls, and as much of its spans and rewards; further ones are dead letters
     (`too_many_bytes`)."""
     max_open_bytes: Count = 1024 * 1024 * 1024
-    """Per worker, of the records of all open episodes, of which spans and rewards get three quarters; further ones are
-    dead letters (`too_many_open_bytes`). In credit of all open groups; a further episode joins its group without its
-    calls. In memory they take up to three times that, and up to 3 kB more for each episode or group."""
+    """Per worker, of the records of all open episodes, of which spans and rewards get three quarters, and those that
+    came into a runner's episode without a credential one; further ones are dead letters (`too_many_open_bytes`). In
+    credit of all open groups; a further episode joins its group without its calls. In memory they take up to three
+    times that, and up to 3 kB more for each episode or group."""
     max_open_groups: Count = 4_096
     """Per worker; beyond it the group that is open longest closes with the members that it has."""
     max_closed_ids: Count = 1_000_000

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from msgspec import field
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import AWAY_S
 from tracegrad.schemas.section import Count, Section
 from tracegrad.schemas.topics import MAX_CLIENT_BYTES, MAX_MESSAGE_BYTES
 
@@ -115,7 +116,7 @@ def producer_settings(base: Settings) -> Settings:
         "message.max.bytes": MAX_CLIENT_BYTES,
         "linger.ms": 5,
         # What is not acknowledged by then fails with UnavailableError.
-        "message.timeout.ms": 60_000,
+        "message.timeout.ms": int(AWAY_S * 1000),
         # Else an unknown topic fails only after message.timeout.ms.
         "topic.metadata.propagation.max.ms": 3000,
         # What may wait for its acknowledgement; beyond it append raises OverloadedError.

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, Fata
 
 from ..beats import beating
 from ..die_with_parent import guarded
+from ..files import hold_lock
 from . import node as kafka_node
 from .jars import cache_dir, class_path
 from .java import aot_cache, find_java
@@ -53,6 +55,8 @@ _JAVA_OPTIONS = (
 )
 _CACHE_LOG_OPTIONS = ("-Xlog:aot=off", "-Xlog:cds=off")
 """Java's own word on a cache that does not fit, which it then does without."""
+_MAKING = ".cache-"
+"""Begins the name of the folder in which a class-data cache is made."""
 _LOG_LINES = 15
 _LOOK_S = 0.2
 _ASK_EVERY = 10
@@ -187,13 +191,24 @@ def _installation() -> tuple[Path, list[Path], Path | None]:
 
 
 def _prepare() -> None:
-    """Makes the class-data cache, if it is missing; about 8 s."""
+    """Makes the class-data cache, if it is missing and nobody else makes it; about 8 s."""
     _, _, cache = _installation()
     if cache is None or cache.exists():
         return
     # On Linux that of this thread, and of what it starts.
     os.nice(19)
-    with tempfile.TemporaryDirectory(prefix=".cache-", dir=cache.parent) as folder:
+    with (
+        contextlib.suppress(UnavailableError),
+        hold_lock(cache.parent / ".making", refusal=lambda holder: UnavailableError(f"process {holder} makes it")),
+    ):
+        _make_cache(cache)
+
+
+def _make_cache(cache: Path) -> None:
+    """Alone; a maker that was killed has left its folder, of some 38 MB."""
+    for left in cache.parent.glob(f"{_MAKING}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_MAKING, dir=cache.parent) as folder:
         output = Path(folder) / cache.name
         make = (f"-XX:AOTCacheOutput={output}", *_CACHE_LOG_OPTIONS)
         kafka = LocalKafka(Path(folder) / "data", extra_java_options=make)

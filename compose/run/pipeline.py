@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.process_status import process_name
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import STREAMS, Stage
 
@@ -26,7 +27,7 @@ from ..answers import answers, num_served
 from ..kafka.positions import begin_run, positions
 from ..kafka.topic_admin import create_topics, plan_topics
 from ..local_kafka import node as kafka_node
-from .process import ProcessSpec, process_name
+from .process import ProcessSpec
 from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
 from .wiring import Wiring, port_of

@@ -30,7 +30,7 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 from ..beats import BeatRecord, read_beat
 from ..die_with_parent import guarded
 
-__all__ = ["Child", "ProcessSpec", "process_name"]
+__all__ = ["Child", "ProcessSpec"]
 
 _logger = logging.getLogger(__name__)
 _LOOK_S = 5.0
@@ -236,13 +236,6 @@ class Child:
     def _rotate(self) -> None:
         if self.log_path.exists() and self.log_path.stat().st_size > _MAX_LOG_BYTES:
             self.log_path.replace(self.log_path.with_suffix(".log.1"))
-
-
-def process_name(name: str, stage: str | None, ordinal: int) -> str:
-    """What a `serve` process is called: `llm`, `streams-credit-0`, `llm-1`."""
-    if stage is not None:
-        return f"{name}-{stage}-{ordinal}"
-    return f"{name}-{ordinal}" if ordinal else name
 
 
 def describe_exit(status: int) -> str:

@@ -21,12 +21,12 @@ import datetime
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from tracegrad import __version__
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
@@ -85,7 +85,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     otlp_endpoint: str
     """Of the OTLP gateway, without `/v1/traces`."""
     engine_url: str
-    release: str = metadata.version("tracegrad")
+    release: str = __version__
     """Of the supervisor that started them: one of another release may write what the others cannot read."""
 
 

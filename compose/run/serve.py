@@ -17,9 +17,9 @@ import os
 import signal
 import sys
 import threading
-from importlib import metadata
 from pathlib import Path
 
+from tracegrad import __version__
 from tracegrad.schemas.errors import (
     AWAY_EXIT_STATUS,
     FATAL_EXIT_STATUS,
@@ -29,6 +29,7 @@ from tracegrad.schemas.errors import (
     UnavailableError,
 )
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.process_status import process_name
 from tracegrad.schemas.section import nearest
 from tracegrad.schemas.topics import STREAMS, Stage
 
@@ -36,7 +37,6 @@ from ..beats import beating
 from ..kafka.errors import Seldom
 from ..loopback import without_proxy
 from ..printable_log import log_to_stderr
-from .process import process_name
 from .run_dir import RunDir
 from .status_reports import reporting
 from .wiring import Wiring
@@ -113,9 +113,9 @@ def _check_name(name: str, stage: str | None) -> None:
 
 def _check_release(name: str, folder: RunDir) -> None:
     """Raises ConfigurationError: one bad record of it, the last step's say, and the others would wait for ever."""
-    if (release := folder.endpoints.release) != (own := metadata.version("tracegrad")):
+    if (release := folder.endpoints.release) != __version__:
         raise ConfigurationError(
-            f"expected tracegrad {release}, which started the run, got {own} in "
+            f"expected tracegrad {release}, which started the run, got {__version__} in "
             f"{sys.executable} for serve {name}: install the same release in both environments ([trainer] python)"
         )
 

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracegrad.schemas.attributes import AGENTLIGHTNING_ROLLOUT_ID, ROLLOUT_ID
+from tracegrad.schemas.attributes import ROLLOUT_KEYS
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
-from tracegrad.schemas.mac import KeyRing, Refusal
+from tracegrad.schemas.mac import KeyRing, Refusal, is_by_own_run, signer_of
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -38,6 +38,7 @@ from tracegrad.schemas.records.facts import (
 )
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
+from tracegrad.schemas.records.process_status import TRAINER
 from tracegrad.schemas.records.rollouts import (
     REWARDS,
     ROLLOUT_EVENTS,
@@ -67,7 +68,6 @@ from .evidence import Evidence, SeenEpisode
 __all__ = ["gather"]
 
 T = TypeVar("T")
-_ROLLOUTS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 _COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
@@ -109,7 +109,7 @@ def gather(
                 elif topic is Topic.TRANSITIONS and record.partition == _PARTITION:
                     seen.transitions[record.offset] = group_id_of(record.value)
             else:
-                if topic is Topic.LLM_CALLS and _is_own(decoded, run) and not ring.vouches(topic, record):
+                if topic is Topic.LLM_CALLS and _is_own(decoded, run) and not _is_proved(record, run, ring):
                     seen.leave_out(record, "unproved")
                     continue
                 fold(seen, record, decoded)
@@ -192,7 +192,7 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
         return
     origin = Position(topic, int(partition), int(offset))
     seen.dead.add(origin)
-    if fields.get("stage") == "trainer":
+    if fields.get("stage") == TRAINER:
         seen.trainer_letters[origin] = fields.get("reason", "")
     is_whole = record.value and "item" not in fields
     seen.unseen_origins[origin] = hashlib.sha256(record.value or b"").digest() if is_whole else b""
@@ -223,6 +223,10 @@ def _is_own(call: CallRecord | CallsClosed, run: RunHash) -> bool:
     return isinstance(call, CallRecord) and attempt_of(call.trace_id or "", {run}) is not None
 
 
+def _is_proved(record: Record, run: RunHash, ring: KeyRing) -> bool:
+    return ring.vouches(Topic.LLM_CALLS, record) and is_by_own_run(signer_of(record), run)
+
+
 def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> None:
     if call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
         if isinstance(call, CallRecord):
@@ -242,7 +246,7 @@ def _span(seen: Evidence, record: Record, request: ExportTraceServiceRequest) ->
         others = (
             pair
             for pair in (*of_resource.resource.attributes, *span.attributes)
-            if pair.key in _ROLLOUTS and run_hash_of(pair.value.string_value) != seen.run
+            if pair.key in ROLLOUT_KEYS and run_hash_of(pair.value.string_value) != seen.run
         )
         if run_hash_of(span.trace_id.hex()) == seen.run and not any(others):
             seen.raw[f"span:{span.trace_id.hex()}/{span.span_id.hex()}"] = record.position

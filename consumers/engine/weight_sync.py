@@ -33,7 +33,7 @@ from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import decoded, follow
-from tracegrad.schemas.log.protocol import Log, LogWriter, Record
+from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import (
     ENGINE_AWAY,
@@ -72,8 +72,6 @@ REFUSED_PATIENCE_S = 1800.0
 """The newest version, refused for so long with none after it, is one that the run waits for, and would for ever."""
 POLL_S = 1.0
 """How often the engine's label is looked at; a new record is acted on at once."""
-_ACK_TIMEOUT_S = 30.0
-"""For an acknowledgement by the broker."""
 _TOLD_CHARS = 500
 """Of a manifest's own words in an error: it may be of megabytes."""
 _logger = logging.getLogger(__name__)
@@ -206,7 +204,7 @@ class WeightSync:
         try:
             topic, key = self.topics.name(Topic.WEIGHT_ACKS), engine_key(self.handles.engine_id)
             future = self.writer.append(topic, key=key, value=WEIGHT_ACKS.encode(ack))
-            acknowledged(future, _ACK_TIMEOUT_S, f"append to {topic!r}")
+            acknowledged(future, AWAY_S, f"append to {topic!r}")
         except (OverloadedError, CancelledError) as error:
             raise UnavailableError(f"acknowledgement of {manifest.label} did not reach the log: {error!r}") from error
         self._acknowledged = manifest.label

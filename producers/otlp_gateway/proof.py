@@ -13,19 +13,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tracegrad.schemas.attributes import (
-    AGENTLIGHTNING_ATTEMPT_ID,
-    AGENTLIGHTNING_ROLLOUT_ID,
-    ATTEMPT_ID,
-    PROVED_BY,
-    ROLLOUT_ID,
-)
+from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
 from tracegrad.schemas.credentials import Holder, is_host, may_claim
 from tracegrad.schemas.ids import RunHash, attempt_of, run_hash_of
 
 __all__ = ["keep_proved", "may_name"]
 
-_ROLLOUTS, _ATTEMPTS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID), (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _Claims = tuple[set[str], set[str]]
 
 
@@ -81,9 +74,9 @@ def _claims(attributes: Iterable[KeyValue]) -> _Claims:
     """The rollouts and the attempts that are named."""
     rollouts, attempts = set(), set()
     for pair in attributes:
-        if pair.key in _ROLLOUTS:
+        if pair.key in ROLLOUT_KEYS:
             rollouts.add(pair.value.string_value)
-        elif pair.key in _ATTEMPTS:
+        elif pair.key in ATTEMPT_KEYS:
             attempts.add(pair.value.string_value)
     return rollouts, attempts
 

@@ -16,6 +16,7 @@ import random
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -23,7 +24,7 @@ from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, new_attempt, parse_rollout_id, run_hash_of
 from tracegrad.schemas.log.ledger import Ledger
-from tracegrad.schemas.log.protocol import Log, LogReader, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import AWAY_S, Log, LogReader, Position, Record, TopicPartition
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.rollouts import (
     ROLLOUTS,
@@ -31,6 +32,7 @@ from tracegrad.schemas.records.rollouts import (
     RolloutRequest,
     RolloutState,
 )
+from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..rollout_histories import event_of
@@ -296,7 +298,8 @@ def run(
     check_command(agent)
 
     journal = Journal(log, topics, handles.run_hash, starts=starts, stop=stop, metrics=metrics)
-    reader = log.join(topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
+    join = partial(log.join, topics.group(Stage.RUNNER), [topics.name(Topic.ROLLOUTS)])
+    reader = retry(join, doing="joining the runners", patience_s=AWAY_S, stop=stop)
 
     async def main() -> None:
         launcher = Launcher(agent, handles)

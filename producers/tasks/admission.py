@@ -29,7 +29,7 @@ from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
-from tracegrad.schemas.log.protocol import Log, LogWriter, Record, TopicPartition
+from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_ADMITTED, Metrics
 from tracegrad.schemas.records.calls import Purpose
@@ -64,7 +64,6 @@ __all__ = ["TaskAdmission", "run"]
 
 _POLL_S = 0.1
 _SAY_EVERY_S = 30.0
-_ACK_TIMEOUT_S = 90.0
 _GIVE_UP_S = 1800.0
 """A rollout of which nothing was heard for so long, queueing included, is given up; never less than twice the
 attempt's time limit and ten minutes."""
@@ -156,7 +155,7 @@ class TaskAdmission:
             for record, error in self._dead
         ]
         for future in futures:
-            acknowledged(future, _ACK_TIMEOUT_S, "append a dead letter")
+            acknowledged(future, AWAY_S, "append a dead letter")
         for _, error in self._dead:
             self._metrics.add(DEAD_LETTERS, error.reason)
         self._dead.clear()
@@ -241,7 +240,7 @@ class TaskAdmission:
         encode = self.codecs[name].encode
         futures = [self._writer.append(name, key=rollout_key(one.rollout_id), value=encode(one)) for one in records]
         for future in futures:
-            acknowledged(future, _ACK_TIMEOUT_S, f"append to {name!r}")
+            acknowledged(future, AWAY_S, f"append to {name!r}")
         for record in records:
             self.state.fold(record)
 
@@ -249,7 +248,7 @@ class TaskAdmission:
         """Raises as `_write`."""
         name = self._topics.name(Topic.WEIGHTS)
         future = self._writer.append(name, key=policy_key(held_out.policy), value=WEIGHTS.encode(held_out))
-        acknowledged(future, _ACK_TIMEOUT_S, "append a held-out pass")
+        acknowledged(future, AWAY_S, "append a held-out pass")
         self.state.fold(held_out)
 
     def _give_up(self) -> None:

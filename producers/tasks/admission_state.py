@@ -20,7 +20,7 @@ from tracegrad.schemas.metrics import GROUPS_TAKEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode, why_excluded
 from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutPasses
-from tracegrad.schemas.records.process_status import ProcessReport
+from tracegrad.schemas.records.process_status import TRAINER, ProcessReport
 from tracegrad.schemas.records.rollouts import MAX_GIVEN_UP, RolloutEvent, RolloutRequest, RolloutState, is_usable
 from tracegrad.schemas.records.training import GroupsGivenBack, TrainingStep
 from tracegrad.schemas.records.weights import WeightAck
@@ -33,7 +33,6 @@ from .stream_delay import StreamDelay
 __all__ = ["AdmissionState", "OpenRollout"]
 
 _MAX_REASONS = 100
-_TRAINER = "trainer"
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class AdmissionState:
 
     def _fold_report(self, report: ProcessReport, now_s: float) -> None:
         self.stream_delay.fold(report, now_s)
-        if report.process == _TRAINER:
+        if report.process == TRAINER:
             taken = report.counters.get(GROUPS_TAKEN.name)
             self._taken = None if taken is None else (int(taken), now_s)
 

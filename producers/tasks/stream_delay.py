@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 
 from tracegrad.schemas.metrics import LAG, READY, RECORDS
-from tracegrad.schemas.records.process_status import ProcessReport
+from tracegrad.schemas.records.process_status import ProcessReport, worker_stage
 
 __all__ = ["StreamDelay"]
 
-_WORKER = "streams-"
 _SILENT_S = 60.0
 """A worker of which nothing was heard for so long has left its inputs to the others of its stage."""
 _MAX_MARKS = 1_000
@@ -63,8 +62,7 @@ class StreamDelay:
 
     def fold(self, report: ProcessReport, now_s: float) -> None:
         """Takes the next report of any process."""
-        if report.process.startswith(_WORKER):
-            stage = report.process.removeprefix(_WORKER).split("-")[0]
+        if (stage := worker_stage(report.process)) is not None:
             self._stages[stage].setdefault(report.process, _Worker(now_s)).fold(report, now_s)
 
     def seconds(self, now_s: float) -> float:

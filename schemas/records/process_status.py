@@ -11,7 +11,20 @@ import msgspec
 
 from .codec import Codec, OpenEnum
 
-__all__ = ["PROCESS_STATUS", "ProcessReport", "ProcessState", "ProcessStatus", "SupervisedProcess"]
+__all__ = [
+    "PROCESS_STATUS",
+    "TRAINER",
+    "ProcessReport",
+    "ProcessState",
+    "ProcessStatus",
+    "SupervisedProcess",
+    "process_name",
+    "worker_stage",
+]
+
+TRAINER = "trainer"
+"""The trainer's process, and the stage of its dead letters."""
+_STREAMS = "streams"
 
 
 class ProcessState(OpenEnum):
@@ -65,3 +78,16 @@ ProcessStatus = ProcessReport | SupervisedProcess
 PROCESS_STATUS: Codec[ProcessStatus] = Codec(
     ProcessStatus, released=("process_report/1", "supervised_process/1"), wire="json"
 )
+
+
+def process_name(name: str, stage: str | None, ordinal: int) -> str:
+    """What a `serve` process is called: `llm`, `streams-credit-0`, `llm-1`."""
+    if stage is not None:
+        return f"{name}-{stage}-{ordinal}"
+    return f"{name}-{ordinal}" if ordinal else name
+
+
+def worker_stage(process: str) -> str | None:
+    """Of a stream worker, the stage that it works for."""
+    name, _, rest = process.partition("-")
+    return rest.split("-")[0] if name == _STREAMS and rest else None

@@ -45,7 +45,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_ke
 from ..config import SelectConfig, StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
-from .open_episode import CALLS, OpenEpisode, Waiting, is_authorised
+from .open_episode import CALLS, NOBODY, OpenEpisode, Waiting, is_authorised
 from .strays import Strays
 from .write_episode import has_structure, write_episode
 
@@ -66,11 +66,13 @@ class Assemble(StageFold[OpenEpisode]):
         """Inputs of strays that are gone; the next record's emission tells that they are done."""
         self._num_bytes = 0
         """Of the input records of all open episodes."""
+        self._num_unproved = 0
+        """Likewise of `num_unproved_bytes`."""
 
     def reset(self) -> None:
         """As Fold.reset."""
         super().reset()
-        self._num_bytes = 0
+        self._num_bytes = self._num_unproved = 0
         self._strays.clear()
         self._let_go.clear()
 
@@ -111,7 +113,7 @@ class Assemble(StageFold[OpenEpisode]):
 
     def _let_stray_go(self, episode_id: str) -> None:
         stray = self._open.pop(episode_id)
-        self._num_bytes -= stray.num_bytes
+        self._forget_bytes(stray)
         self._let_go.extend(stray.positions)
         self.metrics.add(EPISODES_CLOSED, "stray")
 
@@ -153,10 +155,12 @@ class Assemble(StageFold[OpenEpisode]):
         self._check_bounds(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
-        self._num_bytes += len(record.value or b"")
+        self._forget_bytes(episode)
         held = episode.held[_sender(facts)]
         held.num_records += 1
         held.num_bytes += len(record.value or b"")
+        self._num_bytes += episode.num_bytes
+        self._num_unproved += episode.num_unproved_bytes
         episode.silent_since_s = None
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
@@ -167,6 +171,10 @@ class Assemble(StageFold[OpenEpisode]):
                 self._let_stray_go(surplus)
             return Emission()
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
+
+    def _forget_bytes(self, episode: OpenEpisode) -> None:
+        self._num_bytes -= episode.num_bytes
+        self._num_unproved -= episode.num_unproved_bytes
 
     def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
         """Refuses what is too many, of calls and each sender's spans apart; what an end waits for is always taken."""
@@ -185,8 +193,11 @@ class Assemble(StageFold[OpenEpisode]):
             raise RecordError(
                 f"expected {what} of at most {most} bytes of {episode.episode_id}", reason="too_many_bytes"
             )
-        most = limits.max_open_bytes if of_calls else limits.max_open_bytes * 3 // 4
-        if self._num_bytes + num_bytes > most:
+        num_open, quarter = self._num_bytes, limits.max_open_bytes // 4
+        most = limits.max_open_bytes if of_calls else 3 * quarter
+        if sender == NOBODY and episode.attempt is not None:
+            num_open, most, what = self._num_unproved, quarter, f"unproved {what}"
+        if num_open + num_bytes > most:
             raise RecordError(f"expected {what} while at most {most} bytes are open", reason="too_many_open_bytes")
 
     def _is_awaited(self, fact: Fact) -> bool:
@@ -201,7 +212,7 @@ class Assemble(StageFold[OpenEpisode]):
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
         marker = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
-        self._num_bytes -= episode.num_bytes
+        self._forget_bytes(episode)
         return self._close(marker, episode.positions, outputs)
 
     def _disposition(self, episode: OpenEpisode) -> str:
@@ -235,7 +246,7 @@ def _sender(facts: Facts) -> str:
             return CALLS
         if isinstance(fact, SpanFact):
             return fact.proved_by
-    return ""
+    return NOBODY
 
 
 def _is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:

@@ -28,6 +28,8 @@ __all__ = ["CALLS", "Held", "OpenEpisode", "Waiting", "is_authorised"]
 
 CALLS = "calls"
 """Beside the senders of spans; no holder is so called."""
+NOBODY = ""
+"""The sender of what came without a credential."""
 Place = tuple[str, str]
 """Trace id and span id."""
 S = TypeVar("S", bound=msgspec.Struct)
@@ -90,10 +92,15 @@ class OpenEpisode:
         """Of the records that its facts came in."""
         return sum(held.num_bytes for held in self.held.values())
 
+    @property
+    def num_unproved_bytes(self) -> int:
+        """Of a runner's attempt, those of them that came without a credential."""
+        return self.held[NOBODY].num_bytes if self.attempt is not None else 0
+
     def num_facts(self, sender: str) -> int:
         """What it holds of CALLS, or of a sender's spans (rewards beside those that came without a credential); or the
         records that these came in, whichever is more."""
-        num = len(self.calls) if sender == CALLS else len(self._spans[sender]) + (not sender) * len(self.rewards)
+        num = len(self.calls) if sender == CALLS else len(self._spans[sender]) + (sender == NOBODY) * len(self.rewards)
         return max(num, self.held[sender].num_records)
 
     @property

@@ -16,9 +16,9 @@ from typing import Any
 
 from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.ids import attempt_of, run_hash_of
+from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.mac import signer_of
+from tracegrad.schemas.mac import is_by_own_run, signer_of
 from tracegrad.schemas.metrics import CALLS_UNPROVED, FACTS, NOT_SELECTED, Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
 from tracegrad.schemas.records.codec import Codec
@@ -110,7 +110,7 @@ class Normalize(StageFold[None]):
             self.metrics.add(NOT_SELECTED, what)
             return []
         attempt = attempt_of(episode, self._runs)
-        if isinstance(item, CallRecord | CallsClosed) and attempt and signer_of(record) != run_hash_of(attempt[0]):
+        if isinstance(item, CallRecord | CallsClosed) and attempt and not is_by_own_run(signer_of(record), episode):
             # Another run's gateway knows no key of this one, and writes what its clients claim.
             self.metrics.add(CALLS_UNPROVED, what)
             return []

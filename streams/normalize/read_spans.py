@@ -15,17 +15,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from tracegrad.schemas.attributes import (
-    AGENTLIGHTNING_ATTEMPT_ID,
-    AGENTLIGHTNING_ROLLOUT_ID,
-    ATTEMPT_ID,
-    COUNTED_SPAN,
-    PROVED_BY,
-    ROLLOUT_ID,
-    SERVICE_NAME,
-)
+from tracegrad.schemas.attributes import ATTEMPT_KEYS, COUNTED_SPAN, PROVED_BY, ROLLOUT_KEYS, SERVICE_NAME
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import attempt_of, run_hash_of
+from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 from tracegrad.schemas.records.otlp import decode_spans
@@ -41,8 +34,6 @@ __all__ = ["DIALECTS", "Refused", "SpanReader", "SpanScan"]
 
 DIALECTS: tuple[Dialect, ...] = (OTEL_GENAI, OPENINFERENCE)
 """Tried in order: the first that understands a span reads it. A new dialect is a new row."""
-ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
-ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 _SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, *(dialect.keys for dialect in DIALECTS))
 _RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN, PROVED_BY}
@@ -109,7 +100,7 @@ class SpanReader:
             self._metrics.add(NOT_SELECTED, "spans")
             return
         # Which credential it came with matters to a runner's episode alone, and to that of the gateway's own run.
-        is_seen = attempt_of(episode, self._runs) is not None and run_hash_of(episode) == scan.signer
+        is_seen = attempt_of(episode, self._runs) is not None and is_by_own_run(scan.signer, episode)
         fact = self._fact(span, attributes, resource, proved_by=str(resource.get(PROVED_BY, "")) if is_seen else "")
         scan.facts.setdefault(episode, []).append(fact)
 

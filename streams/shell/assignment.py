@@ -21,7 +21,7 @@ from tracegrad.schemas.errors import FatalError, RecordError, UnavailableError
 from tracegrad.schemas.fold import Emission, Fold
 from tracegrad.schemas.log.follow import follow, in_thread
 from tracegrad.schemas.log.ledger import Ledger
-from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import AWAY_S, Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.metrics import DELIVERIES_DROPPED, OFFSETS_WITHOUT_RECORD, RECORDS, Metrics
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Topics
@@ -32,12 +32,10 @@ from .faust_app import FaustSeam
 from .liveness import STALL_S, Liveness, group_starts
 from .poison import PoisonList
 
-__all__ = ["ASK_PATIENCE_S", "Assignment"]
+__all__ = ["Assignment"]
 
 logger = logging.getLogger(__name__)
 
-ASK_PATIENCE_S = 20.0
-"""For a broker that does not answer: it finds a new leader, or restarts."""
 _MARKERS_AT_ONCE = 5_000
 """Folded at a time, so that the event loop stays alive."""
 
@@ -159,7 +157,7 @@ class Assignment:
             retry,
             lambda: group_starts(self.log, self.seam.group, inputs),
             doing="asking for the group's offsets",
-            patience_s=ASK_PATIENCE_S,
+            patience_s=AWAY_S,
         )
         num_markers = await self._read_markers(sorted({where.partition for where in assigned}), epoch)
         if epoch != self.ledger.epoch:

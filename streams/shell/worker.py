@@ -25,12 +25,12 @@ from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.fold import Fold
 from tracegrad.schemas.log.ledger import Ledger
-from tracegrad.schemas.log.protocol import Log, LogWriter
+from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter
 from tracegrad.schemas.metrics import ASSIGNED, COMMITS, IN_FLIGHT, LAG, OPEN, OPEN_INPUTS, OPEN_RANGES, READY, Metrics
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Topics
 
-from .assignment import ASK_PATIENCE_S, Assignment
+from .assignment import Assignment
 from .config import StreamsHandles
 from .emissions import Emissions
 from .faust_app import FaustSeam
@@ -45,8 +45,6 @@ COMMIT_INTERVAL_S = 1.0
 """Between commits of the low-water marks."""
 _PROPOSE_INTERVAL_S = 0.5
 """Between looks for due close proposals."""
-_ACK_TIMEOUT_S = 30.0
-"""An output not acknowledged by then ends the worker, which is then restarted."""
 _GAUGES_INTERVAL_S = 1.0
 _LIVENESS_INTERVAL_S = 5.0
 _STOP_POLL_S = 0.05
@@ -87,7 +85,7 @@ def run_fold(
         # Faust wants what it works in to be made inside its event loop.
         await _Worker(fold, handles, topics, log, writer, metrics, before_marker).serve(stop)
 
-    retry(check, doing="checking topics and offsets", patience_s=ASK_PATIENCE_S)
+    retry(check, doing="checking topics and offsets", patience_s=AWAY_S)
     with closing(log.writer()) as writer:
         asyncio.run(serve())
 
@@ -221,18 +219,16 @@ class _Worker:
             return
         futures = [await self._emissions.append(output) for output in self._fold.propose(time.monotonic())]
         try:
-            async with asyncio.timeout(_ACK_TIMEOUT_S):
+            async with asyncio.timeout(AWAY_S):
                 for future in futures:
                     await asyncio.wrap_future(future)
         except TimeoutError as error:
-            raise UnavailableError(
-                f"expected proposals acknowledged within {_ACK_TIMEOUT_S} s, got no answer"
-            ) from error
+            raise UnavailableError(f"expected proposals acknowledged within {AWAY_S:g} s, got no answer") from error
 
     async def _check_liveness(self) -> None:
         age_s = self._emissions.oldest_age_s
-        if age_s > _ACK_TIMEOUT_S:
-            raise UnavailableError(f"expected an acknowledgement within {_ACK_TIMEOUT_S} s, got {age_s:.0f}")
+        if age_s > AWAY_S:
+            raise UnavailableError(f"expected an acknowledgement within {AWAY_S:g} s, got {age_s:.0f}")
         epoch = self._ledger.epoch
         lag = await asyncio.to_thread(self._liveness.check, self._assignment.positions(), time.monotonic())
         if epoch == self._ledger.epoch:

@@ -5,6 +5,7 @@ and leaves.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -19,10 +20,11 @@ from tests.e2e.engine_beside import EngineBeside
 from tests.e2e.evidence import looks
 from tests.e2e.live_run import ROOT, TRACEGRAD, LiveRun, Observer, extra_worker
 from tests.serving import is_alive, until
+from tests.tiny_models import small_model
 from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.schemas.topics import STREAMS
 
-__all__ = ["ENDLESS", "MIN_STEPS", "ChaosRun", "drive_to_the_end", "ended", "make_run"]
+__all__ = ["ENDLESS", "MIN_STEPS", "ChaosRun", "drive_to_the_end", "ended", "light_policy", "make_run"]
 
 CALCULATOR = ROOT / "examples" / "calculator"
 MIN_STEPS = 10
@@ -44,15 +46,18 @@ def make_run(
     *,
     engine: EngineBeside | None = None,
     is_killed_before_marker: bool = False,
+    model: Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> LiveRun:
-    """A small run of the calculator; `start` starts it or goes on with it. `engine`: not vLLM, but that one."""
+    """A small run of the calculator; `start` starts it or goes on with it. `engine`: not vLLM, but that one. `model`:
+    not the demo's policy, but that one."""
     for name, count_ in (("tasks", 64), ("eval", 4)):
         lines = (CALCULATOR / f"{name}.jsonl").read_text().splitlines()
         (folder / f"{name}.jsonl").write_text("\n".join(lines[:count_]) + "\n")
     command = [TRACEGRAD, "train", str(CALCULATOR / "tracegrad.toml"), "--run", "chaos", "--runs-dir", str(folder)]
     command += ["--tasks", str(folder / "tasks.jsonl"), "--json"]
     command += ["--eval-tasks", str(folder / "eval.jsonl")]
+    command += ["--model", str(model)] if model is not None else []
     chosen = {**SETTINGS, **({"engine.url": engine.url} if engine else {}), **(settings or {})}
     for key, value in chosen.items():
         command += ["--set", f"{key}={value}"]
@@ -61,6 +66,16 @@ def make_run(
         env["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent / "failpoint"), str(ROOT)))
     beside = {"engine": engine.pid} if engine else {}
     return LiveRun(command, folder / "chaos", folder / "train.out", env, beside)
+
+
+def light_policy(folder: Path) -> Path:
+    """The demo's tokenizer and a model of a tenth of its size, with random weights: a step takes no time beside all
+    else, and of a policy whose answers are scripted nothing more is asked."""
+    shutil.copytree(CALCULATOR / "policy", folder)
+    told = json.loads((folder / "config.json").read_text())
+    kept = {name: told[name] for name in ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id")}
+    small_model("qwen3", **kept, hidden_size=32, intermediate_size=32, num_hidden_layers=1).save_pretrained(folder)
+    return folder
 
 
 def drive(run: LiveRun, folder: Path, say: Callable[[str], None], *, engine: bool = True) -> Killer:

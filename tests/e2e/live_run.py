@@ -22,7 +22,6 @@ import psutil
 from tests.serving import Background, is_alive
 from tracegrad.compose.die_with_parent import guarded
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.compose.run.process import process_name
 from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.views.run_state import RunState
@@ -30,6 +29,7 @@ from tracegrad.consumers.views.watch import fold_processes
 from tracegrad.schemas.errors import TracegradError
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.records.process_status import process_name
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, VersionManifest

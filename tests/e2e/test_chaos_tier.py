@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chaos_run import ENDLESS, ChaosRun, ended, make_run
+from tests.e2e.chaos_run import ENDLESS, ChaosRun, ended, light_policy, make_run
 from tests.e2e.checks import check_end
 from tests.e2e.engine_beside import EngineBeside
 from tests.e2e.faults import SmallDisk
@@ -32,7 +32,7 @@ GROUPS, MEMBERS, CONCURRENCY = 8, 8, 32
 PER_STEP = GROUPS * MEMBERS * 2 * 0.95
 """Transitions of a step: the scripted policy calls its tool and answers; a few rollouts end before."""
 STEPS_NEEDED = math.ceil(NUM_TRANSITIONS / PER_STEP)
-ROUNDS = max(1, NUM_TRANSITIONS // 10_000)
+ROUNDS = max(1, NUM_TRANSITIONS // 50_000)
 """Of all faults in turn; more would be waiting for processes to start, and little else."""
 SETTINGS = {
     "trainer.groups_per_step": GROUPS,
@@ -53,7 +53,7 @@ LIMIT_S = 2400 if HAS_VLLM else 600
 def test_nothing_is_lost_or_doubled_whatever_fails(tmp_path: Path) -> None:
     """SIGKILL three times each, SIGSTOP for 10 s and 60 s, disk full for 20 s, broker away for 60 s."""
     with SmallDisk.mounted(tmp_path / "disk") as disk, EngineBeside(tmp_path / "engine.log") as engine:
-        run = make_run(tmp_path / "disk", engine=engine, settings=SETTINGS)
+        run = make_run(tmp_path / "disk", engine=engine, model=light_policy(tmp_path / "policy"), settings=SETTINGS)
         with ended(run), started(run, ENDLESS) as seen:
             per_host = CONCURRENCY // 2
             done = disturb(run, seen, disk, print, per_host=per_host, num_rounds=ROUNDS, steps=STEPS_NEEDED)
@@ -65,6 +65,8 @@ def test_nothing_is_lost_or_doubled_whatever_fails(tmp_path: Path) -> None:
     assert killed == dict.fromkeys(PROCESSES, KILLS * ROUNDS)
     frozen = {back.name: back.is_restarted for back in done.returned if back.fault == "SIGSTOP 10 s"}
     assert frozen == dict.fromkeys(PROCESSES, False), "expected all to survive 10 s"
+    gave_up = [back.name for back in done.returned if back.fault == "broker away 60 s" and back.is_restarted]
+    assert set(gave_up) <= {"kafka"}, "expected all to wait for the broker"
     assert snapshot.num_transitions >= NUM_TRANSITIONS
     if disk is None:
         pytest.skip("all held, but no disk was full: only root may mount a small one")
@@ -74,7 +76,8 @@ def test_nothing_is_lost_or_doubled_whatever_fails(tmp_path: Path) -> None:
 def test_a_run_ends_well_under_random_kills(tmp_path: Path) -> None:
     """A SIGKILL every 3 to 8 s, and the broker's twice while the report is made."""
     with EngineBeside(tmp_path / "engine.log") if not HAS_VLLM else contextlib.nullcontext() as engine:
-        run = make_run(tmp_path, engine=engine, settings={**SETTINGS, **SMALL})
+        model = light_policy(tmp_path / "policy") if engine is not None else None
+        run = make_run(tmp_path, engine=engine, model=model, settings={**SETTINGS, **SMALL})
         with ended(run):
             with started(run, STEPS) as seen:
                 num = kill_at_random(run, random.Random(SEED), print, LIMIT_S)

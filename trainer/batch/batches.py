@@ -25,7 +25,7 @@ import msgspec
 from tracegrad.schemas.errors import LogGapError, UnavailableError, UndecodableError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.follow import follow
-from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.log.protocol import AWAY_S, Log, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import Accounting, hash_batch
 
@@ -34,10 +34,6 @@ from .groups import Group, GroupLimits, Verdict, judge, trained_versions
 from .selection import spread, unselected
 
 __all__ = ["Batch", "OpenBatch", "TransitionsSource", "account"]
-
-
-_PATIENCE_S = 60.0
-"""For a log that is away; then a restart of the process may cure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +208,7 @@ class TransitionsSource:
             partitions=[at.partition],
             poll_s=poll_s,
             max_records=1,
-            patience_s=_PATIENCE_S,
+            patience_s=AWAY_S,
         )
 
     def next(self) -> Record | None:

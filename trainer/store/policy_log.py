@@ -24,10 +24,11 @@ from functools import partial
 from tracegrad.schemas.beat import acknowledged
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, read_to_end
-from tracegrad.schemas.log.protocol import Log, LogWriter, Position, Record, TopicPartition
+from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
+from tracegrad.schemas.records.process_status import TRAINER
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
@@ -40,9 +41,6 @@ __all__ = ["PolicyLog"]
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 """A look at what has come waits so long when nothing has."""
-_PATIENCE_S = 60.0
-"""For the log to acknowledge one record, to say how far it reaches, or to give what is known to lie there: a trainer
-that ends loads libraries and model again, which takes longer than a broker's restart."""
 _PARTITION = 0
 """Of `weights` and `training_steps`, which have one: claims and manifests need one order."""
 
@@ -60,7 +58,7 @@ class PolicyLog:
         self._log = log
         self._writer = writer
         self._metrics = metrics
-        self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=_PATIENCE_S)
+        self._chunks = follow(log, [self._at.topic], poll_s=_LOOK_S, patience_s=AWAY_S)
         self._next_offset = 0
         self._refused: list[Verdict] = []
         self._refusals = Refusals(topics, metrics, then=self._set_aside)
@@ -93,7 +91,7 @@ class PolicyLog:
     def transitions_id(self) -> str:
         """What tells the policy's `transitions` from a topic that is made anew under its name."""
         ask = partial(self._log.topic_id, self._topics.name(Topic.TRANSITIONS))
-        return retry(ask, doing="asking for the id of transitions", patience_s=_PATIENCE_S)
+        return retry(ask, doing="asking for the id of transitions", patience_s=AWAY_S)
 
     def look(self) -> None:
         """Takes what has come since. Raises FencedError on a higher claim."""
@@ -116,7 +114,7 @@ class PolicyLog:
 
     def training_step_if_missing(self, encoded: bytes) -> None:
         """Appends it unless these very bytes are on the topic."""
-        steps = read_to_end(self._log, self._topics.name(Topic.TRAINING_STEPS), patience_s=_PATIENCE_S)
+        steps = read_to_end(self._log, self._topics.name(Topic.TRAINING_STEPS), patience_s=AWAY_S)
         if not any(record.value == encoded for record in steps):
             _log.info("the checkpoint's training_step is not on the log: emitted again")
             self.training_step(encoded)
@@ -127,7 +125,7 @@ class PolicyLog:
         for verdict in verdicts:
             record, reason = verdict.record, verdict.reason
             _log.warning("%s is not usable: reason=%s group=%s", record, reason, verdict.group_id)
-            headers = dead_letter_headers(record, stage="trainer", reason=reason, detail=verdict.detail)
+            headers = dead_letter_headers(record, stage=TRAINER, reason=reason, detail=verdict.detail)
             name = self._topics.name(Topic.DEAD_LETTERS)
             letter = partial(self._writer.append, name, key=original_key(record), headers=headers)
             letters.append((reason, letter, letter(value=record.value)))
@@ -165,15 +163,15 @@ class PolicyLog:
 
     def _end(self) -> int:
         ask = partial(self._log.offsets, self._at.topic)
-        return retry(ask, doing="asking how far weights reaches", patience_s=_PATIENCE_S)[self._at.partition].end
+        return retry(ask, doing="asking how far weights reaches", patience_s=AWAY_S)[self._at.partition].end
 
     def _read_until(self, next_offset: int) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + AWAY_S
         while self._next_offset < next_offset:
             self._take(next(self._chunks))
             if time.monotonic() > deadline and self._next_offset < next_offset:
                 raise UnavailableError(
-                    f"expected to read {self._at.topic!r} up to offset {next_offset} in {_PATIENCE_S:g} s, "
+                    f"expected to read {self._at.topic!r} up to offset {next_offset} in {AWAY_S:g} s, "
                     f"got to {self._next_offset}"
                 )
 
@@ -191,4 +189,4 @@ class PolicyLog:
 
 def _acknowledged(future: Future[Position]) -> Position:
     """Where an appended record lies. Raises UnavailableError when the log does not say so in time."""
-    return acknowledged(future, _PATIENCE_S, "acknowledge a record")
+    return acknowledged(future, AWAY_S, "acknowledge a record")

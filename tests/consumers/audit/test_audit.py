@@ -12,7 +12,6 @@ from tests.consumers.audit.small_run import RING, ask, attempt, memory_log, smal
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, event, otlp, rollout, span
 from tests.versions import sampled_by
-from tracegrad.consumers.audit import evidence
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import GroupId, RunHash, rollout_id
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
@@ -323,27 +322,3 @@ def test_a_dead_letter_of_a_request_points_at_no_record() -> None:
         origin = Record(topic=topic, partition=0, offset=999, key=None, value=None)
         log.append(dead, None, b"{}", dead_letter_headers(origin, stage="llm_gateway", reason="x"), 0)
     assert audited(log).missing == [f"dead letter of a record that is not there: {calls}/0/999"]
-
-
-def test_unverified_records_beyond_a_bound_are_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may write could write millions."""
-    monkeypatch.setattr(evidence, "MAX_NAMED", 1)
-    log = memory_log(run())
-    for name in ("one", "two"):
-        forged = LLM_CALLS.encode(call(name, rollout(0)))
-        MemoryLog.append(log, TOPICS.name(Topic.LLM_CALLS), rollout(0).encode(), forged, (), 0)
-    report = audited(log)
-    assert (len(report.unverified), report.num_unverified) == (1, 2)
-
-
-def test_a_call_that_another_gateway_wrote_is_named_and_not_counted() -> None:
-    """It says that it is of this run's rollout; normalize leaves it out, so that it is no loss."""
-    log = memory_log(run())
-    expected = audited(log)
-    name = TOPICS.name(Topic.LLM_CALLS)
-    forged = [call("forged", rollout(0)), call("forged too", None, trace_id=rollout(0) + "a001")]
-    for made in forged:
-        MemoryLog.append(log, name, rollout(0).encode(), LLM_CALLS.encode(made), (), 0)
-    report = audited(log)
-    ends = [f"{name}/0/{len(log.records(name)) - back}: unproved" for back in (2, 1)]
-    assert report == msgspec.structs.replace(expected, unverified=ends, num_unverified=2)

@@ -22,6 +22,7 @@ from tests.streams.make import (
     rollout,
     span,
 )
+from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.metrics import EPISODES_CLOSED
 from tracegrad.schemas.records.calls import CallRecord, SamplingParameters
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
@@ -138,6 +139,18 @@ def test_bytes_of_all_open_episodes_are_bounded() -> None:
     streams.feed(A, closed(R1, [A]), reward(R1), event(R1))
     assert [episode.episode_id for episode in episodes(streams)] == [R1 + "a001"]
     streams.feed(otlp(span(rollout(19) + "a001", 1, "x" * 150)))
+    assert len(reasons(streams)) == num_refused
+
+
+def test_nobody_takes_the_room_of_other_agents() -> None:
+    """Spans without a credential in any number of a runner's episodes get a quarter of what all may hold."""
+    streams = Streams(config(max_open_bytes=8_000))
+    for number in range(1, 30):
+        streams.feed(otlp(span(rollout(number) + "a001", 1, "x" * 150)), holder=Holder(""))
+    num_refused = len(reasons(streams))
+    assert 0 < num_refused < 28
+    for number in range(1, 6):
+        streams.feed(otlp(span(rollout(number) + "a001", 2, "x" * 150)))
     assert len(reasons(streams)) == num_refused
 
 

@@ -45,7 +45,7 @@ def newest_step(checkpoints: Checkpoints) -> int:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that cannot be read is tried again at once."""
-    monkeypatch.setattr(checkpoint, "_RETRY_S", 0.0, raising=False)
+    monkeypatch.setattr(checkpoint, "_RETRY_S", 0.0)
 
 
 def fail_reading(patch: pytest.MonkeyPatch, number: int, *, times: int, folder: str = "") -> None:
