@@ -20,6 +20,7 @@ from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts
+from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import GroupSummary, decode_group
@@ -143,6 +144,7 @@ def count(snapshot: Snapshot) -> list[str]:
     _count_groups(snapshot, found, finals)
     _count_batches(snapshot, found)
     _count_lineage(snapshot, found)
+    _count_passes(snapshot, found, finals)
     return found.problems
 
 
@@ -251,3 +253,35 @@ def _count_lineage(snapshot: Snapshot, found: _Count) -> None:
             found.problems.append(f"version {step_record.version} of step {step_record.step} was never published")
     if snapshot.version not in published:
         found.problems.append(f"version {snapshot.version} of the checkpoint was never published")
+
+
+def _count_passes(snapshot: Snapshot, found: _Count, finals: dict[str, Episode]) -> None:
+    """Held-out passes follow each other without a gap, each begun and then scored once, by its own episodes alone."""
+    begun: dict[int, HeldOutPass] = {}
+    scored: dict[int, HeldOutPass] = {}
+    first_group = 0
+    for record in snapshot.records[Topic.WEIGHTS]:
+        word = WEIGHTS.decode(record.value)
+        if not isinstance(word, HeldOutPass):
+            continue
+        known = begun if word.score is None else scored
+        # An append that was not acknowledged in time is made again.
+        if known.setdefault(word.number, word) != word:
+            found.problems.append(f"held-out pass {word.number} was told twice with different words")
+        elif word.score is None and len(begun) == word.number + 1:
+            if (word.first_group, len(scored)) != (first_group, word.number):
+                found.problems.append(f"held-out pass {word.number} began before the one before it was over")
+            first_group += word.num_tasks
+    if set(begun) != set(range(len(begun))) or not set(scored) <= set(begun):
+        found.problems.append(f"held-out passes {sorted(begun)} began, {sorted(scored)} have scores")
+    episodes = [one for one in finals.values() if one.purpose is Purpose.VALIDATION and one.group is not None]
+    for number, word in scored.items():
+        groups = range(word.first_group, word.first_group + word.num_tasks)
+        own = [one for one in episodes if one.group is not None and one.group.index in groups]
+        rewards = [one.reward for one in own if one.reward is not None]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        is_whole = len(rewards) == word.num_tasks * word.num_samples  # else a task with one sample weighs more
+        if word.score is not None and is_whole and (mean is None or abs((word.score.mean or 0.0) - mean) > 1e-9):
+            found.problems.append(f"held-out pass {number} has the score {word.score.mean}, its episodes {mean}")
+        if len(own) != word.num_tasks * word.num_samples:
+            found.problems.append(f"held-out pass {number} has {len(own)} episodes")
