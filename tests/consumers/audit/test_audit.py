@@ -11,7 +11,7 @@ import pytest
 from tests.consumers.audit.small_run import RING, ask, attempt, memory_log, small_run, step
 from tests.memory_log import MemoryLog
 from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, event, otlp, rollout, span
-from tests.versions import sampled_by
+from tests.versions import held_out, sampled_by
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import GroupId, RunHash, rollout_id
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
@@ -20,6 +20,7 @@ from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, ROLLOUTS, GroupRef, RolloutRequest, RolloutState
 from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, TrainingStep, hash_batch, surviving_steps
 from tracegrad.schemas.records.transitions import decode_group, encode_group, group_id_of
+from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Stage, Topic
 
 
@@ -72,6 +73,22 @@ def test_a_rollout_that_its_runner_committed_and_lost_is_named() -> None:
     assert audited(log).missing == []
     commits[where] = asked.offset + 1
     assert audited(log).missing == [f"rollout asked for, committed by the runner and without a final event: {own}"]
+
+
+def test_a_held_out_pass_under_way_is_not_missing_its_score() -> None:
+    """Nor one of whose tasks some were not asked for yet; a group of no pass is, and a pass that was passed by."""
+    log = memory_log(run())
+    own = rollout_id(GroupId(f"{RUN_HASH}{'e' * 15}2"), 0)
+    group = GroupRef(id=f"{RUN_HASH}{'e' * 15}2", size=1, member=0, index=2)
+    request = RolloutRequest(
+        rollout_id=own, group=group, task_id="task-1", input="?", policy="policy", purpose=Purpose.VALIDATION
+    )
+    log.append(TOPICS.name(Topic.ROLLOUTS), b"k", ROLLOUTS.encode(request), (), 0)
+    assert audited(log).missing == ["held-out group that no pass asked for: 2"]
+    words = [held_out(2, since=2, num_tasks=2), held_out(3, since=2, first_group=4)]
+    for word, missing in zip(words, ([], ["held-out pass that is over and has no score: 2"]), strict=True):
+        log.append(TOPICS.name(Topic.WEIGHTS), b"policy", WEIGHTS.encode(word), (), 0)
+        assert audited(log).missing == missing
 
 
 def test_calls_of_another_run_are_not_selected() -> None:
