@@ -1,7 +1,8 @@
 """What a batch did, as a TrainingStep: rewards and tools from the groups' summaries, the rest from rows and step.
 
-Rewards, tools and rollouts are counted over every well-formed group of the batch, also excluded ones (a stale group's
-rewards are still news); tokens, turns and staleness over what trained. `step_line` is the same for the log. Pure.
+Rewards, tools, entropies and rollouts are counted over every well-formed group of the batch, also excluded ones (a
+stale group's rewards are still news); tokens, turns, lengths and staleness over what trained. `step_line` is the same
+for the log. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from statistics import fmean
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,13 +23,17 @@ from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import MemberSummary
 
 from .algorithm.gae import explained_variance
+from .algorithm.scale import sample_std
 from .batch.batches import Batch, account
 from .batch.groups import Group
-from .batch.rows import TrainingRow
+from .batch.rows import TrainingRow, rollout_tokens
 from .step import StepResult
 from .store.checkpoint import CheckpointState
 
 __all__ = ["describe_step", "step_line"]
+
+_TURNS = 16
+"""That are told apart; a record of ten thousand would not be read."""
 
 
 def _reward_parts(groups: Sequence[Group], num_rollouts: int) -> dict[str, float]:
@@ -43,6 +50,27 @@ def _tool_success(members: Sequence[MemberSummary]) -> float | None:
     """Share of tools that succeeded; None without one."""
     num_tools = sum(member.num_tools for member in members)
     return sum(member.num_tools_succeeded for member in members) / num_tools if num_tools else None
+
+
+def _spread(groups: Sequence[Group]) -> dict[str, Any]:
+    """Of the final rewards within each group with two scored rollouts."""
+    rewards = ([member.reward for member in group.summary.members if member.reward is not None] for group in groups)
+    # Of equal rewards the rounding of their mean would be left.
+    stds = [sample_std(few) if min(few) < max(few) else 0.0 for few in rewards if len(few) > 1]
+    return {"reward_std": fmean(stds), "equal_groups": stds.count(0.0) / len(stds)} if stds else {}
+
+
+def _entropies(groups: Sequence[Group]) -> dict[str, Any]:
+    """The mean of -log mu over all sampled tokens, and by turn."""
+    sums, nums = np.zeros(_TURNS), np.zeros(_TURNS)
+    for group in groups:
+        for row in group.rows:
+            for turn in row.turns:
+                number, mask = min(turn.turn, _TURNS - 1), row.loss_mask[turn.start : turn.end].view(np.bool_)
+                sums[number] -= float(row.logprobs[turn.start : turn.end][mask].sum(dtype=np.float64))
+                nums[number] += int(mask.sum())
+    by_turn = {str(number): float(sums[number] / nums[number]) for number in np.flatnonzero(nums).tolist()}
+    return {"entropy": float(sums.sum() / nums.sum()), "entropy_by_turn": by_turn} if by_turn else {}
 
 
 def _staleness(rows: Sequence[TrainingRow], version: int) -> npt.NDArray[np.int64]:
@@ -77,6 +105,7 @@ def describe_step(
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
     ages = _staleness(rows, before.version)
+    lengths = [length for length in rollout_tokens(batch.groups).values() if length]
     return TrainingStep(
         run=before.run,
         policy=before.policy,
@@ -93,7 +122,7 @@ def describe_step(
         reward_parts=_reward_parts(groups, max(1, len(members))),
         num_rollouts=len(members),
         num_unscored=len(members) - len(rewards),
-        num_tokens=sum(int(row.loss_mask_T.sum()) for row in rows),
+        num_tokens=sum(lengths),
         num_turns=sum(len(group.turns) for group in batch.groups),
         tool_success=_tool_success(members),
         staleness_mean=float(ages.mean()) if ages.size else 0.0,
@@ -101,6 +130,10 @@ def describe_step(
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
         explained_variance=_explained_variance(rows),
+        length_mean=fmean(lengths or [0]),
+        length_max=max(lengths, default=0),
+        **_spread(groups),
+        **_entropies(groups),
         **asdict(replace(result, seconds=seconds | result.seconds | before.seconds)),
     )
 
@@ -108,15 +141,21 @@ def describe_step(
 def step_line(record: TrainingStep) -> str:
     """One wide line for the log: ids, counts, durations; no payload."""
     told = msgspec.structs.asdict(record) | {
-        "reward": "none" if record.reward is None else f"{record.reward:.3f}",
+        **{name: _told(getattr(record, name)) for name in ("reward", "reward_std", "entropy")},
         "groups": len(record.group_ids),
         "excluded": sorted(set(record.excluded_ids.values())),
+        "speed": record.num_tokens / (record.seconds.get("forward_backward") or math.inf),
         "seconds": {phase: round(value, 3) for phase, value in record.seconds.items()},
         "critic": "" if record.explained_variance is None else f" explained_variance={record.explained_variance:.3f}",
         "skipped": f" skipped={record.skipped}" if record.skipped else "",
     }
     return (
-        "step={step} version={version} epoch={epoch} reward={reward} groups={groups} excluded={excluded} "
-        "tokens={num_tokens} loss={loss:.5f} grad_norm={grad_norm:.3f} bounded={num_bounded_tokens} "
+        "step={step} version={version} epoch={epoch} reward={reward} std={reward_std} groups={groups} "
+        "excluded={excluded} tokens={num_tokens} tokens_s={speed:.0f} loss={loss:.5f} grad_norm={grad_norm:.3f} "
+        "entropy={entropy} kl={kl_sampler:.1e} ess={ess:.3f} clipped={clip_fraction:.3f} bounded={num_bounded_tokens} "
         "staleness={staleness_mean:.2f} logprob_error={logprob_error_max:.1e} seconds={seconds}{critic}{skipped}"
     ).format_map(told)
+
+
+def _told(figure: float | None) -> str:
+    return "none" if figure is None else f"{figure:.3f}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,9 +22,10 @@ from .algorithm.level import unit_means
 from .algorithm.logprobs import logprobs_and_entropies
 from .algorithm.recipe import Recipe
 from .algorithm.regulariser import k1
+from .batch.advantages import Doubles
 from .batch.groups import Group
 from .batch.packing import MicroBatch, micro_batches
-from .batch.rows import TrainingRow, training_rows
+from .batch.rows import Floats, TrainingRow, training_rows
 from .config import TrainerConfig
 from .model.critic import Critic
 from .model.policy import Policy
@@ -56,12 +57,17 @@ class Forward:
         recipe = self._recipe
         rows, after = training_rows(groups, recipe, running=running)
         old = self._of_rows(rows, self.logprobs) if "old" in recipe.needs else None
-        is_penalised = old is not None and recipe.beta > 0 and recipe.kl_in != "loss"
-        penalties = self._of_rows(_with_old(rows, old), self._penalties) if old is not None and is_penalised else None
+        reference = penalties = None
+        if old is not None and recipe.beta > 0 and recipe.kl_in != "loss":
+            if "reference" in recipe.needs:
+                reference = self._of_rows(rows, self._reference_logprobs)
+            others: Sequence[Doubles | Floats] = reference or [row.sampler_logprobs_T for row in rows]
+            penalties = [_penalties(recipe, *each) for each in zip(rows, old, others, strict=True)]
         values = self._of_rows(rows, self._critic.values) if self._critic is not None else None
         if penalties is not None or values is not None:
             rows, after = training_rows(groups, recipe, running=running, penalties=penalties, values=values)
-        return _with_old(rows, old) if old is not None and recipe.num_updates > 1 else rows, after
+        rows = _with(rows, "old_logprobs_T", old if recipe.num_updates > 1 else None)
+        return _with(rows, "reference_logprobs_T", reference), after
 
     def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
         """On the policy's device, each with a beat."""
@@ -87,16 +93,17 @@ class Forward:
 
     def reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
         """[N] of its trained tokens under what the recipe's KL is taken to; None where that is the sampler."""
-        if "reference" not in self._recipe.needs:
-            return None
-        assert self._reference is not None
-        with torch.no_grad():
-            return self.logprobs(batch, self._reference)
+        if batch.reference_logprobs_N is not None or "reference" not in self._recipe.needs:
+            return batch.reference_logprobs_N
+        return self._reference_logprobs(batch)
 
     @torch.no_grad()
-    def _of_rows(
-        self, rows: Sequence[TrainingRow], score: Callable[[MicroBatch], Tensor]
-    ) -> list[npt.NDArray[np.float64]]:
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
+        assert self._reference is not None
+        return self.logprobs(batch, self._reference)
+
+    @torch.no_grad()
+    def _of_rows(self, rows: Sequence[TrainingRow], score: Callable[[MicroBatch], Tensor]) -> list[Doubles]:
         """[T] of each row, what a score says of each trained token; 0 elsewhere: a pass of its own."""
         found = [np.zeros(len(row.token_ids_T)) for row in rows]
         for batch in self.micro_batches(rows):
@@ -104,13 +111,6 @@ class Forward:
             for place, part in zip(batch.places, torch.split(score(batch).double(), sizes), strict=True):
                 found[place][rows[place].loss_mask_T] = part.cpu().numpy()
         return found
-
-    def _penalties(self, batch: MicroBatch) -> Tensor:
-        """[N] what the recipe's KL takes from the reward at a token."""
-        old_N, reference_N = batch.old_logprobs_N, self.reference_logprobs(batch)
-        assert old_N is not None
-        kl_N = k1(old_N, batch.sampler_logprobs_N if reference_N is None else reference_N, old_N)
-        return self._recipe.beta * kl_N.double()
 
     @torch.no_grad()
     def unit_means(self, rows: Sequence[TrainingRow]) -> Tensor | None:
@@ -129,5 +129,16 @@ class Forward:
         return unit_means(log_ratios_N, units_N, int(units_N.max()) + 1)
 
 
-def _with_old(rows: Sequence[TrainingRow], old: Sequence[npt.NDArray[np.float64]]) -> list[TrainingRow]:
-    return [replace(row, old_logprobs_T=old_T.astype(np.float32)) for row, old_T in zip(rows, old, strict=True)]
+def _penalties(recipe: Recipe, row: TrainingRow, old_T: Doubles, other_T: Doubles | Floats) -> Doubles:
+    """[T] what the recipe's KL takes from the reward at a token."""
+    old_logprobs_T, other_logprobs_T = (torch.from_numpy(each_T.astype(np.float32)) for each_T in (old_T, other_T))
+    kl_T = k1(old_logprobs_T, other_logprobs_T, old_logprobs_T).double().numpy()
+    return np.where(row.loss_mask_T, recipe.beta * kl_T, 0.0)
+
+
+def _with(rows: list[TrainingRow], name: str, column: Sequence[Doubles] | None) -> list[TrainingRow]:
+    """The rows with a column more, if it is there."""
+    if column is None:
+        return rows
+    more: list[dict[str, Any]] = [{name: of_T.astype(np.float32)} for of_T in column]
+    return [replace(row, **of_row) for row, of_row in zip(rows, more, strict=True)]

@@ -58,8 +58,13 @@ class StepResult:
     logprob_error_max: float = 0.0
     num_checked_tokens: int = 0
     ratio_mean: float = 1.0
+    ess: float = 1.0
+    kl_sampler: float = 0.0
+    kl_reference: float | None = None
     clip_fraction: float = 0.0
+    clip_fraction_positive: float = 0.0
     num_bounded_tokens: int = 0
+    num_rejected_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -235,6 +240,7 @@ class Learner:
                 logprobs_N, entropies_N = self._forward.logprobs_and_entropies(batch)
             else:
                 logprobs_N = self._forward.logprobs(batch)
+            reference_N = self._forward.reference_logprobs(batch)
             term = loss(
                 self.recipe,
                 logprobs_N=logprobs_N,
@@ -242,13 +248,13 @@ class Learner:
                 advantages_N=batch.advantages_N,
                 weights_N=batch.weights_N,
                 old_logprobs_N=batch.old_logprobs_N,
-                reference_logprobs_N=self._forward.reference_logprobs(batch) if self.recipe.kl_in == "loss" else None,
+                reference_logprobs_N=reference_N,
                 entropies_N=entropies_N,
                 rows_N=None if self.recipe.correction == "none" else batch.rows_N,
                 units_N=batch.units_N,
                 unit_means_U=unit_means_U,
             )
-            watch.add(batch, logprobs_N, term, version=version)
+            watch.add(batch, logprobs_N, term, version=version, reference_N=reference_N)
             yield term
 
     def tensors(self) -> dict[str, Tensor]:

@@ -7,54 +7,72 @@ own; no figure is ever NaN or infinite. Tensor suffix: N trained tokens of a mic
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .algorithm.form import TokenLoss
+from .algorithm.level import clamped
 from .batch.packing import MicroBatch
 
 __all__ = ["Watch"]
 
 
-@dataclass(slots=True)
 class Watch:
     """Of one batch, in each update before it moves the weights."""
 
-    num_tokens: int = 0
-    ratio_sum: float = 0.0
-    num_clipped: int = 0
-    num_bounded: int = 0
-    num_checked: int = 0
-    error_max: float = 0.0
+    def __init__(self) -> None:
+        self._num_tokens = self._num_checked = 0
+        self._error_max = 0.0
+        self._sums: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, batch: MicroBatch, logprobs_N: Tensor, term: TokenLoss, *, version: int) -> None:
-        """One more micro-batch; `version` is that of the weights, -1 of those that moved within the batch."""
-        self.num_tokens += len(logprobs_N)
-        self.ratio_sum += float(term.ratios_N.sum(dtype=torch.float64))
-        self.num_clipped += int(term.clipped_N.sum())
-        self.num_bounded += int(term.bounded_N.sum())
+    def add(
+        self, batch: MicroBatch, logprobs_N: Tensor, term: TokenLoss, *, version: int, reference_N: Tensor | None
+    ) -> None:
+        """One more micro-batch.
+
+        Args:
+            logprobs_N: log pi.
+            version: that of the weights, -1 of those that moved within the batch.
+            reference_N: log pi of the reference, if any.
+        """
+        logprobs_N = logprobs_N.detach().double()
+        log_ratios_N = clamped(logprobs_N - batch.sampler_logprobs_N)
+        ratios_N = log_ratios_N.exp()
+        seen = {
+            "ratio_mean": ratios_N,
+            "ratio_square": ratios_N.square(),
+            "kl_sampler": ratios_N - 1.0 - log_ratios_N,
+            "clip_fraction": term.clipped_N,
+            "clip_fraction_positive": term.clipped_N & (batch.advantages_N > 0.0),
+            "num_bounded_tokens": term.bounded_N,
+            "num_rejected_tokens": term.rejected_N,
+        }
+        if reference_N is not None:
+            behind_N = clamped(reference_N - logprobs_N)
+            seen["kl_reference"] = behind_N.exp() - 1.0 - behind_N
+        for name, values_N in seen.items():
+            self._sums[name] += float(values_N.sum(dtype=torch.float64))
+        self._num_tokens += len(logprobs_N)
         checked_N = batch.versions_N == version
         num_checked = int(checked_N.sum())
         if num_checked:
             # Probabilities are compared at the sampler's own version only: any gap is then an error, not learning.
-            error = float((logprobs_N.detach() - batch.sampler_logprobs_N)[checked_N].abs().max())
-            self.num_checked += num_checked
-            self.error_max = max(self.error_max, error) if math.isfinite(error) else 1e9
+            error = float((logprobs_N - batch.sampler_logprobs_N)[checked_N].abs().max())
+            self._num_checked += num_checked
+            self._error_max = max(self._error_max, error) if math.isfinite(error) else 1e9
 
     @property
     def is_finite(self) -> bool:
         """Whether the weights gave numbers at every token."""
-        return math.isfinite(self.ratio_sum)
+        return math.isfinite(self._sums["ratio_mean"])
 
     def figures(self) -> dict[str, Any]:
         """The fields of StepResult that are watched."""
-        return {
-            "logprob_error_max": self.error_max,
-            "num_checked_tokens": self.num_checked,
-            "ratio_mean": self.ratio_sum / self.num_tokens if self.is_finite else 0.0,
-            "clip_fraction": self.num_clipped / self.num_tokens,
-            "num_bounded_tokens": self.num_bounded,
-        }
+        sums = {name: value if math.isfinite(value) else 0.0 for name, value in self._sums.items()}
+        num, squares = self._num_tokens, sums.pop("ratio_square")
+        told = {name: int(value) if name.startswith("num_") else value / num for name, value in sums.items()}
+        checked = {"logprob_error_max": self._error_max, "num_checked_tokens": self._num_checked}
+        return told | checked | {"ess": sums["ratio_mean"] ** 2 / (num * squares) if squares else 0.0}

@@ -59,7 +59,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
     """Sums of the trainer's phases, and `total` from the first step's begin to the last one's end."""
     curves: dict[str, list[float | None]]
-    """Name -> value by step: reward, tool_success, staleness, air:<rule>."""
+    """Name -> value by step: reward, tool_success, reward_std, entropy, staleness, air:<rule>."""
 
 
 def results_of(state: RunState, *, run: str) -> Results:
@@ -68,6 +68,8 @@ def results_of(state: RunState, *, run: str) -> Results:
     curves: dict[str, list[float | None]] = {
         "reward": [step.reward for step in steps],
         "tool_success": [step.tool_success for step in steps],
+        "reward_std": [step.reward_std for step in steps],
+        "entropy": [step.entropy for step in steps],
         "staleness": [step.staleness_mean for step in steps],
     }
     for rule in sorted({rule for step in steps for rule in step.reward_parts if rule.startswith("air:")}):

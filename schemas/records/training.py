@@ -89,6 +89,28 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     explained_variance: float | None = None
     """1 - var(target - value) / var(target) of what the critic was asked, before it learnt from this batch; None
     without a critic, or where the targets do not vary."""
+    num_rejected_tokens: int = 0
+    """Tokens that the correction gave the weight 0."""
+    clip_fraction_positive: float = 0.0
+    """The part of `clip_fraction` where the advantage is positive; the rest is where it is negative."""
+    ess: float = 1.0
+    """Effective sample size as a share of `num_tokens`: (sum w)^2 / (N sum w^2), w = pi / mu (Kong 1992)."""
+    kl_sampler: float = 0.0
+    """KL(mu || pi) in nats a token by k3: the mean of w - 1 - log w."""
+    kl_reference: float | None = None
+    """KL(pi || reference) by k3; None where the recipe has no reference."""
+    reward_std: float | None = None
+    """Mean over groups of the std (ddof 1) of their scored rollouts' final rewards; None without two of a group."""
+    equal_groups: float | None = None
+    """Share of those groups whose rewards are all equal."""
+    entropy: float | None = None
+    """Of the sampler in nats a token: the mean of -log mu over sampled tokens, which is its expectation; None without
+    one."""
+    entropy_by_turn: dict[str, float] = {}
+    """The same by the turn's number within its rollout, from 0; 15 and later turns together."""
+    length_mean: float = 0.0
+    """Trained tokens of a rollout, over those that have any."""
+    length_max: int = 0
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

@@ -39,12 +39,12 @@ class TokenLoss:
 
     loss: Tensor
     """Scalar, float64: the sum of weighted terms; carries the gradient."""
-    ratios_N: Tensor
-    """rho, detached."""
     clipped_N: Tensor
     """Where the surrogate's bounds hold the gradient back."""
     bounded_N: Tensor
     """Where that is the bound on the weight of negative advantages."""
+    rejected_N: Tensor
+    """Where the correction is 0."""
 
 
 def _chosen(table: Mapping[str, Any], value: str | Function) -> Any:
@@ -133,6 +133,14 @@ def log_ratios(
     return logprobs_N - (logprobs_N.detach() if old_logprobs_N is None else old_logprobs_N)
 
 
+def _correction(recipe: Recipe, *of_tokens: Tensor | None) -> Tensor:
+    """[N] what each token's term is multiplied by."""
+    factors_N: Tensor = _chosen(CORRECTIONS, recipe.correction)(
+        *of_tokens, recipe.correction_low, recipe.correction_high
+    )
+    return factors_N
+
+
 def loss(
     recipe: Recipe,
     *,
@@ -165,11 +173,11 @@ def loss(
     ratios_N = (clamped(own_N) if units_N is None else unit_level(own_N, units_N, unit_means_U)).exp()
     surrogate = _chosen(SURROGATES, recipe.surrogate)
     terms_N, clipped_N = surrogate(ratios_N, advantages_N, logprobs_N, recipe.low, recipe.high, recipe.dual)
+    rejected_N = torch.zeros_like(clipped_N)
     if recipe.correction != "none":
         old_N = logprobs_N.detach() if old_logprobs_N is None or recipe.correction == "opsm" else old_logprobs_N
-        correction = _chosen(CORRECTIONS, recipe.correction)
-        bounds = (recipe.correction_low, recipe.correction_high)
-        terms_N = terms_N * correction(old_N, sampler_logprobs_N, advantages_N, rows_N, *bounds)
+        factors_N = _correction(recipe, old_N, sampler_logprobs_N, advantages_N, rows_N)
+        terms_N, rejected_N = terms_N * factors_N, factors_N == 0.0
     if recipe.beta and recipe.kl_in == "loss":
         others_N = reference_logprobs_N if recipe.kl_to == "reference" else sampler_logprobs_N
         assert others_N is not None
@@ -179,7 +187,7 @@ def loss(
         terms_N = terms_N + recipe.entropy * entropies_N
     return TokenLoss(
         loss=-(terms_N * weights_N).sum(dtype=torch.float64),
-        ratios_N=ratios_N.detach(),
         clipped_N=clipped_N,
         bounded_N=clipped_N & (ratios_N.detach() > (recipe.dual or torch.inf)) & (advantages_N < 0.0),
+        rejected_N=rejected_N,
     )

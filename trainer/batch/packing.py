@@ -45,6 +45,8 @@ class MicroBatch:
     """None where each token's ratio is its own."""
     old_logprobs_N: Tensor | None
     """None where nothing reads them."""
+    reference_logprobs_N: Tensor | None
+    """None where they are not known yet, or nothing reads them."""
     values_N: Tensor | None
     """What the critic expected before each trained token; None without one."""
     targets_N: Tensor | None
@@ -99,6 +101,9 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
     def trained(name: str) -> Tensor:
         return torch.from_numpy(np.concatenate([getattr(row, name)[row.loss_mask_T] for row in rows]))
 
+    def known(name: str) -> Tensor | None:
+        return None if getattr(rows[0], name) is None else trained(name)
+
     weights = torch.tensor([row.token_weight for row in rows], dtype=torch.float64).float()
     return MicroBatch(
         input_ids_BL=torch.from_numpy(np.ascontiguousarray(ids[:, : int(targets[-1])])),
@@ -110,9 +115,10 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
         advantages_N=trained("advantages_T"),
         weights_N=weights.repeat_interleave(torch.from_numpy(mask.sum(axis=1))),
         versions_N=trained("versions_T"),
-        units_N=None if rows[0].units_T is None else trained("units_T"),
-        old_logprobs_N=None if rows[0].old_logprobs_T is None else trained("old_logprobs_T"),
-        values_N=None if rows[0].values_T is None else trained("values_T"),
-        targets_N=None if rows[0].targets_T is None else trained("targets_T"),
+        units_N=known("units_T"),
+        old_logprobs_N=known("old_logprobs_T"),
+        reference_logprobs_N=known("reference_logprobs_T"),
+        values_N=known("values_T"),
+        targets_N=known("targets_T"),
         places=places,
     )

@@ -23,7 +23,7 @@ from .advantages import Doubles, call_advantages, sums_to_go, token_advantages, 
 from .groups import CallKey, Group, token_versions
 from .values import learned_advantages
 
-__all__ = ["TrainingRow", "rollout_tokens", "rollout_weights", "training_rows"]
+__all__ = ["Floats", "TrainingRow", "rollout_tokens", "rollout_weights", "training_rows"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -47,6 +47,8 @@ class TrainingRow:
     """The turn, row or rollout that a token's ratio is of, numbered over the batch; None: each has its own."""
     old_logprobs_T: Floats | None = None
     """Under the weights before the batch's first update, 0 outside the mask; None: nothing reads them."""
+    reference_logprobs_T: Floats | None = None
+    """Under the reference, where a KL to it is in the reward; None: whoever needs them computes them."""
     values_T: Floats | None = None
     """What the critic expected before each token; None without one."""
     targets_T: Floats | None = None
