@@ -6,7 +6,7 @@
     |  |- LogGapError           (LookupError)  committed offsets lie outside the log: records were lost
     |  |- FencedError           (PermissionError) another process owns what this one wanted to write
     |  |- UnreadableError       (ValueError)   record after record cannot be decoded: writer and reader do not fit
-    |  `- DivergedError         (ArithmeticError) training gives no numbers any more (exit status 70)
+    |  `- DivergedError         (ArithmeticError) training goes wrong (exit status 70)
     |- RecordError           (ValueError)   dead-letter this record and go on with its neighbours
     |  |- UndecodableError                     its bytes are no record that this reader knows
     |  `- IdentityError                        a request's identity claims cannot be believed: quarantined
@@ -84,7 +84,8 @@ class UnreadableError(FatalError, ValueError):
 
 
 class DivergedError(FatalError, ArithmeticError):
-    """Loss, gradients or logits are NaN or infinite; the message names the step and what to change."""
+    """Loss, gradients or logits are NaN or infinite, or an alarm is to stop the run; the message names the step and
+    what to change."""
 
     exit_status = DIVERGED_EXIT_STATUS
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 __all__ = [
+    "ALARMS_BEGUN",
     "ASSIGNED",
     "ATTEMPTS_BEGUN",
     "ATTEMPTS_BEGUN_ELSEWHERE",
@@ -52,6 +53,7 @@ __all__ = [
     "OPEN_RANGES",
     "OUTCOMES",
     "OUTPUTS",
+    "PAUSED",
     "PROPOSALS",
     "READY",
     "RECORDS",
@@ -189,6 +191,8 @@ GROUPS_EXCLUDED = Counter("groups_excluded", "Groups taken that do not train.", 
 GROUPS_TAKEN = Gauge(
     "groups_taken", "Groups consumed, and of the batch that is read; told only while no record is left to read."
 )
+ALARMS_BEGUN = Counter("alarms", "Alarms that began to hold.", ("alarm",), terminal="alarms")
+PAUSED = Gauge("paused", "Step after which an alarm paused the training.", terminal="paused at step")
 # LLM gateway and weight sync.
 ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")
 # Weight sync.

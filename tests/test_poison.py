@@ -44,6 +44,7 @@ from tracegrad.schemas.mac import KeyRing, Refusal
 from tracegrad.schemas.metrics import DEAD_LETTERS, RECORDS_REFUSED, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS
+from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 from tracegrad.streams.config import SelectConfig
@@ -232,7 +233,8 @@ def test_trainers_policy_log(tmp_path: Path) -> None:
     policy_log = PolicyLog(handles, topics=TOPICS, log=log, writer=log.writer(), metrics=metrics)
     policy_log.claim()
     policy_log.announce(manifest(1, policy_log.epoch))
-    policy_log.training_step_if_missing(b"{}")
+    newest = next(value for value in GOOD[Topic.TRAINING_STEPS] if b'"training_step"' in value)
+    assert policy_log.training_steps(newest)[-1] == TRAINING_STEPS.decode(newest)
     policy_log.close()
     assert len(dead_letters(log, Topic.WEIGHTS)) == metrics.value(RECORDS_REFUSED) > 0
 

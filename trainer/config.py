@@ -24,7 +24,7 @@ from tracegrad.schemas.section import Count, Device, Folder, NameOrFunction, Pro
 from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
 
-__all__ = ["AlgorithmConfig", "TrainerConfig", "TrainerHandles"]
+__all__ = ["AlarmsConfig", "AlgorithmConfig", "TrainerConfig", "TrainerHandles"]
 
 
 class TrainerConfig(Section, frozen=True, kw_only=True):
@@ -88,6 +88,15 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Steps from one checkpoint to the next; what a kill undoes is replayed from the log. A stop always leaves one."""
     python: Program | None = None
     """The interpreter that has `tracegrad[trainer]`; None: the one that runs tracegrad."""
+
+
+class AlarmsConfig(Section, frozen=True, kw_only=True):
+    """`[alarms]`: what is done about a run that goes wrong (docs/watching.md lists the signs)."""
+
+    on: Literal["warn", "pause", "stop"] = "warn"
+    """At the first step at which an alarm holds: a line in the log and on the terminal; besides, `pause`: nothing more
+    is trained while all else serves, until the run is stopped and started again; or `stop`: the run ends with status 1.
+    The step is kept, and the same command goes on after it."""
 
 
 _Keys: Any = msgspec.defstruct(

@@ -15,7 +15,8 @@ again, under the new epoch, if no surviving manifest names it, and emits its tra
 byte for byte; from an older checkpoint it replays the log (store/store.py).
 Invariant: a batch is consumed by one checkpoint, so no group is trained twice or skipped.
 On failure: FencedError, ConfigurationError, LogGapError, UnreadableError, DivergedError end the process for good;
-UnavailableError and OSError end it to be restarted, which resumes.
+UnavailableError and OSError end it to be restarted, which resumes. By `[alarms] on` an alarm (schemas/alarms.py) ends
+it too, or holds it between two steps until it is stopped.
 """
 
 from __future__ import annotations
@@ -23,16 +24,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
+from tracegrad.schemas.alarms import ALARMS, NUM_STEPS, alarms_of
 from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import ConfigurationError, DivergedError
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
-from tracegrad.schemas.metrics import GROUPS_EXCLUDED, GROUPS_TAKEN, GROUPS_TRAINED, STEPS, Metrics
+from tracegrad.schemas.metrics import (
+    ALARMS_BEGUN,
+    GROUPS_EXCLUDED,
+    GROUPS_TAKEN,
+    GROUPS_TRAINED,
+    PAUSED,
+    STEPS,
+    Metrics,
+)
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -42,7 +55,7 @@ from .batch.batches import Batch, OpenBatch, TransitionsSource
 from .batch.groups import GroupLimits
 from .batch.rows import TrainingRow
 from .batch.updates import updates
-from .config import AlgorithmConfig, TrainerConfig, TrainerHandles
+from .config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.critic import load_critic
 from .model.policy import configure_torch, load_policy
@@ -71,6 +84,7 @@ _COARSE_LOGPROB_ERROR_WARN = 1.0
 def run(
     config: TrainerConfig,
     algorithm: AlgorithmConfig,
+    alarms: AlarmsConfig,
     handles: TrainerHandles,
     *,
     topics: Topics,
@@ -82,12 +96,14 @@ def run(
 
     Raises:
         FencedError: another trainer claimed the policy.
-        DivergedError: loss, gradients or logits are no numbers any more.
+        DivergedError: loss, gradients or logits are no numbers any more; or an alarm is to stop the run.
         ConfigurationError, LogGapError: a person must act.
         UnavailableError, OSError: a restart may cure it.
     """
     with ExitStack() as ends:
-        Trainer(config, algorithm, handles, topics=topics, log=log, metrics=metrics, ends=ends, stop=stop).train()
+        Trainer(
+            config, algorithm, alarms, handles, topics=topics, log=log, metrics=metrics, ends=ends, stop=stop
+        ).train()
 
 
 class Trainer:
@@ -97,6 +113,7 @@ class Trainer:
         self,
         config: TrainerConfig,
         algorithm: AlgorithmConfig,
+        alarms: AlarmsConfig,
         handles: TrainerHandles,
         *,
         topics: Topics,
@@ -108,6 +125,7 @@ class Trainer:
         """Resumes or begins: on return the run's present version is announced and its last step recorded."""
         self._config = config
         self._metrics = metrics
+        self._alarms = alarms
         device = configure_torch(config, seed=handles.seed)
         self._stop = stop
         self._seed = handles.seed
@@ -131,6 +149,7 @@ class Trainer:
         self._store = Store(
             config, handles, learner=self._learner, policy_log=self._policy_log, refusals=self._refusals
         )
+        self._recent = deque(self._store.past_steps, maxlen=NUM_STEPS)
         self._limits = GroupLimits(
             policy=handles.policy, vocabulary=self._learner.policy.vocabulary, max_row_tokens=config.max_row_tokens
         )
@@ -252,8 +271,11 @@ class Trainer:
             started_at_ms=started_at_ms,
             ended_at_ms=_now_ms(),
         )
+        record = replace(record, alarms=alarms_of([*self._recent, record]))
         self._policy_log.check()
         self._store.conclude(batch, record, running)
+        begun = sorted({*record.alarms} - {*(self._recent[-1].alarms if self._recent else ())})
+        self._recent.append(record)
         self._say(record, before.version)
         if record.skipped == "non_finite":
             self._store.save()
@@ -263,6 +285,12 @@ class Trainer:
                 "Lower [trainer] lr and start the run again, which goes on after this batch; if it comes again, start "
                 "a new run from an older version's folder ([policy] model)"
             )
+        for alarm in begun:
+            self._metrics.add(ALARMS_BEGUN, alarm)
+            _log.warning("alarm %s at step %d: %s", alarm, record.step, ALARMS[alarm][1])
+        if begun and self._alarms.on != "warn" and record.step < self._config.steps:
+            self._store.save()
+            self._hold(begun, record)
 
     def _learn(self, batch: Batch) -> tuple[list[TrainingRow], StepResult, dict[str, float]]:
         """The rows, what the step did, and the running means after it."""
@@ -272,6 +300,19 @@ class Trainer:
         return rows, self._learner.step(*parts, version=state.version, step=step), running
 
     # tell
+
+    def _hold(self, begun: Sequence[str], record: TrainingStep) -> None:
+        """For alarms that did not hold at the step before: else a run that is started again would end again at once."""
+        if self._alarms.on == "stop":
+            raise DivergedError(
+                f"expected no alarm, got {', '.join(begun)} at step {record.step}, which is kept; docs/watching.md "
+                "says what each means. Start the run again, which goes on; [alarms] on = 'warn' only tells"
+            )
+        _log.warning("paused after step %d: nothing is trained until the run is stopped and started again", record.step)
+        self._metrics.set(PAUSED, record.step)
+        while not self._stop.wait(_POLL_S):
+            beat()
+            self._store.look()
 
     def _say(self, record: TrainingStep, before: int) -> None:
         self._metrics.add(STEPS)

@@ -155,8 +155,8 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
         case "trainer":
             from tracegrad.trainer import loop
 
-            handles = wiring.trainer()
-            loop.run(settings.trainer, settings.algorithm, handles, topics=topics, log=log, stop=stop, metrics=metrics)
+            of_trainer = (settings.trainer, settings.algorithm, settings.alarms, wiring.trainer())
+            loop.run(*of_trainer, topics=topics, log=log, stop=stop, metrics=metrics)
         case "weight-sync":
             from tracegrad.consumers.engine import weight_sync
 

@@ -245,7 +245,8 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
         except TracegradError:
             return None
 
-    return Watcher(log, wiring.topics, run_state(wiring), StepLines(lag), show.event, begin=wiring.run_dir.starts)
+    lines = StepLines(lag, wiring.settings.alarms.on)
+    return Watcher(log, wiring.topics, run_state(wiring), lines, show.event, begin=wiring.run_dir.starts)
 
 
 def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:

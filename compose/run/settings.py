@@ -26,7 +26,7 @@ from tracegrad.schemas.section import Section, Whole, section_of
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
-from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig
 
 from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
@@ -62,6 +62,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     air: AirConfig = AirConfig()
     trainer: TrainerConfig = TrainerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
     streams: StreamsConfig = StreamsConfig()
     pace: PaceConfig = PaceConfig()
     select: SelectConfig = SelectConfig()

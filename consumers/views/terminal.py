@@ -54,11 +54,19 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     """Why the optimiser did not step."""
 
 
+_ON_ALARM = {
+    "warn": "",
+    "pause": "; before more is trained: Ctrl-C, then the same command again",
+    "stop": "; the run ends",
+}
+"""What is said besides, by `[alarms] on`."""
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something worth a line."""
 
     kind: str
-    """`step`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`."""
+    """`step`, `alarm`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`."""
     text: str
     step: StepLine | None = None
     held_out: HeldOut | None = None
@@ -85,9 +93,10 @@ class StepLines:
         Topic.EPISODES,
     )
 
-    def __init__(self, lag: Callable[[], int | None] = lambda: None) -> None:
-        """`lag` asks Kafka; called once a step."""
+    def __init__(self, lag: Callable[[], int | None] = lambda: None, on_alarm: str = "warn") -> None:
+        """`lag` asks Kafka; called once a step. `on_alarm` is `[alarms] on`."""
         self._lag = lag
+        self._on_alarm = on_alarm
         self._last: TrainingStep | None = None
         self._is_served = False
         self._next_pass = 0
@@ -99,8 +108,13 @@ class StepLines:
         step, ack = state.newest_step, state.first_ack
         if step is not None and (self._last is None or step.step > self._last.step):
             began_ms = self._last.ended_at_ms if self._last else step.started_at_ms
+            # The first step that is seen of a run that goes on was told before.
+            alarms = sorted({*step.alarms} - {*self._last.alarms}) if self._last else []
             self._last = step
             yield Event(kind="step", text=f"step {step.step}", step=self._line(state, step, began_ms))
+            for name in alarms:
+                text = f"alarm at step {step.step}: {name} (docs/watching.md)"
+                yield Event(kind="alarm", text=text + _ON_ALARM[self._on_alarm])
         if ack is not None and not self._is_served:
             self._is_served = True
             yield Event(kind="version", text=f"{ack.engine_id} serves version {ack.version} of {ack.policy}")

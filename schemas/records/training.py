@@ -111,6 +111,8 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     length_mean: float = 0.0
     """Trained tokens of a rollout, over those that have any."""
     length_max: int = 0
+    alarms: tuple[str, ...] = ()
+    """Names of what goes wrong, by the run's last steps (`schemas/alarms.py`)."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

@@ -19,7 +19,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.store import checkpoint, publish, store
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
@@ -56,6 +56,7 @@ def train(
     topics: Topics,
     config: TrainerConfig,
     algorithm: AlgorithmConfig,
+    alarms: AlarmsConfig,
     handles: TrainerHandles,
     seam: str,
     call: int,
@@ -67,7 +68,7 @@ def train(
         arm(seam, call)
     try:
         log, stop = KafkaLog(servers), threading.Event()
-        loop.run(config, algorithm, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
+        loop.run(config, algorithm, alarms, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
     except FatalError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(FATAL_EXIT_STATUS)

@@ -21,7 +21,7 @@ from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 
 __all__ = [
     "STEPS",
@@ -68,19 +68,23 @@ def new_log() -> MemoryLog:
 
 def config_of(
     model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any
-) -> tuple[TrainerConfig, AlgorithmConfig, TrainerHandles]:
-    """Four batches of two groups; `changes` are keys of `[trainer]` and `[algorithm]`."""
+) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
+    """Four batches of two groups; `changes` are keys of `[trainer]`, `[algorithm]` and `[alarms]`."""
+    alarms = AlarmsConfig(on=changes.pop("on", "warn"))
     algorithm = {name: changes.pop(name) for name in AlgorithmConfig.kinds() if name in changes}
     config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
     return (
         config,
         AlgorithmConfig(**algorithm),
+        alarms,
         TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
     )
 
 
 def train(
-    log: Log, settings: tuple[TrainerConfig, AlgorithmConfig, TrainerHandles], stop: threading.Event | None = None
+    log: Log,
+    settings: tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles],
+    stop: threading.Event | None = None,
 ) -> Metrics:
     """As compose calls it; what it counted."""
     metrics = Metrics()

@@ -34,7 +34,7 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, sur
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
-from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -46,12 +46,13 @@ Outcome = tuple[list[Any], dict[int, dict[str, torch.Tensor]], Lineage]
 
 def config_of(
     model: Path, work_dir: Path, *, every: int = 1, algorithm: AlgorithmConfig | None = None
-) -> tuple[TrainerConfig, AlgorithmConfig, TrainerHandles]:
+) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
     """Four batches of two groups, a checkpoint every so many."""
     config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4, checkpoint_every=every)
     return (
         config,
         algorithm or AlgorithmConfig(),
+        AlarmsConfig(),
         TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
     )
 
@@ -59,7 +60,7 @@ def config_of(
 def start(
     servers: str,
     topics: Topics,
-    config: tuple[TrainerConfig, AlgorithmConfig, TrainerHandles],
+    config: tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles],
     seam: str,
     call: int,
     errors: Path,

@@ -13,6 +13,7 @@ append was still under way).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -29,6 +30,7 @@ from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import DEAD_LETTERS, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.process_status import TRAINER
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
@@ -112,12 +114,21 @@ class PolicyLog:
         """Appends one record of `training_steps`."""
         self._append(Topic.TRAINING_STEPS, encoded)
 
-    def training_step_if_missing(self, encoded: bytes) -> None:
-        """Appends it unless these very bytes are on the topic."""
-        steps = read_to_end(self._log, self._topics.name(Topic.TRAINING_STEPS), patience_s=AWAY_S)
-        if not any(record.value == encoded for record in steps):
+    def training_steps(self, newest: bytes) -> list[TrainingStep]:
+        """The run's records up to this one, which is appended unless these very bytes are on the topic."""
+        topic, is_missing = self._topics.name(Topic.TRAINING_STEPS), True
+        steps, last = list[TrainingStep](), TRAINING_STEPS.decode(newest)
+        assert isinstance(last, TrainingStep)
+        for record in read_to_end(self._log, topic, patience_s=AWAY_S):
+            is_missing = is_missing and record.value != newest
+            with contextlib.suppress(RecordError):  # a view's to tell; here one less is looked at
+                step = TRAINING_STEPS.decode(record.value)
+                if isinstance(step, TrainingStep) and step.run == self._run and step.step < last.step:
+                    steps.append(step)
+        if is_missing:
             _log.info("the checkpoint's training_step is not on the log: emitted again")
-            self.training_step(encoded)
+            self.training_step(newest)
+        return [*surviving_steps(steps), last]
 
     def dead_letter(self, verdicts: Iterable[Verdict]) -> None:
         """Appends malformed records, with reason and origin."""

@@ -65,6 +65,8 @@ class Store:
         self._publisher = Publisher(handles, keep=config.keep_versions, is_held=is_held)
         self._progress = resume(handles, self._checkpoints, policy_log, learner)
         self._is_saved = bool(self.state.files)
+        self.past_steps: list[TrainingStep] = []
+        """Those before the next one that this run recorded."""
         self._begin()
 
     @property
@@ -87,7 +89,7 @@ class Store:
         if published is None or (published is lineage.newest and not self._publisher.is_whole(published)):
             self._publish()
         if self._progress.training_step is not None:
-            self._policy_log.training_step_if_missing(self._progress.training_step)
+            self.past_steps = self._policy_log.training_steps(self._progress.training_step)
 
     def look(self) -> None:
         """Stops (FencedError) when another trainer owns the policy; serves what people asked for."""

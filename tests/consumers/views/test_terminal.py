@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 
+from msgspec.structs import replace
+
 from tests.consumers.audit.small_run import small_run
-from tests.consumers.views.folding import new_state, read
+from tests.consumers.views.folding import fold_all, new_state, read
 from tests.streams.make import TOPICS, agent_span, call, otlp
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS
+from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.topics import Topic
 
 
@@ -39,6 +42,19 @@ def test_each_held_out_pass_is_said_once_with_its_interval_and_its_version() -> 
     assert (line["kind"], line["step"], line["mean"], line["low"], line["version"], line["versions"]) == (
         "validation", 2, 1.0, 1.0, 2, [{"version": 2, "share": 1.0}],
     )  # fmt: skip
+
+
+def test_an_alarm_is_said_when_it_begins() -> None:
+    """Not again while it holds, nor of the step that was the last when the run was started; with what is done."""
+    lines, state, name = StepLines(on_alarm="stop"), new_state(), TOPICS.name(Topic.TRAINING_STEPS)
+    fold_all(state, small_run(), [Topic.TRAINING_STEPS])
+    (known, *_) = state.steps
+    said = []
+    for number, alarms in ((11, ("ess_low",)), (12, ("ess_low", "clip_high")), (13, ())):
+        value = TRAINING_STEPS.encode(replace(known, step=number, alarms=alarms))
+        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
+        said.append([event.text.split(" (")[0] for event in lines.news(state, 0.0)])
+    assert said == [["step 11"], ["step 12", "alarm at step 12: clip_high"], ["step 13"]]
 
 
 def test_the_last_step_shows_open_episodes_and_waiting_groups() -> None:

@@ -23,7 +23,7 @@ from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.scale import SCALES
 from tracegrad.trainer.algorithm.surrogate import SURROGATES
 from tracegrad.trainer.algorithm.trial import try_functions
-from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.loop import run
 
 pytestmark = pytest.mark.torch
@@ -107,6 +107,7 @@ def test_the_trainer_does_not_start_with_it(tmp_path: Path) -> None:
         run(
             TrainerConfig(),
             AlgorithmConfig(recipe=f"{tmp_path}/mine.py:mine"),
+            AlarmsConfig(),
             handles,
             topics=cast(Any, None),
             log=cast(Any, None),
