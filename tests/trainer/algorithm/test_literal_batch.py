@@ -157,7 +157,11 @@ POINTS: dict[str, tuple[Axes, Axes, Axes]] = {
         CLIP | NLL | {"aggregation": "row_sum"},
         {},
     ),
-    "loop": ({"baseline": "leave_one_out"}, CLIP | {"low": 0.09, "high": 0.1}, {"passes": 2}),
+    "loop": (
+        {"baseline": "leave_one_out"},
+        CLIP | {"low": 1 - 1 / 1.1, "high": 0.1, "aggregation": "rollout_mean"},
+        {"passes": 2},
+    ),
     "grpo": (GRPO, CLIP | {"aggregation": "rollout_mean", "kl": "k3", "beta": 0.04}, {}),
     "dr_grpo": ({"baseline": "mean"}, CLIP | {"aggregation": "constant", "length": 1024}, {}),
     "dapo": (GRPO, CLIP | {"high": 0.28}, {"selection": "spread", "refill": 10}),
