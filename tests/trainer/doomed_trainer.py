@@ -1,7 +1,7 @@
-"""A trainer for a process of its own, which kills itself with SIGKILL at a named seam.
+"""A trainer for a process of its own, which kills itself with SIGKILL at a named seam or in any of its own functions.
 
-In: bootstrap servers, topics, its configuration, the seam (`none` trains on) and at which call of it. Out: what the
-trainer writes, and a file with what it said on stderr.
+In: bootstrap servers, topics, its configuration, the seam or the function (`none` trains on) and at which call of it.
+Out: what the trainer writes, and a file with what it said on stderr.
 """
 
 from __future__ import annotations
@@ -12,24 +12,38 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, FatalError
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
-from tracegrad.trainer import loop
+from tracegrad.trainer import loop, optimiser, step
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.store import checkpoint, publish, store
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
     "before the step": (loop.Trainer, "_learn", True),
+    "between updates": (step.Learner, "_update", True),
+    "inside an update": (optimiser.Optimiser, "step", False),
     "after the step": (loop.Trainer, "_learn", False),
-    "half-written checkpoint": (checkpoint, "describe_files", True),
+    "half-written checkpoint": (checkpoint, "save_file", False),
     "between checkpoint and publish": (store.Store, "_publish", True),
-    "half-written version": (publish, "describe_files", True),
+    "half-written version": (publish.Publisher, "_copy_base", False),
     "between manifest and training_step": (store.Store, "_publish", False),
+    "before groups are given back": (loop.Trainer, "_give_back", True),
+    "after groups were given back": (loop.Trainer, "_give_back", False),
 }
+"""Whose function, its name, and whether death comes before it or after."""
+
+_TRAINER = str(Path(loop.__file__).parent)
+
+
+def function_of(frame: FrameType) -> str:
+    """`/batch/batches.py:OpenBatch.add`; "" where it is no function of the trainer's."""
+    code = frame.f_code
+    return f"{code.co_filename[len(_TRAINER) :]}:{code.co_qualname}" if code.co_filename.startswith(_TRAINER) else ""
 
 
 def arm(seam: str, call: int) -> None:
@@ -51,6 +65,20 @@ def arm(seam: str, call: int) -> None:
     setattr(owner, name, armed)
 
 
+def arm_function(function: str, call: int) -> None:
+    """The call-th call of a function of the trainer's own ends this process, before it runs."""
+    calls = 0
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        if event == "call" and function_of(frame) == function:
+            calls += 1
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(look)
+
+
 def train(
     servers: str,
     topics: Topics,
@@ -65,7 +93,7 @@ def train(
     """What the process runs; 78 when fenced, as the command line has it."""
     sys.stderr = errors.open("w", buffering=1)
     if seam != "none":
-        arm(seam, call)
+        (arm if seam in SEAMS else arm_function)(seam, call)
     try:
         log, stop = KafkaLog(servers), threading.Event()
         loop.run(config, algorithm, alarms, handles, topics=topics, log=log, stop=stop, metrics=Metrics())

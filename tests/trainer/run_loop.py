@@ -24,6 +24,7 @@ from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 
 __all__ = [
+    "ALGORITHMS",
     "STEPS",
     "TOPICS",
     "TRANSITIONS",
@@ -44,6 +45,15 @@ TOPICS = Topics(run=RunName("mine"))
 TRANSITIONS = TOPICS.name(Topic.TRANSITIONS)
 WEIGHTS_TOPIC = TOPICS.name(Topic.WEIGHTS)
 STEPS = TOPICS.name(Topic.TRAINING_STEPS)
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "one update": {},
+    "passes": {"passes": 2, "minibatches": 2, "anchor": "old", "correction": "tis"},
+    "running means": {"recipe": "grpo", "baseline": "running_mean", "scale": "batch_std", "entropy": 0.01},
+    "critic": {"recipe": "ppo", "passes": 2, "minibatches": 2},
+    "refill": {"selection": "spread", "refill": 9},
+}
+"""What differs in what a checkpoint holds, or in what happens between two: keys of `[algorithm]`."""
 
 
 class Killed(BaseException):

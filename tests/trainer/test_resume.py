@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 from tests.memory_log import MemoryLog
 from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import (
+    ALGORITHMS,
     STEPS,
     TOPICS,
     TRANSITIONS,
@@ -73,29 +75,34 @@ def test_newest_version_that_was_damaged_is_published_anew(
     assert is_same(content(log), expected)
 
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "one update": {},
-    "passes": {"passes": 2, "minibatches": 2, "anchor": "old", "correction": "tis"},
-    "critic": {"recipe": "ppo", "passes": 2, "minibatches": 2},
-}
+@pytest.fixture(scope="module")
+def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], MemoryLog]:
+    """The log of a run that nobody kills, by its algorithm."""
+
+    @functools.cache
+    def log_of(algorithm: str) -> MemoryLog:
+        log = new_log()
+        train(log, config_of(untied, tmp_path_factory.mktemp("undisturbed"), **ALGORITHMS[algorithm]))
+        return log
+
+    return log_of
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    ("algorithm", "every"), [*((name, 1) for name in ALGORITHMS), ("one update", 3), ("running means", 3)]
+)
 @pytest.mark.parametrize("seam", SEAMS)
 def test_killed_trainer_goes_on_bit_for_bit(
     seam: str,
-    every: int,
     algorithm: str,
+    every: int,
+    undisturbed: Callable[[str], MemoryLog],
     log: MemoryLog,
     untied: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hashes, losses and weights equal an undisturbed run's; each surviving step is recorded once."""
-    undisturbed, keys = new_log(), ALGORITHMS[algorithm]
-    train(undisturbed, config_of(untied, tmp_path / "a", **keys))
-
     owner, name, moment = SEAMS[seam]
     original: Callable[..., Any] = getattr(owner, name)
 
@@ -109,31 +116,35 @@ def test_killed_trainer_goes_on_bit_for_bit(
             raise Killed
         return result
 
-    config = config_of(untied, tmp_path / "b", checkpoint_every=every, **keys)
+    config = config_of(untied, tmp_path, checkpoint_every=every, **ALGORITHMS[algorithm])
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, killing)
         with pytest.raises(Killed):
             train(log, config)
     train(log, config)
 
-    expected, got = steps_of(undisturbed), steps_of(log)
+    expected, got = steps_of(undisturbed(algorithm)), steps_of(log)
     if every > 1:
         got = surviving_steps(got)
     assert [(s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in got] == [
         (s.step, s.version, s.batch_hash, s.loss, s.grad_norm, s.accounting) for s in expected
     ]
-    assert is_same(content(log), content(undisturbed))
+    assert is_same(content(log), content(undisturbed(algorithm)))
     lost_manifest = every > 1 or seam == "between checkpoint and publish"
     assert lineage_of(log).versions[2].label == (label(2, 2) if lost_manifest or name == "_learn" else label(2))
 
 
 @pytest.mark.parametrize(("algorithm", "call"), [("passes", 2), ("passes", 3), ("passes", 6), ("critic", 6)])
 def test_a_kill_between_updates_takes_the_whole_batch_again(
-    algorithm: str, call: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str,
+    call: int,
+    undisturbed: Callable[[str], MemoryLog],
+    log: MemoryLog,
+    untied: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights that moved by half a batch are in no checkpoint, so no update is made twice; one version a batch."""
-    undisturbed, keys = new_log(), ALGORITHMS[algorithm]
-    train(undisturbed, config_of(untied, tmp_path / "a", **keys))
     original, calls = Learner._update, 0
 
     def killing(self: Learner, *args: Any, **named: Any) -> Any:
@@ -143,17 +154,17 @@ def test_a_kill_between_updates_takes_the_whole_batch_again(
             raise Killed
         return original(self, *args, **named)
 
-    config = config_of(untied, tmp_path / "b", **keys)
+    config = config_of(untied, tmp_path, **ALGORITHMS[algorithm])
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "_update", killing)
         with pytest.raises(Killed):
             train(log, config)
     train(log, config)
     assert [(s.batch_hash, s.loss, s.grad_norm, s.explained_variance) for s in steps_of(log)] == [
-        (s.batch_hash, s.loss, s.grad_norm, s.explained_variance) for s in steps_of(undisturbed)
+        (s.batch_hash, s.loss, s.grad_norm, s.explained_variance) for s in steps_of(undisturbed(algorithm))
     ]
     assert [step.version for step in steps_of(log)] == [1, 2, 3, 4]
-    assert is_same(content(log), content(undisturbed))
+    assert is_same(content(log), content(undisturbed(algorithm)))
 
 
 def test_stop_breaks_a_step_off_between_micro_batches(
@@ -312,16 +323,3 @@ def test_checkpoints_of_another_run_are_refused(log: MemoryLog, untied: Path, tm
     other.create_topics(TOPICS, policies=["policy"])
     with pytest.raises(ConfigurationError, match="folder of its own"):
         train(other, config_of(untied, tmp_path, run=OTHER_RUN))
-
-
-def test_a_recipe_with_a_state_and_a_reference_resumes_bit_for_bit(
-    log: MemoryLog, untied: Path, tmp_path: Path
-) -> None:
-    """Running means lie in the checkpoint; the reference is the start model, also for a trainer that begins later."""
-    recipe: dict[str, Any] = {"recipe": "grpo", "baseline": "running_mean", "scale": "batch_std", "entropy": 0.01}
-    undisturbed = new_log()
-    train(undisturbed, config_of(untied, tmp_path / "a", **recipe))
-    train(log, config_of(untied, tmp_path / "b", steps=2, **recipe))
-    train(log, config_of(untied, tmp_path / "b", **recipe))
-    assert is_same(content(log), content(undisturbed))
-    assert [step.loss for step in steps_of(log)] == [step.loss for step in steps_of(undisturbed)]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
+import os
+import random
 import signal
+import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -21,8 +28,8 @@ from safetensors.torch import load_file
 
 from tests.memory_log import MemoryLog
 from tests.trainer import doomed_trainer
-from tests.trainer.doomed_trainer import SEAMS
 from tests.trainer.material import append_groups, group_bytes
+from tests.trainer.run_loop import ALGORITHMS
 from tests.versions import RUN
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import UnavailableError
@@ -30,28 +37,95 @@ from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
+from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.store.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
 
-GROUPS = [group_bytes(i) for i in range(8)]
+GROUPS = tuple(group_bytes(i) for i in range(8))
+USELESS = (1, 3, 4)
+"""Without spread, of the groups that a trainer reads who has its batches refilled: batches of 3, 4, 2 and 2."""
+SPARSE = tuple(group_bytes(i, spread=float(i not in USELESS)) for i in range(11))
+SEEDS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 1
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([doomed_trainer.__name__, "transformers.models.qwen3.modeling_qwen3"])
-Outcome = tuple[list[Any], dict[int, dict[str, torch.Tensor]], Lineage]
+
+
+class Death(NamedTuple):
+    """How a trainer ends."""
+
+    seam: str
+    call: int = 1
+    num_groups: int = len(SPARSE)
+    """That lie on the log by then."""
+
+
+AT_FIRST = (Death("half-written checkpoint"), Death("half-written version"))
+WHILE_IT_WAITS = (
+    Death("before groups are given back", num_groups=2),
+    Death("after groups were given back", num_groups=2),
+    Death("after groups were given back", num_groups=5),
+    Death("after groups were given back", num_groups=5),
+)
+"""For others in the stead of group 1; of groups 3 and 4, after a first batch."""
+AT_EACH_SEAM = {
+    1: (
+        Death("before the step"),
+        Death("after the step"),
+        Death("half-written checkpoint"),
+        Death("between checkpoint and publish"),
+        Death("half-written version"),
+        Death("inside an update"),
+        Death("half-written version"),
+        Death("between manifest and training_step"),
+        Death("between manifest and training_step"),
+    ),
+    3: (
+        Death("before the step", 2),
+        Death("after the step", 2),
+        Death("half-written version", 2),
+        Death("between checkpoint and publish", 2),
+        Death("between manifest and training_step", 2),
+        Death("inside an update", 2),
+        Death("half-written checkpoint"),
+        Death("between checkpoint and publish", 3),
+    ),
+}
+"""By `checkpoint_every`. At 1 three of the deaths leave a checkpoint more, whose publishing two of the next do not
+survive. At 3 all die in the second step but the last two, of which the first replays it.
+"""
+BETWEEN_UPDATES = (Death("between updates", 2), Death("between updates", 3))
+"""Of two mini-batches, and of two passes."""
+
+
+class Outcome(NamedTuple):
+    """What a run led to."""
+
+    steps: list[TrainingStep]
+    """Those that survive, without clock and epoch."""
+    content: dict[int, dict[str, torch.Tensor]]
+    """The weights of each version."""
+    lineage: Lineage
+    kept: dict[str, torch.Tensor]
+    """What the last checkpoint holds: moments, generators and the critic, too."""
+    running: dict[str, float]
+
+
+Undisturbed = Callable[[str], tuple[Outcome, Counter[str]]]
 
 
 def config_of(
-    model: Path, work_dir: Path, *, every: int = 1, algorithm: AlgorithmConfig | None = None
+    model: Path, work_dir: Path, *, every: int = 1, algorithm: str = "one update"
 ) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
     """Four batches of two groups, a checkpoint every so many."""
     config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4, checkpoint_every=every)
     return (
         config,
-        algorithm or AlgorithmConfig(),
+        AlgorithmConfig(**ALGORITHMS[algorithm]),
         AlarmsConfig(),
         TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
     )
@@ -79,76 +153,147 @@ def folded(log: Log, topics: Topics) -> tuple[Lineage, int]:
     return lineage, counted.count(False)
 
 
+def said(log: Log, topics: Topics) -> list[TrainingStep | GroupsGivenBack]:
+    """All records of `training_steps`."""
+    return [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS))]
+
+
 def steps_of(log: Log, topics: Topics) -> list[TrainingStep]:
-    """All steps on `training_steps`."""
-    name = topics.name(Topic.TRAINING_STEPS)
-    records = [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, name)]
-    return [record for record in records if isinstance(record, TrainingStep)]
+    """Of these the steps."""
+    return [record for record in said(log, topics) if isinstance(record, TrainingStep)]
 
 
-def outcome(log: Log, topics: Topics) -> Outcome:
-    """What the run led to: the surviving steps without clock and epoch, and versions' weights; the lineage."""
+def outcome(log: Log, topics: Topics, work_dir: Path) -> Outcome:
+    """Of the run in a folder, by its log."""
     steps = surviving_steps(steps_of(log, topics))
     lineage, _ = folded(log, topics)
     content = {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage.versions.items()}
     timeless = [msgspec.structs.replace(step, seconds={}, started_at_ms=0, ended_at_ms=0, epoch=0) for step in steps]
-    return timeless, content, lineage
+    loaded = Checkpoints(work_dir / "checkpoints", keep=2).load_newest()
+    assert loaded is not None
+    return Outcome(timeless, content, lineage, loaded[1], loaded[0].state.running)
 
 
-def undisturbed(model: Path, work_dir: Path, algorithm: AlgorithmConfig) -> Outcome:
-    """Of a trainer that nobody kills."""
-    log, topics = MemoryLog(), Topics(run=RunName("undisturbed"))
-    log.create_topics(topics, policies=["policy"])
-    append_groups(log, topics.name(Topic.TRANSITIONS), GROUPS)
-    plain = config_of(model, work_dir, algorithm=algorithm)
-    loop.run(*plain, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
-    return outcome(log, topics)
+@pytest.fixture(scope="module")
+def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Of a trainer that nobody kills, by its algorithm; how often it called each function of its own."""
+
+    @functools.cache
+    def outcome_of(algorithm: str) -> tuple[Outcome, Counter[str]]:
+        log, topics, work_dir = MemoryLog(), Topics(run=RunName("undisturbed")), tmp_path_factory.mktemp("undisturbed")
+        log.create_topics(topics, policies=["policy"])
+        append_groups(log, topics.name(Topic.TRANSITIONS), groups_of(algorithm))
+        calls: Counter[str] = Counter()
+
+        def look(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and (name := doomed_trainer.function_of(frame)):
+                calls[name] += 1
+
+        config = config_of(untied, work_dir, algorithm=algorithm)
+        sys.setprofile(look)
+        try:
+            loop.run(*config, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
+        finally:
+            sys.setprofile(None)
+        return outcome(log, topics, work_dir), calls
+
+    return outcome_of
 
 
-ALGORITHMS = {
-    "one update": AlgorithmConfig(),
-    "passes": AlgorithmConfig(passes=2, minibatches=2, anchor="old", correction="tis"),
-    "critic": AlgorithmConfig(recipe="ppo"),
-}
+def groups_of(algorithm: str) -> Sequence[bytes]:
+    """What a run with it consumes."""
+    return SPARSE if algorithm == "refill" else GROUPS
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("seam", SEAMS)
-def test_sigkilled_trainer_resumes_bit_for_bit(
-    seam: str,
-    every: int,
+def is_same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def assert_exactly_once(found: Outcome, expected: Outcome) -> None:
+    """One version a step, each group in one batch, and all as if nobody had been killed, bit for bit."""
+    assert [(step.step, step.version) for step in found.steps] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    named = [group for step in found.steps for group in (*step.group_ids, *step.excluded_ids)]
+    assert sorted(named) == [f"{index:024x}" for index in range(found.steps[-1].next_offset)]
+    assert found.steps == expected.steps
+    assert found.content.keys() == expected.content.keys()
+    assert all(is_same(found.content[version], expected.content[version]) for version in expected.content)
+    assert is_same(found.kept, expected.kept)
+    assert found.running == expected.running
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "every"),
+    [*((name, 1) for name in ALGORITHMS), ("one update", 3), ("running means", 3), ("refill", 3)],
+)
+def test_sigkilled_at_each_seam_it_resumes_bit_for_bit(
     algorithm: str,
+    every: int,
+    undisturbed: Undisturbed,
     broker: str,
     kafka_log: KafkaLog,
     fresh_topics: Topics,
     untied: Path,
     tmp_path: Path,
 ) -> None:
-    """Killed at its second step (of a checkpoint that is half written every third step: at its last); the next batch's
-    hash and loss, and all weights, are an undisturbed run's, whether the log is replayed or not.
-    """
-    append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
-    keys = ALGORITHMS[algorithm]
-    config = config_of(untied, tmp_path / "b", every=every, algorithm=keys)
-    # Versions and checkpoints begin at 0, steps at 1.
-    call = 2 if SEAMS[seam][1] == "_learn" else 3
-    process = start(broker, fresh_topics, config, seam, call, tmp_path / "stderr")
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL, (tmp_path / "stderr").read_text()
-    half_written = list((tmp_path / "b").rglob(".tmp-*"))
-    assert bool(half_written) == seam.startswith("half-written")
+    """One run whose trainer dies again and again, whether the log is replayed or not."""
+    config = config_of(untied, tmp_path / "run", every=every, algorithm=algorithm)
+    deaths = [*(WHILE_IT_WAITS if algorithm == "refill" else AT_FIRST), *AT_EACH_SEAM[every]]
+    if config[1].resolve().num_updates > 2:
+        deaths += BETWEEN_UPDATES
+    num_appended = 0
+    for death in deaths:
+        groups = groups_of(algorithm)[num_appended : death.num_groups]
+        append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), groups)
+        num_appended += len(groups)
+        process = start(broker, fresh_topics, config, death.seam, death.call, tmp_path / "stderr")
+        process.join(120)
+        assert process.exitcode == -signal.SIGKILL, (death, (tmp_path / "stderr").read_text())
+        half_written = list((tmp_path / "run").rglob(".tmp-*"))
+        assert bool(half_written) == death.seam.startswith("half-written"), death
 
     loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
-    expected_steps, expected, _ = undisturbed(untied, tmp_path / "a", keys)
-    steps, content, _ = outcome(kafka_log, fresh_topics)
-    assert steps == expected_steps
-    assert every > 1 or len(steps_of(kafka_log, fresh_topics)) == len(steps)
-    assert content.keys() == expected.keys()
-    for version, tensors in expected.items():
-        assert all(torch.equal(tensor, content[version][name]) for name, tensor in tensors.items())
+    assert_exactly_once(outcome(kafka_log, fresh_topics, tmp_path / "run"), undisturbed(algorithm)[0])
+    assert every > 1 or len(steps_of(kafka_log, fresh_topics)) == 4
     assert folded(kafka_log, fresh_topics)[1] == 0
-    assert not list((tmp_path / "b").rglob(".tmp-*"))
+    assert not list((tmp_path / "run").rglob(".tmp-*"))
+    if algorithm == "refill":
+        words = [record for record in said(kafka_log, fresh_topics) if isinstance(record, GroupsGivenBack)]
+        # The fourth trainer repeats the third's word: a step that it replays would void it.
+        assert [(word.epoch, word.step, word.consumed) for word in words[:3]] == [(2, 1, 1), (3, 2, 5), (4, 2, 5)]
+        assert [word.group_ids for word in words[1:3]] == [tuple(f"{index:024x}" for index in USELESS[1:])] * 2
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sigkilled_in_any_function_it_resumes_bit_for_bit(
+    algorithm: str,
+    seed: int,
+    undisturbed: Undisturbed,
+    broker: str,
+    kafka_log: KafkaLog,
+    fresh_topics: Topics,
+    untied: Path,
+    tmp_path: Path,
+) -> None:
+    """While groups arrive one by one. HYPOTHESIS_PROFILE=long: 20 pairs of deaths for each algorithm."""
+    dice, (expected, calls) = random.Random(f"{algorithm}/{seed}"), undisturbed(algorithm)
+    config = config_of(untied, tmp_path / "run", every=dice.choice((1, 3)), algorithm=algorithm)
+    waiting = list(reversed(groups_of(algorithm)))
+    # A third death in one step would have it refused.
+    for _ in range(2):
+        function = dice.choice(sorted(calls))
+        call = dice.randint(1, calls[function])
+        process = start(broker, fresh_topics, config, function, call, tmp_path / "stderr")
+        while process.is_alive():
+            if waiting:
+                append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), [waiting.pop()])
+            process.join(0.2)
+        assert process.exitcode in (-signal.SIGKILL, 0), (function, call, (tmp_path / "stderr").read_text())
+    append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), waiting[::-1])
+    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    assert_exactly_once(outcome(kafka_log, fresh_topics, tmp_path / "run"), expected)
+    assert folded(kafka_log, fresh_topics)[1] == 0
 
 
 def test_a_batch_that_kills_three_times_is_refused_by_name(
@@ -164,7 +309,7 @@ def test_a_batch_that_kills_three_times_is_refused_by_name(
     told = (tmp_path / "stderr").read_text()
     assert f"[0, 2) of {fresh_topics.name(Topic.TRANSITIONS)!r} partition 0" in told and "micro_batch_tokens" in told
     loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
-    assert [len(step.group_ids) for step in outcome(kafka_log, fresh_topics)[0]] == [2, 2, 2, 2]
+    assert [len(step.group_ids) for step in outcome(kafka_log, fresh_topics, tmp_path).steps] == [2, 2, 2, 2]
 
 
 def test_two_trainers_at_once_one_stops(
@@ -197,6 +342,6 @@ def test_two_trainers_at_once_one_stops(
     append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), GROUPS)
     second.join(120)
     assert not second.is_alive()
-    steps, _, lineage = outcome(kafka_log, fresh_topics)
-    assert [step.step for step in steps] == [1, 2, 3, 4]
-    assert [manifest.epoch for _, manifest in sorted(lineage.versions.items())] == [1, 2, 2, 2, 2]
+    found = outcome(kafka_log, fresh_topics, tmp_path)
+    assert [step.step for step in found.steps] == [1, 2, 3, 4]
+    assert [manifest.epoch for _, manifest in sorted(found.lineage.versions.items())] == [1, 2, 2, 2, 2]
