@@ -111,7 +111,7 @@ def two_turns(is_split: bool) -> list[Group]:
         final = rng.choice([0.0, 1.0])
         turns = [turn(2, 5, call="a", returned=final + 0.5, peers="0"), turn(7, 9, call="b", returned=final, peers="1")]
         row = segment(rollout, turns, num_tokens=9)
-        first, second = np.arange(9) < 5, np.arange(9) >= 7
+        first, second = ((start <= np.arange(9)) & (np.arange(9) < end) for start, end in ((2, 5), (7, 9)))
         masks = (first, second) if is_split else (first | second,)
         rows += [
             msgspec.structs.replace(row, segment=number, loss_mask=mask.astype(np.uint8))
