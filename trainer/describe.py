@@ -130,6 +130,8 @@ def describe_step(
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
         explained_variance=_explained_variance(rows),
+        num_rows=len(rows),
+        num_row_tokens=sum(len(row.token_ids_T) for row in rows),
         length_mean=fmean(lengths or [0]),
         length_max=max(lengths, default=0),
         **_spread(groups),
@@ -151,9 +153,10 @@ def step_line(record: TrainingStep) -> str:
     }
     return (
         "step={step} version={version} epoch={epoch} reward={reward} std={reward_std} groups={groups} "
-        "excluded={excluded} tokens={num_tokens} tokens_s={speed:.0f} loss={loss:.5f} grad_norm={grad_norm:.3f} "
-        "entropy={entropy} kl={kl_sampler:.1e} ess={ess:.3f} clipped={clip_fraction:.3f} bounded={num_bounded_tokens} "
-        "staleness={staleness_mean:.2f} logprob_error={logprob_error_max:.1e} seconds={seconds}{critic}{skipped}"
+        "excluded={excluded} tokens={num_tokens} rows={num_rows} tokens_s={speed:.0f} loss={loss:.5f} "
+        "grad_norm={grad_norm:.3f} entropy={entropy} kl={kl_sampler:.1e} ess={ess:.3f} clipped={clip_fraction:.3f} "
+        "bounded={num_bounded_tokens} staleness={staleness_mean:.2f} logprob_error={logprob_error_max:.1e} "
+        "seconds={seconds}{critic}{skipped}"
     ).format_map(told)
 
 

@@ -23,6 +23,7 @@ from .algorithm.logprobs import logprobs_and_entropies
 from .algorithm.recipe import Recipe
 from .algorithm.regulariser import k1
 from .batch.advantages import Doubles
+from .batch.forms import in_form
 from .batch.groups import Group
 from .batch.packing import MicroBatch, micro_batches
 from .batch.rows import Floats, TrainingRow, training_rows
@@ -51,10 +52,11 @@ class Forward:
         self._critic = critic
 
     def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
-        """A batch's rows, as `training_rows` makes them, with what the recipe needs of the policy before its first
-        update: a pass over them for each, if anything.
+        """A batch's rows, in the recipe's form as `training_rows` makes them, with what it needs of the policy before
+        its first update: a pass over them for each, if anything.
         """
         recipe = self._recipe
+        groups = in_form(groups, recipe.rows, max_row_tokens=self._config.max_row_tokens)
         rows, after = training_rows(groups, recipe, running=running)
         old = self._of_rows(rows, self.logprobs) if "old" in recipe.needs else None
         reference = penalties = None

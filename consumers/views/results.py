@@ -59,7 +59,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
     """Sums of the trainer's phases, and `total` from the first step's begin to the last one's end."""
     curves: dict[str, list[float | None]]
-    """Name -> value by step: reward, tool_success, reward_std, entropy, staleness, air:<rule>."""
+    """Name -> value by step: reward, tool_success, reward_std, entropy, staleness, num_tokens, num_rows,
+    num_row_tokens, air:<rule>."""
 
 
 def results_of(state: RunState, *, run: str) -> Results:
@@ -71,6 +72,7 @@ def results_of(state: RunState, *, run: str) -> Results:
         "reward_std": [step.reward_std for step in steps],
         "entropy": [step.entropy for step in steps],
         "staleness": [step.staleness_mean for step in steps],
+        **{name: [getattr(step, name) for step in steps] for name in ("num_tokens", "num_rows", "num_row_tokens")},
     }
     for rule in sorted({rule for step in steps for rule in step.reward_parts if rule.startswith("air:")}):
         curves[rule] = [step.reward_parts.get(rule) for step in steps]

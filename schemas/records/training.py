@@ -113,6 +113,10 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     length_max: int = 0
     alarms: tuple[str, ...] = ()
     """Names of what goes wrong, by the run's last steps (`schemas/alarms.py`)."""
+    num_rows: int = 0
+    """Rows that hold `num_tokens`, in the form of `[algorithm] rows`."""
+    num_row_tokens: int = 0
+    """Tokens of these rows, prompts too: what a forward pass reads."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

@@ -91,7 +91,7 @@ def test_step_tells_what_happened(log: MemoryLog, untied: Path, tmp_path: Path) 
     train(log, config_of(untied, tmp_path))
     first, last = steps_of(log)[0], steps_of(log)[-1]
     assert (first.reward, first.tool_success, first.num_rollouts) == (1.0, 0.5, 8)
-    assert first.num_tokens > 0
+    assert 0 < first.num_tokens < first.num_row_tokens and first.num_rows == 8
     assert first.num_checked_tokens > 0
     assert (first.staleness_max, last.staleness_mean, last.staleness_max) == (0, 3.0, 3)
     assert {"wait", "read", "forward_backward", "optimise"} <= first.seconds.keys()

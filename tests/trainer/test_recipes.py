@@ -132,6 +132,9 @@ def two_turns(is_split: bool) -> list[Group]:
 def test_a_row_split_in_two_segments_is_the_same(recipe: Recipe, max_tokens: int) -> None:
     """Of each recipe that does not ask for rows."""
     assert_alike(learn(two_turns(True), recipe, max_tokens=max_tokens), learn(two_turns(False), recipe))
+    for form in ("transitions", "concatenated"):
+        formed = msgspec.structs.replace(recipe, rows=form)
+        assert_alike(learn(two_turns(True), formed, max_tokens=max_tokens), learn(two_turns(False), recipe))
 
 
 @pytest.mark.parametrize("level", ["token", "turn", "row", "rollout"])

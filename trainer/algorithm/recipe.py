@@ -24,7 +24,7 @@ from msgspec import Meta
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.section import Count, Section
 
-__all__ = ["Function", "Need", "Recipe", "without_functions"]
+__all__ = ["Function", "Need", "Recipe", "Rows", "without_functions"]
 
 Function = Callable[..., Any]
 Need = Literal["old", "reference", "values", "entropy", "unit_means", "all_rows"]
@@ -32,6 +32,7 @@ Need = Literal["old", "reference", "values", "entropy", "unit_means", "all_rows"
 one more forward pass a micro-batch; `values`: a critic, asked before the advantages, which learns along;
 `entropy`: of each trained token; `unit_means`: a pass of all rows before an update; `all_rows`: the gradient of rows
 without advantage too."""
+Rows = Literal["segments", "transitions", "concatenated"]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(ge=0)]
 
@@ -111,6 +112,11 @@ class Recipe(Section, frozen=True, kw_only=True):
     refill: Count = 1
     """A batch ends with its G-th group whose rollouts differ in return, at the latest with the group that is the
     `refill` * G-th of all; others are admitted for those that do not. 1: each group counts towards G."""
+    rows: Rows = "segments"
+    """How a rollout lies in rows: by segments, each sampled token once behind the prompt that it was sampled after; by
+    `transitions`, a row for each call, with the same contexts (arXiv:2508.03680); or `concatenated`, its segments
+    behind one another, where later ones see what was no part of their prompts. Level `row` and corrections by row go by
+    it."""
     passes: Count = 1
     """Times that a batch is gone through (PPO's epochs, arXiv:1707.06347), all in one step and towards one version."""
     minibatches: Count = 1
