@@ -1,22 +1,29 @@
 """Learning curves of recipes on the demo's task: each a whole `tracegrad train`, one after the other.
 
     python benchmarks/recipes.py grpo:0 grpo:1 ppo:0 [--steps 40] [--runs-dir runs] [--set trainer.lr=5e-4]
+    python benchmarks/recipes.py rloo_clip,rows={segments,transitions,concatenated}:{0,1,2} --tokens 60000 \\
+        --set agent.callable=examples/calculator/counting.py:solve --runs-dir runs/rows
 
-Real parts throughout, with the demo's settings and tasks; `NAME:SEED` names a run, so that the same command goes on
-with what is unfinished and reads what is done. Out: a Markdown table, from each run's results.json: mean final reward
-of sampled rollouts by quarters of the run (bonuses of AIR left out) and of the last ten steps, the held-out score
-before and after, steps that trained nothing, seconds.
+Real parts throughout, with the demo's settings and tasks. `NAME[,KEY=VALUE]...:SEED` is a recipe with other keys of
+`[algorithm]`; it names a run, so that the same command goes on with what is unfinished and reads what is done. By
+`--tokens` a run that trained fewer tokens gets more steps, so that runs are compared at equal tokens, up to a step.
+Out: a Markdown table, from each run's results.json: mean final reward of sampled rollouts by quarters of the run
+(bonuses of AIR left out) and of the last ten steps, the held-out score before and after, steps and how many trained
+nothing, thousands of trained tokens, rows, thousands of tokens in these (what the trainer reads), seconds in all and in
+the trainer's passes; then the mean and standard deviation over each recipe's seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import msgspec
 
@@ -25,41 +32,64 @@ from tracegrad.consumers.views.results import HeldOut, Results
 
 _TRACEGRAD = Path(sys.executable).with_name("tracegrad")
 _LIMIT_S = 3600.0
+_HEAD = (
+    "recipe, seed", "reward by quarters", "last ten", "held-out before", "after", "steps, idle", "k tokens", "rows",
+    "k row tokens", "seconds, passes",
+)  # fmt: skip
 
 
 def _results_of(recipe: str, seed: int, args: argparse.Namespace) -> Results | int:
     """What a run came to, or the exit status with which it failed."""
     name = re.sub(r"[^a-z0-9]+", "-", f"{recipe} {seed}").strip("-")
-    found: Path = args.runs_dir / name / "results" / "results.json"
-    if not found.is_file():
-        chosen = [f"--set={given}" for given in (f"algorithm.recipe={recipe}", *args.set)]
-        steps = ["--steps", str(args.steps), "--seed", str(seed), "--run", name, "--runs-dir", str(args.runs_dir)]
+    path: Path = args.runs_dir / name / "results" / "results.json"
+    steps: int = args.steps
+    while True:
+        found = msgspec.json.decode(path.read_bytes(), type=Results) if path.is_file() else None
+        if found is not None:
+            steps = max(args.steps, found.steps + _missing(found, args.tokens))
+            if steps == found.steps:
+                return found
+        of_recipe, *keys = recipe.split(",")
+        chosen = [
+            f"--set={key}" for key in (*(f"algorithm.{key}" for key in (f"recipe={of_recipe}", *keys)), *args.set)
+        ]
+        told = ["--steps", str(steps), "--seed", str(seed), "--run", name, "--runs-dir", str(args.runs_dir)]
         done = subprocess.run(
-            [str(_TRACEGRAD), "train", str(CALCULATOR), *steps, *chosen, "--json"],
+            [str(_TRACEGRAD), "train", str(CALCULATOR), *told, *chosen, "--json"],
             stdout=subprocess.DEVNULL,
             timeout=_LIMIT_S,
             check=False,
         )
         if done.returncode:
             return done.returncode
-    return msgspec.json.decode(found.read_bytes(), type=Results)
 
 
-def _row(recipe: str, seed: int, results: Results) -> str:
-    rewards = [value for value in results.curves["reward"] if value is not None]
+def _missing(found: Results, num_tokens: int) -> int:
+    """Steps until so many tokens are trained, as its last ten go."""
+    trained = _curve(found, "num_tokens")
+    left = num_tokens - sum(trained)
+    return max(1, math.ceil(left / (fmean(trained[-10:]) or math.inf))) if left > 0 else 0
+
+
+def _curve(results: Results, name: str) -> list[float]:
+    return [value for value in results.curves[name] if value is not None]
+
+
+def _cells(results: Results) -> list[str]:
+    rewards = _curve(results, "reward")
     quarter = max(1, len(rewards) // 4)
-    quarters = " ".join(_short(fmean(rewards[at : at + quarter])) for at in range(0, 4 * quarter, quarter))
-    last = "" if results.reward_last_ten is None else _short(results.reward_last_ten)
-    idle = results.steps - results.version
-    cells = [
-        quarters,
-        last,
+    last, passes = results.reward_last_ten, results.seconds.get("forward_backward", 0.0)
+    return [
+        " ".join(_short(fmean(rewards[at : at + quarter])) for at in range(0, min(4 * quarter, len(rewards)), quarter)),
+        "" if last is None else _short(last),
         _score(results.before),
         _score(results.after),
-        str(idle),
-        f"{results.seconds['total']:.0f}",
+        f"{results.steps}, {results.steps - results.version}",
+        f"{sum(_curve(results, 'num_tokens')) / 1000:.1f}",
+        f"{sum(_curve(results, 'num_rows')):.0f}",
+        f"{sum(_curve(results, 'num_row_tokens')) / 1000:.1f}",
+        f"{sum(results.seconds.values()) - results.seconds['total']:.0f}, {passes:.1f}",
     ]
-    return f"| `{recipe}`, {seed} | " + " | ".join(cells) + " |"
 
 
 def _score(of: HeldOut | None) -> str:
@@ -72,27 +102,47 @@ def _short(value: float) -> str:
     return f"{value:.2f}".removeprefix("0")
 
 
+def _over_seeds(recipe: str, all_: Sequence[Results]) -> str:
+    """Of the last ten steps, and held-out after."""
+    lasts = [one.reward_last_ten for one in all_ if one.reward_last_ten is not None]
+    afters = [one.after.mean for one in all_ if one.after is not None and one.after.mean is not None]
+    told = [f"{_short(fmean(each))} (sd {_short(stdev(each))})" if each[1:] else "" for each in (lasts, afters)]
+    return _line([f"`{recipe}`, {len(all_)} seeds", "", told[0], "", told[1], "", "", "", "", ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def _asked(text: str) -> tuple[str, int]:
     recipe, _, seed = text.rpartition(":")
     if not recipe or not seed.isdigit():
-        raise argparse.ArgumentTypeError(f"expected NAME:SEED, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected NAME[,KEY=VALUE]...:SEED, got {text!r}")
     return recipe, int(seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is not there yet; prints each row as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=_asked, metavar="NAME:SEED")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("runs", nargs="+", type=_asked, metavar="NAME[,KEY=VALUE]...:SEED")
+    parser.add_argument("--steps", type=int, default=40, help="at least")
+    parser.add_argument("--tokens", type=int, default=0, help="trained tokens, at least")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/recipes"))
     parser.add_argument("--set", action="append", default=[], help="any other key of the settings")
     args = parser.parse_args(arguments)
-    print("| recipe, seed | reward by quarters | last ten | held-out before | after | steps without update | seconds |")
-    print("|---|---|---|---|---|---|---|")
+    print(_line(_HEAD), _line(["---"] * len(_HEAD)), sep="\n")
+    by_recipe: defaultdict[str, list[Results]] = defaultdict(list)
     for recipe, seed in args.runs:
         found = _results_of(recipe, seed, args)
-        line = f"| `{recipe}`, {seed} | ended with {found} |" if isinstance(found, int) else _row(recipe, seed, found)
-        print(line, flush=True)
+        if isinstance(found, int):
+            cells = [f"ended with {found}", *[""] * (len(_HEAD) - 2)]
+        else:
+            cells = _cells(found)
+            by_recipe[recipe].append(found)
+        print(_line([f"`{recipe}`, {seed}", *cells]), flush=True)
+    for recipe, all_ in by_recipe.items():
+        if all_[1:]:
+            print(_over_seeds(recipe, all_))
 
 
 if __name__ == "__main__":

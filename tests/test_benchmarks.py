@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
+
+from tests.consumers.audit.small_run import small_run
+from tests.consumers.views.folding import fold_all, new_state
+from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
 
 pytestmark = pytest.mark.torch
 
@@ -31,3 +38,35 @@ def test_head_benchmark_still_runs() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     bound, gibibytes, _, loss, grad_norm = done.stdout.splitlines()[1].split()
     assert bound == "1024" and float(gibibytes) > 0 and float(loss) != 0 and float(grad_norm) > 0
+
+
+def test_recipes_benchmark_goes_on_until_the_tokens_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 6,000 a step: two steps, three more for 30,000, then none; the same command again only reads."""
+    made = results_of(fold_all(new_state(), small_run(), RESULTS_TOPICS), run="test")
+    asked: list[tuple[int, bool]] = []
+
+    def train(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        given = dict(itertools.pairwise(command))
+        steps = int(given["--steps"])
+        asked.append((steps, "--set=algorithm.rows=transitions" in command))
+        each = {"reward": 0.5, "num_tokens": 6000.0, "num_rows": 7.0, "num_row_tokens": 20000.0}
+        results = msgspec.structs.replace(
+            made, steps=steps, reward_last_ten=0.5, curves={name: [value] * steps for name, value in each.items()}
+        )
+        folder = tmp_path / given["--run"] / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_bytes(msgspec.json.encode(results))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", train)
+    runs = [f"rloo_clip,rows=transitions:{seed}" for seed in (0, 1)]
+    main = runpy.run_path(str(BENCHMARKS / "recipes.py"))["main"]
+    for _ in range(2):
+        main([*runs, "--steps", "2", "--tokens", "30000", "--runs-dir", str(tmp_path)])
+    assert asked == [(2, True), (5, True)] * 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == lines[5:]
+    assert "| 5, 3 | 30.0 | 35 | 100.0 | 1, 0.0 |" in lines[2]
+    assert lines[4].startswith("| `rloo_clip,rows=transitions`, 2 seeds |  | .50 (sd .00) |")
