@@ -35,6 +35,7 @@ _UNKNOWN_S = 15.0
 back. Past it a whole run ends."""
 
 
+_UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Sixteen zero bytes: what a cluster from before topic ids answers."""
 
@@ -73,8 +74,25 @@ class KafkaAdmin:
 
     def __init__(self, base: Settings) -> None:
         self._base = base
+        self._client = self._new_client()
+
+    def _new_client(self) -> AdminClient:
         with boundary("make an admin client"):
-            self._client = AdminClient(dict(base), error_cb=log_error)
+            return AdminClient(dict(self._base), error_cb=log_error)
+
+    @contextlib.contextmanager
+    def _asking(self, doing: str) -> Iterator[AdminClient]:
+        """The client, for one question. Without an answer in time another takes its place: it may have lost the cluster
+        for good (contact.py; nobody serves the callbacks of this one)."""
+        try:
+            with boundary(doing):
+                yield self._client
+        except UnavailableError as error:
+            if isinstance(cause := error.__cause__, TimeoutError) or (
+                isinstance(cause, KafkaException) and cause.args[0].code() in _UNANSWERED
+            ):
+                self._client = self._new_client()
+            raise
 
     def commit_group_offsets(self, group: str, next_offsets: Mapping[TopicPartition, int]) -> None:
         """Sets the committed offsets of a group that has no members now. UnavailableError while it has some."""
@@ -88,8 +106,8 @@ class KafkaAdmin:
         """Partitions of each topic, or of all. Raises ConfigurationError for a topic that stays unknown."""
 
         def ask() -> dict[str, int]:
-            with boundary("list topics"):
-                found = self._client.list_topics(timeout=_TIMEOUT_S).topics
+            with self._asking("list topics") as client:
+                found = client.list_topics(timeout=_TIMEOUT_S).topics
             counts = {name: len(topic.partitions) for name, topic in found.items() if topic.partitions}
             return counts if topics is None else {name: counts[name] for name in topics}
 
@@ -105,8 +123,8 @@ class KafkaAdmin:
         """Kafka's id of a topic, in base64; empty on a cluster without ids. ConfigurationError for none."""
 
         def ask() -> str:
-            with boundary(f"describe topic {topic!r}"):
-                answer = self._client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)
+            with self._asking(f"describe topic {topic!r}") as client:
+                answer = client.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)
                 found = str(answer[topic].result(_TIMEOUT_S).topic_id)
             return "" if found == _NO_ID else found
 
@@ -161,9 +179,9 @@ class KafkaAdmin:
         return {where: Offsets(begins[where], ends[where]) for where in wanted}
 
     def _list_offsets(self, wanted: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        with boundary("list offsets"):
+        with self._asking("list offsets") as client:
             request = {partition_of(where): spec for where in wanted}
-            futures = self._client.list_offsets(request, request_timeout=_TIMEOUT_S)
+            futures = client.list_offsets(request, request_timeout=_TIMEOUT_S)
             return {
                 TopicPartition(partition.topic, partition.partition): future.result(_TIMEOUT_S).offset
                 for partition, future in futures.items()

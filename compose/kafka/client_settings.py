@@ -50,6 +50,8 @@ CLIENT_SETTINGS = frozenset(
     }
 )
 """What `[kafka.client]` may hold: how to reach and to prove oneself to a cluster, nothing else."""
+_STATISTICS_MS = 5000
+"""From one word of a client on itself to the next, for `Contact`; not for those whose callbacks nobody serves."""
 _TOPIC_CHARACTERS = re.compile(r"[A-Za-z0-9._-]*")
 
 
@@ -119,6 +121,7 @@ def producer_settings(base: Settings) -> Settings:
         "message.timeout.ms": int(AWAY_S * 1000),
         # Else an unknown topic fails only after message.timeout.ms.
         "topic.metadata.propagation.max.ms": 3000,
+        "statistics.interval.ms": _STATISTICS_MS,
         # What may wait for its acknowledgement; beyond it append raises OverloadedError.
         "queue.buffering.max.kbytes": 256 * 1024,
         "queue.buffering.max.messages": 100_000,
@@ -138,6 +141,7 @@ def consumer_settings(base: Settings, *, group: str | None) -> Settings:
         "isolation.level": "read_uncommitted",
         "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
+        "statistics.interval.ms": _STATISTICS_MS,
         "queued.max.messages.kbytes": 32 * 1024,
         # A record above it comes alone (KIP-74), however large its topic lets it be.
         "fetch.message.max.bytes": MAX_MESSAGE_BYTES,

@@ -3,7 +3,7 @@
 In: topics and checked start offsets. Out: records in order within each partition. Invariants: an offset outside
 the log is a LogGapError, never a silent jump; a reader tells and commits only partitions that it owns now; a read
 that raises has lost nothing, the next one gives it. Failure: while the broker is away `read` gives nothing and goes
-on by itself when it is back.
+on by itself when it is back; a consumer that has lost it for good is replaced (contact.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tracegrad.schemas.log.protocol import Record, TopicPartition
 
 from .admin import KafkaAdmin, checked, partition_of
 from .client_settings import Settings
+from .contact import Contact
 from .errors import boundary, log_error, translate
 
 __all__ = ["GroupReader", "TailReader"]
@@ -45,11 +46,13 @@ class TailReader:
         self._unread: list[Message] = []
         """Messages that came while a commit was awaited, or beside an error that is not judged yet."""
         self._failure: TracegradError | None = None
+        self._must_reopen = False
+        self._contact = Contact()
         self._consumer = self._new_consumer()
 
     def _new_consumer(self) -> Consumer:
         with boundary("make a consumer"):
-            return Consumer(self._settings)
+            return Consumer({**self._settings, "stats_cb": self._contact.hear})
 
     def assign(self, starts: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions from these offsets, which the caller has checked."""
@@ -57,7 +60,19 @@ class TailReader:
         with boundary("assign partitions"):
             self._consumer.assign([partition_of(where, offset) for where, offset in starts.items()])
 
+    def _reopen(self) -> None:
+        starts, consumer = dict(self._next), self._new_consumer()
+        self.close()
+        self._consumer = consumer
+        self.assign(starts)
+
     def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
+        if self._contact.is_lost:
+            logger.warning("a consumer that knows no broker any more is replaced")
+            self._contact, self._must_reopen = Contact(), True
+        if self._must_reopen:
+            self._reopen()
+            self._must_reopen = False
         self._raise_failure()
         if not self._unread:
             with boundary("read"):
@@ -139,7 +154,6 @@ class GroupReader(TailReader):
         super().__init__(admin, {**settings, "on_commit": self._on_commit})
         self._group = group
         self._topics = list(topics)
-        self._must_reopen = False
         self._subscribe()
 
     def _subscribe(self) -> None:
@@ -184,14 +198,11 @@ class GroupReader(TailReader):
         consumer.incremental_unassign(partitions)
         logger.info("group %s: %d partitions revoked", self._group, len(partitions))
 
-    def read(self, *, max_records: int = 500, timeout_s: float = 0.1) -> Sequence[Record]:
-        if self._must_reopen:
-            # The start offsets of an assignment were not to be had: leave, and join anew.
-            self.close()
-            self._consumer = self._new_consumer()
-            self._must_reopen = False
-            self._subscribe()
-        return super().read(max_records=max_records, timeout_s=timeout_s)
+    def _reopen(self) -> None:
+        """Leaves, and joins anew."""
+        self.close()
+        self._consumer = self._new_consumer()
+        self._subscribe()
 
     def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
         owned = {where: offset for where, offset in next_offsets.items() if where in self._next}

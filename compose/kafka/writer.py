@@ -2,12 +2,13 @@
 
 In: records to append. Out: futures that end when the broker has acknowledged, or with the error. Invariant: what
 waits is bounded (OverloadedError at once beyond it), and every future ends: acknowledged, refused, or timed out.
-Failure: after a fatal error of the producer a new one takes its place; what it held has failed and is the
-caller's to append again.
+Failure: after a fatal error of the producer, or when it has lost the cluster for good (contact.py), a new one takes its
+place; what it held has failed and is the caller's to append again.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -18,10 +19,13 @@ from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.log.protocol import Headers, Position
 
 from .client_settings import Settings
+from .contact import Contact
 from .errors import boundary, log_error, translate
 from .partitioner import partition_for
 
 __all__ = ["KafkaWriter"]
+
+logger = logging.getLogger(__name__)
 
 
 class KafkaWriter:
@@ -42,8 +46,9 @@ class KafkaWriter:
         self._poller.start()
 
     def _new_producer(self) -> Producer:
+        self._contact = Contact()
         with boundary("make a producer"):
-            return Producer({**self._settings, "error_cb": self._on_error})
+            return Producer({**self._settings, "error_cb": self._on_error, "stats_cb": self._contact.hear})
 
     def _on_error(self, error: KafkaError) -> None:
         log_error(error)
@@ -53,7 +58,8 @@ class KafkaWriter:
     def _poll(self) -> None:
         while not self._closed.is_set():
             self._producer.poll(0.1)
-            if self._is_broken:
+            if self._is_broken or self._contact.is_lost:
+                logger.warning("a producer that %s is replaced", "failed" if self._is_broken else "knows no broker")
                 with self._lock:
                     self._producer.purge()
                     self._producer.flush(1.0)

@@ -23,7 +23,7 @@ from tests.serving import until
 
 __all__ = ["SmallDisk", "frozen", "keep_broker_away", "let_pass"]
 
-_DISK_BYTES = 2 << 30
+_DISK_BYTES = 8 << 30
 
 
 @contextlib.contextmanager

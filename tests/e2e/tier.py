@@ -131,21 +131,19 @@ def disturb(
     say: Callable[[str], None],
     *,
     per_host: int,
-    num_rounds: int,
     steps: int,
 ) -> Disturbed:
-    """All faults in turn, so many times; the run ends by itself afterwards, with that many steps at least."""
+    """All faults in turn; the run ends by itself afterwards, with that many steps at least."""
     tier = _Tier(run, seen, say, per_host)
-    for left in reversed(range(num_rounds)):
-        tier.freeze_halves(10.0)
-        tier.freeze_all(60.0)
-        tier.starve_all(disk)
-        for _ in range(KILLS - 1):
-            tier.kill_each()
-            tier.restart(ENDLESS)
+    tier.freeze_halves(10.0)
+    tier.freeze_all(60.0)
+    tier.starve_all(disk)
+    for _ in range(KILLS - 1):
         tier.kill_each()
-        steps = max(steps, seen.step + _MORE_STEPS)
-        tier.restart(ENDLESS if left else steps)
+        tier.restart(ENDLESS)
+    tier.kill_each()
+    steps = max(steps, seen.step + _MORE_STEPS)
+    tier.restart(steps)
     return Disturbed(tuple(tier.killer.killed), tuple(tier.returns.done), steps)
 
 

@@ -1,0 +1,114 @@
+"""A cluster whose brokers are fenced for a moment: clients that librdkafka leaves without any are replaced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.compose.kafka.fenced import FencedWay
+from tests.compose.kafka.reading import new_topic
+from tracegrad.compose.kafka import admin as kafka_admin
+from tracegrad.compose.kafka.admin import KafkaAdmin
+from tracegrad.compose.kafka.client_settings import consumer_settings, shared_settings
+from tracegrad.compose.kafka.contact import Contact
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.kafka.reader import TailReader
+from tracegrad.compose.kafka.writer import KafkaWriter
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.log.protocol import LogReader, TopicPartition
+
+ALONE = '{"brokers": {"GroupCoordinator": {"source": "logical", "state": "INIT"}}}'
+AWAY = '{"brokers": {"127.0.0.1:9/bootstrap": {"source": "configured", "state": "DOWN"}}}'
+
+
+def test_a_client_is_lost_when_it_knows_no_broker_twice_in_a_row() -> None:
+    """One that it cannot reach, it knows; once may be the moment before it begins again."""
+    contact = Contact()
+    for told, is_lost in ((ALONE, False), (AWAY, False), (ALONE, False), (ALONE, True), (AWAY, False)):
+        contact.hear(told)
+        assert contact.is_lost == is_lost
+
+
+def values(readers: Sequence[LogReader], *, timeout_s: float = 30.0) -> list[list[bytes | None]]:
+    """What each reads until all have read something."""
+    found: list[list[bytes | None]] = [[] for _ in readers]
+    deadline = time.monotonic() + timeout_s
+    while not all(found) and time.monotonic() < deadline:
+        for reader, own in zip(readers, found, strict=True):
+            own += [record.value for record in reader.read(timeout_s=0.02)]
+    return found
+
+
+@pytest.mark.kafka
+def test_readers_of_a_cluster_that_was_fenced_for_a_moment_read_on(broker: str, kafka_log: KafkaLog) -> None:
+    """Of eight, each asking for brokers every 0.2 s, three to all were deaf for ever; each record is read once."""
+    topic, writer = new_topic(kafka_log), kafka_log.writer()
+    with FencedWay(broker) as way:
+        own = {"topic.metadata.refresh.interval.ms": 200, "statistics.interval.ms": 500}
+        settings = consumer_settings(shared_settings(way.bootstrap_servers, {}), group=None) | own
+        readers = [TailReader(kafka_log.admin, settings) for _ in range(8)]
+        for reader in readers:
+            reader.assign({TopicPartition(topic, 0): 0})
+        writer.append(topic, key=None, value=b"before").result(30)
+        assert values(readers) == [[b"before"]] * 8
+        way.is_fenced = True
+        time.sleep(1.0)
+        way.is_fenced = False
+        assert way.num_fenced > 8
+        writer.append(topic, key=None, value=b"after").result(30)
+        assert values(readers) == [[b"after"]] * 8
+        assert values(readers, timeout_s=1.0) == [[]] * 8
+        for reader in readers:
+            reader.close()
+    writer.close()
+
+
+@pytest.mark.kafka
+def test_a_lost_writer_and_a_lost_member_are_replaced(kafka_log: KafkaLog) -> None:
+    """What is appended then is acknowledged; a member of a group goes on from its commit."""
+    topic, writer = new_topic(kafka_log), kafka_log.writer()
+    reader = kafka_log.join(f"group-{topic}", [topic])
+    assert isinstance(writer, KafkaWriter)
+    assert isinstance(reader, TailReader)
+    writer.append(topic, key=None, value=b"0").result(30)
+    assert values([reader]) == [[b"0"]]
+    reader.commit(reader.positions())
+    producer, consumer = writer._producer, reader._consumer
+    for contact in (writer._contact, reader._contact):
+        contact.hear(ALONE)
+        contact.hear(ALONE)
+    deadline = time.monotonic() + 20
+    while writer._producer is producer and time.monotonic() < deadline:
+        time.sleep(0.05)
+    writer.append(topic, key=None, value=b"1").result(30)
+    assert values([reader]) == [[b"1"]]
+    assert writer._producer is not producer
+    assert reader._consumer is not consumer
+    reader.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("error", [KafkaException(KafkaError(KafkaError._TRANSPORT)), TimeoutError()])
+def test_an_admin_client_that_got_no_answer_is_replaced(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next question is another client's; an answer that says no is an answer."""
+
+    class Client:
+        def __init__(self, settings: Any, *, error_cb: Any) -> None:
+            clients.append(self)
+
+        def list_topics(self, timeout: float) -> None:
+            raise failures.pop()
+
+    clients: list[Client] = []
+    failures = [KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)), error]
+    monkeypatch.setattr(kafka_admin, AdminClient.__name__, Client)
+    admin = KafkaAdmin({})
+    for num_clients in (2, 2):
+        with pytest.raises(UnavailableError):
+            admin.partition_counts()
+        assert len(clients) == num_clients
