@@ -16,9 +16,10 @@ import asyncio
 import hmac
 import logging
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
@@ -57,13 +58,14 @@ from .weigh import weigh_protobuf
 __all__ = ["OtlpGateway", "run"]
 
 _OFF_LOOP_BYTES = 64 * 1024
-"""Larger bodies are decoded in a thread, so that one of them does not hold up every other request."""
+"""Larger bodies are decoded in a thread, one at a time, so that they do not hold up every other request."""
 _RECORD_TARGET_BYTES = 1_000_000
 """Pieces of a trace are closed at this size, which every Kafka cluster accepts."""
 _CODES = {400: 3, 401: 16, 403: 7, 408: 4, 413: 3, 415: 3, 500: 13, 503: 14}
 """google.rpc.Code of each HTTP status: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, DEADLINE_EXCEEDED,
 INTERNAL, UNAVAILABLE."""
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -100,6 +102,8 @@ class OtlpGateway:
         self._metrics = metrics
         paths = ("/v1/traces", "/rollout/{rollout}/attempt/{attempt}/v1/traces")
         routes = [Route(path, self.traces, methods=["POST"]) for path in paths]
+        # One thread: the loop waits behind each that wants the interpreter.
+        self._aside = ThreadPoolExecutor(1, "large-bodies")
         self.app = Starlette(routes=[*routes, Route("/health", self.health, methods=["GET"])])
 
     async def health(self, _request: Request) -> Response:
@@ -140,13 +144,17 @@ class OtlpGateway:
         if request.headers.get("content-encoding", "identity") not in ("identity", "gzip"):
             raise RequestError("expected content encoding gzip or none", status=415)
 
+    async def _beside(self, compute: Callable[[], T]) -> T:
+        """What would hold up the loop; one at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, compute)
+
     async def _read_body(self, request: Request, share: Share) -> bytes:
         limit = self._config.max_body_bytes
         body = await read_body(request, limit, share)
         if request.headers.get("content-encoding") != "gzip":
             return body
         unzipped, pieces = bytearray(), gunzip(body, limit=limit)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        while (piece := await self._beside(partial(next, pieces, None))) is not None:
             share.take(len(piece))
             unzipped += piece
         return bytes(unzipped)
@@ -154,9 +162,9 @@ class OtlpGateway:
     async def _decode(self, sender: _Sender, body: bytes, content_type: str, share: Share) -> _Split:
         is_large = len(body) > _OFF_LOOP_BYTES
         weigh = partial(weigh_json if content_type == JSON else weigh_protobuf, body)
-        share.take_computed(await asyncio.to_thread(weigh) if is_large else weigh(), once="decoded")
+        share.take_computed(await self._beside(weigh) if is_large else weigh(), once="decoded")
         decode = partial(self._decode_now, sender, body, content_type)
-        found = await asyncio.to_thread(decode) if is_large else decode()
+        found = await self._beside(decode) if is_large else decode()
         if found.unproved is not None:
             if not found.pieces and not found.rejected:
                 raise found.unproved
@@ -187,7 +195,7 @@ class OtlpGateway:
         topic, futures = self._topics.name(Topic.OTLP_SPANS), []
         for piece in pieces:
             is_large = piece.num_bytes > _OFF_LOOP_BYTES
-            value = await asyncio.to_thread(piece.value) if is_large else piece.value()
+            value = await self._beside(piece.value) if is_large else piece.value()
             futures.append(self._writer.append(topic, key=trace_key(piece.trace_id), value=value))
         futures += [self._dead_letter(item) for item in rejected]
         for future in futures:

@@ -22,8 +22,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from tests.memory_log import MemoryLog
 from tests.producers.keys import KEY
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
+from tracegrad.producers.otlp_gateway import app
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
+from tracegrad.producers.otlp_gateway.decode import decode_traces
 from tracegrad.producers.otlp_gateway.split import split
 from tracegrad.producers.otlp_gateway.weigh import weigh_protobuf
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
@@ -154,6 +156,27 @@ async def test_what_would_be_written_is_accounted_for_before_it_is(log: MemoryLo
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (answer.status_code, peak < 10_000_000, values(log)) == (413, True, []), peak
+
+
+async def test_one_large_body_is_computed_at_a_time(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop waits for the interpreter behind each thread that has work."""
+    body = request_of([(TRACE, index) for index in range(1, 4000)]).SerializeToString()
+    assert len(body) > 64 * 1024
+    at_once, most = 0, 0
+
+    def decode(*given: Any) -> ExportTraceServiceRequest:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.02)
+        at_once -= 1
+        return decode_traces(*given)
+
+    monkeypatch.setattr(app, "decode_traces", decode)
+    async with client_of(log) as client:
+        answers = await asyncio.gather(*(client.post("/v1/traces", content=body, headers=PROTOBUF) for _ in range(4)))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert most == 1
 
 
 async def test_identity_of_the_path_enters_the_resources(log: MemoryLog) -> None:
