@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import asdict, replace
 
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import StepResult, TrainingStep
 from tracegrad.schemas.records.transitions import MemberSummary
 
 from .algorithm.gae import explained_variance
@@ -27,7 +26,6 @@ from .algorithm.scale import sample_std
 from .batch.batches import Batch, account
 from .batch.groups import Group
 from .batch.rows import TrainingRow, rollout_tokens
-from .step import StepResult
 from .store.checkpoint import CheckpointState
 
 __all__ = ["describe_step", "step_line"]
@@ -142,7 +140,7 @@ def describe_step(
 
 def step_line(record: TrainingStep) -> str:
     """One wide line for the log: ids, counts, durations; no payload."""
-    told = msgspec.structs.asdict(record) | {
+    told = asdict(record) | {
         **{name: _told(getattr(record, name)) for name in ("reward", "reward_std", "entropy")},
         "groups": len(record.group_ids),
         "excluded": sorted(set(record.excluded_ids.values())),

@@ -46,7 +46,7 @@ from tracegrad.schemas.metrics import (
     STEPS,
     Metrics,
 )
-from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, StepResult, TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
 from .algorithm.recipe import Recipe
@@ -59,7 +59,7 @@ from .config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.critic import load_critic
 from .model.policy import configure_torch, load_policy
-from .step import STOPPED, Learner, StepResult
+from .step import STOPPED, Learner
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store

@@ -14,14 +14,14 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from torch import Tensor
 
 from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import DivergedError
+from tracegrad.schemas.records.training import StepResult
 
 from .algorithm.form import TokenLoss, loss
 from .algorithm.recipe import Recipe
@@ -34,7 +34,7 @@ from .model.policy import Policy
 from .optimiser import Optimiser
 from .watch import Watch
 
-__all__ = ["STOPPED", "Learner", "StepResult"]
+__all__ = ["STOPPED", "Learner"]
 
 STOPPED = "stopped"
 """Of a step that was broken off, as if it had not begun."""
@@ -42,42 +42,6 @@ STOPPED = "stopped"
 _NOT_LEARNT = {"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every"}
 """Keys of `[trainer]` that change no step, as `steps` where the learning rate does not go by it; of `[algorithm]` there
 is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step did; its fields are named as those of TrainingStep, which takes them all."""
-
-    is_updated: bool
-    skipped: str = ""
-    loss: float = 0.0
-    """Of several updates the mean."""
-    grad_norm: float = 0.0
-    """Before clipping; of several updates the greatest."""
-    learning_rate: float = 0.0
-    logprob_error_max: float = 0.0
-    num_checked_tokens: int = 0
-    ratio_mean: float = 1.0
-    ess: float = 1.0
-    kl_sampler: float = 0.0
-    kl_reference: float | None = None
-    clip_fraction: float = 0.0
-    clip_fraction_positive: float = 0.0
-    num_bounded_tokens: int = 0
-    num_rejected_tokens: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """One of a step's updates, or why it was not made."""
-
-    skipped: str
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    learning_rate: float = 0.0
-    forward_backward_s: float = 0.0
-    optimise_s: float = 0.0
 
 
 class Learner:
@@ -140,7 +104,7 @@ class Learner:
         # In host memory, as a checkpoint takes it: what stops or fails in a later update is undone as a whole.
         before = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors().items() if updates[1:]}
         first, num_updates = (step - 1) * len(updates), self._config.steps * len(updates)
-        watch, made = Watch(), list[_Update]()
+        watch, made = Watch(), list[StepResult]()
         for number, (rows, useful) in enumerate(zip(updates, trained, strict=True)):
             if useful:
                 at = (first + number, num_updates)
@@ -150,10 +114,9 @@ class Learner:
                     optimiser.drop_gradients()
                 if made[-1].skipped:
                     break
-        skipped = made[-1].skipped
-        if skipped and before:
+        if made[-1].skipped and before:
             self.restore(before)
-        return StepResult(is_updated=False, skipped=STOPPED) if skipped == STOPPED else _result(made, watch)
+        return made[-1] if made[-1].skipped == STOPPED else _together(made, watch)
 
     def _trained(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """Those that have a gradient."""
@@ -168,7 +131,7 @@ class Learner:
         at: tuple[int, int],
         *,
         version: int,
-    ) -> _Update:
+    ) -> StepResult:
         """Moves the weights once; gradients are left behind. `at` is which of the run's updates, and of how many."""
         started = time.perf_counter()
         unit_means_U = self._forward.unit_means(rows)
@@ -179,7 +142,7 @@ class Learner:
                     pass
         value_loss = self._accumulate_values(rows)
         if self._is_told_to_stop():
-            return _Update(skipped=STOPPED)
+            return StepResult(is_updated=False, skipped=STOPPED)
         computed, rate = time.perf_counter(), self._optimiser.learning_rate(*at)
         grad_norm = self._optimiser.clip()
         is_finite = watch.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm)))
@@ -190,13 +153,13 @@ class Learner:
                 if self._critic is not None:
                     self._critic.update(*at)
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
-        return _Update(
+        return StepResult(
+            is_updated=is_finite,
             skipped="" if is_finite else "non_finite",
             loss=value if math.isfinite(value) else 0.0,
             grad_norm=grad_norm if math.isfinite(grad_norm) else 0.0,
             learning_rate=rate,
-            forward_backward_s=computed - started,
-            optimise_s=time.perf_counter() - computed,
+            seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
         )
 
     @torch.no_grad()
@@ -235,11 +198,7 @@ class Learner:
         for batch in self._forward.micro_batches(rows):
             if self._is_told_to_stop():
                 return
-            entropies_N = None
-            if "entropy" in self.recipe.needs:
-                logprobs_N, entropies_N = self._forward.logprobs_and_entropies(batch)
-            else:
-                logprobs_N = self._forward.logprobs(batch)
+            logprobs_N, entropies_N = self._forward.logprobs_and_entropies(batch)
             reference_N = self._forward.reference_logprobs(batch)
             term = loss(
                 self.recipe,
@@ -294,16 +253,12 @@ class Learner:
             optimiser.forget()
 
 
-def _result(made: Sequence[_Update], watch: Watch) -> StepResult:
-    return StepResult(
-        is_updated=not made[-1].skipped,
-        skipped=made[-1].skipped,
+def _together(made: Sequence[StepResult], watch: Watch) -> StepResult:
+    """The last update's, with what all of them came to."""
+    return replace(
+        made[-1],
         loss=math.fsum(update.loss for update in made) / len(made),
         grad_norm=max(update.grad_norm for update in made),
-        learning_rate=made[-1].learning_rate,
-        seconds={
-            "forward_backward": math.fsum(update.forward_backward_s for update in made),
-            "optimise": math.fsum(update.optimise_s for update in made),
-        },
+        seconds={phase: math.fsum(update.seconds[phase] for update in made) for phase in made[-1].seconds},
         **watch.figures(),
     )

@@ -17,13 +17,14 @@ from tests.tiny_models import small_model
 from tests.trainer.material import VOCABULARY, group_bytes, record
 from tests.trainer.toy_policy import ToyPolicy, critic_of
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.critic import Critic, load_critic
 from tracegrad.trainer.model.policy import configure_torch, load_policy
-from tracegrad.trainer.step import STOPPED, Learner, StepResult
+from tracegrad.trainer.step import STOPPED, Learner
 
 pytestmark = pytest.mark.torch
 
