@@ -15,10 +15,11 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from tests.versions import RUN, label, sampled_by
+from tests.versions import RUN, label
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
+from tracegrad.trainer.store.checkpoint import CheckpointState, Progress
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
@@ -32,9 +33,8 @@ def publisher(base: Path, root: Path, *, keep: int = 0, held: Collection[int] = 
 
 def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
     """A version of epoch 1."""
-    return publisher.write(
-        policy, sampled_by(version), base_version=0, step=version, next_offset=8, metrics={"reward": 0.5}
-    )
+    state = CheckpointState(policy="policy", run=RUN, step=version, version=version, next_offset=8)
+    return publisher.write(policy, Progress(state), epoch=1)
 
 
 def loaded(base: Path, **changes: Any) -> Policy:
