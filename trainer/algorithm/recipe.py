@@ -172,24 +172,16 @@ class Recipe(Section, frozen=True, kw_only=True):
             )
 
     @property
-    def units(self) -> str | None:
-        """By what the loss wants the tokens numbered: None, `turn`, `row` or `rollout`."""
-        return None if self.level == "token" else self.level
-
-    @property
     def num_updates(self) -> int:
         """Of a step, at most."""
         return self.passes * self.minibatches
 
     @property
-    def _reads_old(self) -> bool:
-        return self.anchor == "old" or self.correction not in ("none", "opsm")
-
-    @property
     def needs(self) -> frozenset[Need]:
         """What a step must compute beside log pi of rows with an advantage."""
+        reads_old = self.anchor == "old" or self.correction not in ("none", "opsm")
         found: dict[Need, bool] = {
-            "old": (self.beta > 0 and self.kl_in != "loss") or (self.num_updates > 1 and self._reads_old),
+            "old": (self.beta > 0 and self.kl_in != "loss") or (self.num_updates > 1 and reads_old),
             "reference": self.beta > 0 and self.kl_to == "reference",
             "values": self.baseline == "critic",
             "entropy": self.entropy > 0,
