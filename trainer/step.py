@@ -73,14 +73,11 @@ class Learner:
     def settings(self) -> dict[str, str]:
         """What a step depends on, by key of `[trainer]` and `[algorithm]`; `auto` as it turned out here."""
         idle = _NOT_LEARNT | ({"steps"} if self._config.lr_schedule == "constant" else set())
-        told = {name: str(value) for name, value in asdict(self._config).items() if name not in idle}
-        told |= {name: getattr(value, "__qualname__", str(value)) for name, value in asdict(self.recipe).items()}
-        resolved = {"dtype": self.policy.model_dtype, "publish_dtype": self.policy.dtype}
-        return (
-            told
-            | {name: str(dtype).removeprefix("torch.") for name, dtype in resolved.items()}
-            | {"device": self.policy.device.type}
-        )
+        policy = self.policy
+        resolved = {"dtype": policy.model_dtype, "publish_dtype": policy.dtype, "device": policy.device.type}
+        given = asdict(self._config) | asdict(self.recipe) | resolved
+        told = {name: getattr(value, "__qualname__", str(value)) for name, value in given.items() if name not in idle}
+        return {name: value.removeprefix("torch.") for name, value in told.items()}
 
     def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
         """`Forward.rows`: a batch's, before its first update."""

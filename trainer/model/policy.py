@@ -94,14 +94,12 @@ class Policy:
     @property
     def vocabulary(self) -> int:
         """Rows of the embedding: every token id must be less."""
-        rows: int = self._model.get_input_embeddings().weight.shape[0]
-        return rows
+        return int(self._model.get_input_embeddings().weight.shape[0])
 
     @property
     def width(self) -> int:
         """D, of a hidden state."""
-        columns: int = self._causal.get_output_embeddings().weight.shape[1]
-        return columns
+        return int(self._causal.get_output_embeddings().weight.shape[1])
 
     @property
     def has_adapters(self) -> bool:
@@ -235,12 +233,10 @@ def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
     state = {
         name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
     }
-    for name, module in base.named_modules():
-        if isinstance(module, LoraLayer):
-            weight = state[f"{name}.weight"]
-            layer: Any = module
-            delta = layer.get_delta_weight("default")
-            state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+    layers: Any = {f"{name}.weight": module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    for name, layer in layers.items():
+        delta = layer.get_delta_weight("default")
+        state[name] = (state[name].float() + delta.float()).to(state[name].dtype)
     return base, state
 
 
