@@ -79,11 +79,9 @@ def _staleness(rows: Sequence[TrainingRow], version: int) -> npt.NDArray[np.int6
 def _explained_variance(rows: Sequence[TrainingRow]) -> float | None:
     """By the values that the critic had before the step; None without a critic."""
     told = [(row.values_T, row.targets_T) for row in rows if row.values_T is not None and row.targets_T is not None]
-    values_N, targets_N = (
-        np.concatenate([np.zeros(0), *each]) for each in ([v for v, _ in told], [t for _, t in told])
-    )
-    is_asked_N = ~np.isnan(targets_N)
-    return explained_variance(torch.from_numpy(values_N[is_asked_N]), torch.from_numpy(targets_N[is_asked_N]))
+    values_N, targets_N = torch.from_numpy(np.concatenate([np.zeros((2, 0)), *map(np.stack, told)], axis=1))
+    is_asked_N = ~targets_N.isnan()
+    return explained_variance(values_N[is_asked_N], targets_N[is_asked_N])
 
 
 def describe_step(

@@ -133,14 +133,8 @@ class Trainer:
         needs = "reference" in recipe.needs
         reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
         policy = load_policy(config, handles.model, device)
-        self._learner = Learner(
-            policy,
-            config,
-            recipe,
-            reference=reference,
-            critic=load_critic(config, recipe, policy),
-            is_told_to_stop=stop.is_set,
-        )
+        critic = load_critic(config, recipe, policy)
+        self._learner = Learner(policy, config, recipe, reference=reference, critic=critic, is_told_to_stop=stop.is_set)
         writer = ends.enter_context(closing(log.writer()))
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))

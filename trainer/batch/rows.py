@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,8 +87,9 @@ def training_rows(
         taken = taken if recipe.kl_in == "return" else {}
         calls, after = call_advantages(groups, recipe, tokens, running=running, taken=taken)
         columns = [token_advantages(trained, calls, recipe, to_go)]
+    names = ("units_T", "advantages_T", "values_T", "targets_T")
     return [
-        _training_row(row, weights[row.rollout_id], *of_row)
+        _training_row(row, weights[row.rollout_id], dict(zip(names, of_row, strict=False)))
         for row, *of_row in zip(trained, _units(trained, recipe.level), *columns, strict=True)
     ], after
 
@@ -166,14 +168,7 @@ def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
     return tokens
 
 
-def _training_row(
-    row: SegmentRow,
-    token_weight: float,
-    units_T: npt.NDArray[np.int64] | None,
-    advantages_T: Floats,
-    values_T: Floats | None = None,
-    targets_T: Floats | None = None,
-) -> TrainingRow:
+def _training_row(row: SegmentRow, token_weight: float, columns: Mapping[str, Any]) -> TrainingRow:
     num_tokens = len(row.token_ids)
     mask = row.loss_mask.view(np.bool_)  # its bytes were checked to be 0 and 1
     temperatures_T = np.ones(num_tokens, dtype=np.float32)
@@ -188,11 +183,8 @@ def _training_row(
         token_ids_T=row.token_ids,
         loss_mask_T=mask,
         sampler_logprobs_T=row.logprobs,
-        advantages_T=advantages_T,
         temperatures_T=temperatures_T,
         versions_T=np.where(mask, versions_T, -1),
         token_weight=token_weight,
-        units_T=units_T,
-        values_T=values_T,
-        targets_T=targets_T,
+        **columns,
     )
