@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from msgspec.structs import asdict, replace
@@ -68,6 +68,7 @@ class Learner:
         self._is_told_to_stop = is_told_to_stop
         self._optimiser = Optimiser(policy.masters, config)
         self._optimisers = [self._optimiser, *([critic.optimiser] if critic is not None else [])]
+        self._models = dict.fromkeys([policy, *([critic.trunk] if critic is not None else [])])
 
     @property
     def settings(self) -> dict[str, str]:
@@ -132,23 +133,28 @@ class Learner:
         """Moves the weights once; gradients are left behind. `at` is which of the run's updates, and of how many."""
         started = time.perf_counter()
         unit_means_U = self._forward.unit_means(rows)
-        value = self._accumulate(useful, version, watch, unit_means_U)
+        losses = (term.loss for term in self._look_at(useful, version, watch, unit_means_U))
+        value = _accumulate(losses, self.policy)
         if len(useful) < len(rows):
             with torch.no_grad():
                 for _ in self._look_at([row for row in rows if not row.has_advantage], version, watch, unit_means_U):
                     pass
-        value_loss = self._accumulate_values(rows)
+        value_loss = 0.0
+        if self._critic is not None:
+            batches = itertools.takewhile(lambda _: not self._is_told_to_stop(), self._forward.micro_batches(rows))
+            value_losses = self._critic.losses(batches, num_asked(rows), self.recipe.value_clip)
+            value_loss = _accumulate(value_losses, self._critic.trunk)
         if self._is_told_to_stop():
             return StepResult(is_updated=False, skipped=STOPPED)
         computed, rate = time.perf_counter(), self._optimiser.learning_rate(*at)
-        grad_norm = self._optimiser.clip()
-        is_finite = watch.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm)))
+        grad_norm, *others = (optimiser.clip() for optimiser in self._optimisers)
+        is_finite = watch.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm, *others)))
         if is_finite:
             with busy("an optimiser step"):
-                self._optimiser.step(rate)
-                self.policy.refresh()
-                if self._critic is not None:
-                    self._critic.update(*at)
+                for optimiser in self._optimisers:
+                    optimiser.step(optimiser.learning_rate(*at))
+                for model in self._models:
+                    model.refresh()
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
         return StepResult(
             is_updated=is_finite,
@@ -168,25 +174,6 @@ class Learner:
                 f"expected the weights after step {step} to give finite logprobs, got others; they are neither "
                 "checkpointed nor published. Lower [trainer] lr or clip_norm and start the run again"
             )
-
-    def _accumulate(
-        self, rows: Sequence[TrainingRow], version: int, watch: Watch, unit_means_U: Tensor | None
-    ) -> float:
-        """The loss; its gradient is in the masters."""
-        losses: list[float] = []
-        for term in self._look_at(rows, version, watch, unit_means_U):
-            term.loss.backward()  # type: ignore[no-untyped-call]
-            self.policy.collect_gradients()
-            losses.append(float(term.loss.detach()))
-        # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
-        return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
-
-    def _accumulate_values(self, rows: Sequence[TrainingRow]) -> float:
-        """The critic's loss; its gradient is in its masters."""
-        if self._critic is None:
-            return 0.0
-        batches = itertools.takewhile(lambda _: not self._is_told_to_stop(), self._forward.micro_batches(rows))
-        return self._critic.accumulate(batches, num_asked(rows), self.recipe.value_clip)
 
     def _look_at(
         self, rows: Sequence[TrainingRow], version: int, watch: Watch, unit_means_U: Tensor | None
@@ -248,6 +235,17 @@ class Learner:
         """Makes the optimisers new (a rollback). The critic keeps its weights: no version has older ones."""
         for optimiser in self._optimisers:
             optimiser.forget()
+
+
+def _accumulate(losses: Iterable[Tensor], policy: Policy) -> float:
+    """The sum of micro-batches' losses; its gradient is in the masters."""
+    values: list[float] = []
+    for loss_ in losses:
+        loss_.backward()  # type: ignore[no-untyped-call]
+        policy.collect_gradients()
+        values.append(float(loss_.detach()))
+    # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
+    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _together(made: Sequence[StepResult], watch: Watch) -> StepResult:
