@@ -36,7 +36,7 @@ __all__ = ["Forward"]
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Of a policy and, where the recipe asks for them, a reference that never changes and a critic."""
+    """Of a policy and, where the recipe asks for them, a reference and a critic."""
 
     policy: Policy
     config: TrainerConfig

@@ -130,8 +130,8 @@ class Trainer:
         self._stop = stop
         self._seed = handles.seed
         recipe = _recipe(algorithm)
-        needs = "reference" in recipe.needs
-        reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
+        needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
+        reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
         policy = load_policy(config, handles.model, device)
         critic = load_critic(config, recipe, policy)
         self._learner = Learner(policy, config, recipe, reference=reference, critic=critic, is_told_to_stop=stop.is_set)
@@ -252,6 +252,7 @@ class Trainer:
             rows, result, running = self._learn(batch)
         if result.skipped == STOPPED:
             return  # nothing is consumed: the next start takes the same step
+        self._learner.move_reference(before.step + 1)
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(

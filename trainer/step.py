@@ -58,11 +58,13 @@ class Learner:
         critic: Critic | None = None,
         is_told_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`reference` is what a recipe that needs one is held against, which never changes; `critic` the one that its
-        baseline asks."""
+        """`reference` is what a recipe that needs one is held against; `critic` the one that its baseline asks."""
         self.policy = policy
         self.recipe = recipe
         self._forward = Forward(policy, config, recipe, reference, critic)
+        self._moving = reference if recipe.kl_to == "moving" else None
+        if self._moving is not None:
+            self._moving.approach(policy, 1.0)  # new adapters of its own are others
         self._critic = critic
         self._config = config
         self._is_told_to_stop = is_told_to_stop
@@ -115,6 +117,11 @@ class Learner:
         if made[-1].skipped and before:
             self.restore(before)
         return made[-1] if made[-1].skipped == STOPPED else _together(made, watch)
+
+    def move_reference(self, step: int) -> None:
+        """After a step, of which it says the number; also after one that trained nothing."""
+        if self._moving is not None and step % self.recipe.reference_every == 0:
+            self._moving.approach(self.policy, self.recipe.reference_share)
 
     def _trained(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """Those that have a gradient."""
@@ -202,10 +209,12 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the next step depends on: `weights/*`, `optimiser/*.<moment>` (none before the first update),
-        `critic/*`, and torch's generators, `rng/*`.
+        `reference/*` of one that moves, `critic/*`, and torch's generators, `rng/*`.
         """
         tensors = {f"weights/{name}": master for name, master in self._optimiser.masters.items()}
         tensors |= {f"optimiser/{name}": tensor for name, tensor in self._optimiser.tensors().items()}
+        if self._moving is not None:
+            tensors |= {f"reference/{name}": master for name, master in self._moving.masters.items()}
         if self._critic is not None:
             tensors |= {f"critic/{name}": tensor for name, tensor in self._critic.tensors().items()}
         tensors["rng/cpu"] = torch.get_rng_state()
@@ -214,7 +223,8 @@ class Learner:
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes `tensors()` back; a generator of a device that is not here is left out.
+        """Takes `tensors()` back; a generator of a device that is not here is left out. A reference that does not move
+        yet is the start model.
 
         Raises:
             ConfigurationError: they are of another model.
@@ -225,6 +235,8 @@ class Learner:
             parts[part][name] = tensor
         self.policy.restore(parts["weights"])
         self._optimiser.restore(parts["optimiser"])
+        if self._moving is not None and parts["reference"]:
+            self._moving.restore(parts["reference"])
         if self._critic is not None:
             self._critic.restore(parts["critic"])
         torch.set_rng_state(parts["rng"]["cpu"])
@@ -232,7 +244,8 @@ class Learner:
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.policy.device)
 
     def forget_moments(self) -> None:
-        """Makes the optimisers new (a rollback). The critic keeps its weights: no version has older ones."""
+        """Makes the optimisers new (a rollback). Critic and reference keep their weights: no version has
+        older ones."""
         for optimiser in self._optimisers:
             optimiser.forget()
 

@@ -171,7 +171,7 @@ def loss(
         factors_N = _chosen(CORRECTIONS, recipe.correction)(old_N, sampler_logprobs_N, advantages_N, rows_N, *bounds)
         terms_N, rejected_N = terms_N * factors_N, factors_N == 0.0
     if recipe.beta and recipe.kl_in == "loss":
-        others_N = reference_logprobs_N if recipe.kl_to == "reference" else sampler_logprobs_N
+        others_N = sampler_logprobs_N if recipe.kl_to == "sampler" else reference_logprobs_N
         assert others_N is not None
         terms_N = terms_N - recipe.beta * KLS[recipe.kl](logprobs_N, others_N, clamped(own_N).exp())
     if recipe.entropy:

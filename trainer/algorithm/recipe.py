@@ -28,8 +28,8 @@ __all__ = ["Function", "Need", "Recipe", "Rows", "without_functions"]
 
 Function = Callable[..., Any]
 Need = Literal["old", "reference", "values", "entropy", "unit_means", "all_rows"]
-"""`old`: log pi of all rows, before the advantages and the first update; `reference`: a frozen copy of the start model,
-one more forward pass a micro-batch; `values`: a critic, asked before the advantages, which learns along;
+"""`old`: log pi of all rows, before the advantages and the first update; `reference`: a second copy of the start
+model, one more forward pass a micro-batch; `values`: a critic, asked before the advantages, which learns along;
 `entropy`: of each trained token; `unit_means`: a pass of all rows before an update; `all_rows`: the gradient of rows
 without advantage too."""
 Rows = Literal["segments", "transitions", "concatenated"]
@@ -108,8 +108,12 @@ class Recipe(Section, frozen=True, kw_only=True):
     """Weight of the KL; 0: none is computed."""
     kl: Literal["k1", "k2", "k3", "k3+"] = "k3"
     """Its estimator; k1 only in the reward."""
-    kl_to: Literal["reference", "sampler"] = "reference"
-    """From what: the model that the run began with, or the sampler."""
+    kl_to: Literal["reference", "moving", "sampler"] = "reference"
+    """From what: the model that the run began with; one that follows the policy; or the sampler."""
+    reference_every: Count = 512
+    """`moving`: steps after which it moves (arXiv:2404.09656; this and the next as in TRL)."""
+    reference_share: Share = 0.6
+    """`moving`: how far it then goes towards the policy; 1: it becomes the policy."""
     kl_in: Literal["loss", "return", "tokens"] = "loss"
     """Where beta * kl goes: into the loss; or out of the reward, by pi_old: out of a turn's return, before the
     baseline, for all tokens from the turn on, or out of each token's advantage, for all from the token on."""
@@ -182,7 +186,7 @@ class Recipe(Section, frozen=True, kw_only=True):
         reads_old = self.anchor == "old" or self.correction not in ("none", "opsm")
         found: dict[Need, bool] = {
             "old": (self.beta > 0 and self.kl_in != "loss") or (self.num_updates > 1 and reads_old),
-            "reference": self.beta > 0 and self.kl_to == "reference",
+            "reference": self.beta > 0 and self.kl_to != "sampler",
             "values": self.baseline == "critic",
             "entropy": self.entropy > 0,
             "unit_means": self.level == "rollout",

@@ -187,6 +187,13 @@ class Policy:
                 parameter.copy_(self.masters[name])
 
     @torch.no_grad()
+    def approach(self, other: Policy, share: float) -> None:
+        """Goes a share of the way to another's masters; 1: takes them."""
+        for name, master in self.masters.items():
+            master.lerp_(other.masters[name], share)
+        self.refresh()
+
+    @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Sets all masters. Raises ConfigurationError when names or shapes differ."""
         got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -1,7 +1,7 @@
 """Checkpoints: all that the next batch depends on, in one folder that appears by one rename.
 
     checkpoints/step-00000003-v3-e1/   state.json           step, version, epoch, one offset, accounting, files
-                                       tensors.safetensors  weights/*, optimiser/*, critic/*, rng/*
+                                       tensors.safetensors  weights/*, optimiser/*, reference/*, critic/*, rng/*
                                        consumed.txt         ids of all groups consumed, in order
                                        training_step.json   the record of that step, as emitted (absent at step 0)
 

@@ -150,6 +150,7 @@ def test_a_users_file_is_a_module_like_others(tmp_path: Path) -> None:
         ),
         ({"recipe": "sft", "scale": "std"}, "scale: expected none or a function with outcome = 'one', got 'std'"),
         ({"kl": "k1"}, "kl: expected beta to be another than 0.0, which does not read it"),
+        ({"recipe": "grpo", "reference_every": 9}, "reference_every: expected kl_to to be another than 'reference'"),
         ({"lam": 0.9}, "lam: expected baseline to be another than 'leave_one_out', which does not read it"),
         ({"recipe": "cispo", "dual": 3.0}, "dual: expected surrogate to be another than 'cispo'"),
         ({"correction_low": 0.5}, "correction_low: expected correction to be another than 'none'"),
