@@ -10,7 +10,8 @@ Real parts throughout, with the demo's settings and tasks. `NAME[,KEY=VALUE]...:
 Out: a Markdown table, from each run's results.json: mean final reward of sampled rollouts by quarters of the run
 (bonuses of AIR left out) and of the last ten steps, the held-out score before and after, steps and how many trained
 nothing, thousands of trained tokens, rows, thousands of tokens in these (what the trainer reads), seconds in all and in
-the trainer's passes; then the mean and standard deviation over each recipe's seeds.
+the trainer's passes; then the mean and standard deviation over each recipe's seeds. By `--chart FILE.svg` also the mean
+reward of the last five steps over the tokens trained, a line a run, a colour a recipe.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
 import msgspec
 
 from tracegrad.compose.run.demo import CALCULATOR
+from tracegrad.consumers.views.chart import running_mean
 from tracegrad.consumers.views.results import HeldOut, Results
 
 _TRACEGRAD = Path(sys.executable).with_name("tracegrad")
@@ -110,6 +113,24 @@ def _over_seeds(recipe: str, all_: Sequence[Results]) -> str:
     return _line([f"`{recipe}`, {len(all_)} seeds", "", told[0], "", told[1], "", "", "", "", ""])
 
 
+def _draw(by_recipe: Mapping[str, Sequence[Results]], path: Path) -> None:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tracegrad", "font.size": 9.0}):
+        figure = Figure(figsize=(8.0, 4.5), layout="constrained")
+        axes = figure.subplots()
+        axes.set(xlabel="thousand trained tokens", ylabel="mean reward of the last five steps", ylim=(-0.03, 1.03))
+        for number, (recipe, all_) in enumerate(by_recipe.items()):
+            for seed, results in enumerate(all_):
+                tokens = [(value or 0) / 1000 for value in results.curves["num_tokens"]]
+                rewards = running_mean(results.curves["reward"], 5)
+                style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+                axes.plot([*accumulate(tokens)], rewards, label=recipe if seed == 0 else None, **style)
+        axes.legend(loc="upper left", frameon=False)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -128,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=40, help="at least")
     parser.add_argument("--tokens", type=int, default=0, help="trained tokens, at least")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/recipes"))
+    parser.add_argument("--chart", type=Path, help="an SVG file to write")
     parser.add_argument("--set", action="append", default=[], help="any other key of the settings")
     args = parser.parse_args(arguments)
     print(_line(_HEAD), _line(["---"] * len(_HEAD)), sep="\n")
@@ -143,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for recipe, all_ in by_recipe.items():
         if all_[1:]:
             print(_over_seeds(recipe, all_))
+    if args.chart:
+        _draw(by_recipe, args.chart)
 
 
 if __name__ == "__main__":

@@ -62,11 +62,13 @@ def test_recipes_benchmark_goes_on_until_the_tokens_are_trained(
 
     monkeypatch.setattr(subprocess, "run", train)
     runs = [f"rloo_clip,rows=transitions:{seed}" for seed in (0, 1)]
+    chart = tmp_path / "chart.svg"
     main = runpy.run_path(str(BENCHMARKS / "recipes.py"))["main"]
     for _ in range(2):
-        main([*runs, "--steps", "2", "--tokens", "30000", "--runs-dir", str(tmp_path)])
+        main([*runs, "--steps", "2", "--tokens", "30000", "--runs-dir", str(tmp_path), "--chart", str(chart)])
     assert asked == [(2, True), (5, True)] * 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[:5] == lines[5:]
     assert "| 5, 3 | 30.0 | 35 | 100.0 | 1, 0.0 |" in lines[2]
     assert lines[4].startswith("| `rloo_clip,rows=transitions`, 2 seeds |  | .50 (sd .00) |")
+    assert chart.read_text().count(">rloo_clip,rows=transitions<") == 1

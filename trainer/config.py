@@ -127,6 +127,8 @@ _OBEYED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "kl": ("beta", (0.0,)),
     "kl_to": ("beta", (0.0,)),
     "kl_in": ("beta", (0.0,)),
+    "reference_every": ("kl_to", ("reference", "sampler")),
+    "reference_share": ("kl_to", ("reference", "sampler")),
     "share": ("selection", ("none", "spread")),
     "overlong_buffer": ("overlong", (0,)),
 }

@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import asdict, replace
 
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import StepResult, TrainingStep
 from tracegrad.schemas.records.transitions import MemberSummary
 
 from .algorithm.gae import explained_variance
@@ -27,7 +26,6 @@ from .algorithm.scale import sample_std
 from .batch.batches import Batch, account
 from .batch.groups import Group
 from .batch.rows import TrainingRow, rollout_tokens
-from .step import StepResult
 from .store.checkpoint import CheckpointState
 
 __all__ = ["describe_step", "step_line"]
@@ -81,11 +79,9 @@ def _staleness(rows: Sequence[TrainingRow], version: int) -> npt.NDArray[np.int6
 def _explained_variance(rows: Sequence[TrainingRow]) -> float | None:
     """By the values that the critic had before the step; None without a critic."""
     told = [(row.values_T, row.targets_T) for row in rows if row.values_T is not None and row.targets_T is not None]
-    values_N, targets_N = (
-        np.concatenate([np.zeros(0), *each]) for each in ([v for v, _ in told], [t for _, t in told])
-    )
-    is_asked_N = ~np.isnan(targets_N)
-    return explained_variance(torch.from_numpy(values_N[is_asked_N]), torch.from_numpy(targets_N[is_asked_N]))
+    values_N, targets_N = torch.from_numpy(np.concatenate([np.zeros((2, 0)), *map(np.stack, told)], axis=1))
+    is_asked_N = ~targets_N.isnan()
+    return explained_variance(values_N[is_asked_N], targets_N[is_asked_N])
 
 
 def describe_step(
@@ -142,7 +138,7 @@ def describe_step(
 
 def step_line(record: TrainingStep) -> str:
     """One wide line for the log: ids, counts, durations; no payload."""
-    told = msgspec.structs.asdict(record) | {
+    told = asdict(record) | {
         **{name: _told(getattr(record, name)) for name in ("reward", "reward_std", "entropy")},
         "groups": len(record.group_ids),
         "excluded": sorted(set(record.excluded_ids.values())),

@@ -8,7 +8,7 @@ micro-batch, U units.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,29 +34,22 @@ from .model.policy import Policy
 __all__ = ["Forward"]
 
 
+@dataclass(frozen=True, slots=True)
 class Forward:
-    """Of a policy and, where the recipe asks for them, a reference that never changes and a critic."""
+    """Of a policy and, where the recipe asks for them, a reference and a critic."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        config: TrainerConfig,
-        recipe: Recipe,
-        reference: Policy | None,
-        critic: Critic | None = None,
-    ) -> None:
-        self._policy = policy
-        self._config = config
-        self._recipe = recipe
-        self._reference = reference
-        self._critic = critic
+    policy: Policy
+    config: TrainerConfig
+    recipe: Recipe
+    reference: Policy | None = None
+    critic: Critic | None = None
 
     def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
         """A batch's rows, in the recipe's form as `training_rows` makes them, with what it needs of the policy before
         its first update: a pass over them for each, if anything.
         """
-        recipe = self._recipe
-        groups = in_form(groups, recipe.rows, max_row_tokens=self._config.max_row_tokens)
+        recipe = self.recipe
+        groups = in_form(groups, recipe.rows, max_row_tokens=self.config.max_row_tokens)
         rows, after = training_rows(groups, recipe, running=running)
         old = self._of_rows(rows, self.logprobs) if "old" in recipe.needs else None
         reference = penalties = None
@@ -65,44 +58,45 @@ class Forward:
                 reference = self._of_rows(rows, self._reference_logprobs)
             others: Sequence[Doubles | Floats] = reference or [row.sampler_logprobs_T for row in rows]
             penalties = [_penalties(recipe, *each) for each in zip(rows, old, others, strict=True)]
-        values = self._of_rows(rows, self._critic.values) if self._critic is not None else None
+        values = self._of_rows(rows, self.critic.values) if self.critic is not None else None
         if penalties is not None or values is not None:
             rows, after = training_rows(groups, recipe, running=running, penalties=penalties, values=values)
-        rows = _with(rows, "old_logprobs_T", old if recipe.num_updates > 1 else None)
-        return _with(rows, "reference_logprobs_T", reference), after
+        kept = old if recipe.num_updates > 1 else None
+        return _with(rows, old_logprobs_T=kept, reference_logprobs_T=reference), after
 
     def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
         """On the policy's device, each with a beat."""
-        for batch in micro_batches(
-            rows,
-            max_tokens=self._config.micro_batch_tokens or (1024 if self._policy.device.type == "cpu" else 16384),
-        ):
+        device = self.policy.device
+        limit = self.config.micro_batch_tokens or (1024 if device.type == "cpu" else 16384)
+        for batch in micro_batches(rows, max_tokens=limit):
             # Until the caller asks for the next one.
             with busy("a micro-batch", batch.input_ids_BL.numel()):
-                yield batch.to(self._policy.device)
+                yield batch.to(device)
 
     def logprobs(self, batch: MicroBatch, policy: Policy | None = None) -> Tensor:
         """[N] of its trained tokens under the present weights, or another policy's."""
-        made = (policy or self._policy).logprobs(batch, max_logits=self._config.micro_batch_logits)
+        made = (policy or self.policy).logprobs(batch, max_logits=self.config.micro_batch_logits)
         return made[batch.loss_mask_BK]
 
-    def logprobs_and_entropies(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """[N] each."""
-        limit = self._config.micro_batch_logits
-        made_2BK = self._policy.logprobs(batch, max_logits=limit, score=logprobs_and_entropies)
+    def logprobs_and_entropies(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """[N] each; without entropies where the recipe needs none."""
+        if "entropy" not in self.recipe.needs:
+            return self.logprobs(batch), None
+        limit = self.config.micro_batch_logits
+        made_2BK = self.policy.logprobs(batch, max_logits=limit, score=logprobs_and_entropies)
         logprobs_N, entropies_N = made_2BK[:, batch.loss_mask_BK]
         return logprobs_N, entropies_N
 
     def reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
         """[N] of its trained tokens under what the recipe's KL is taken to; None where that is the sampler."""
-        if batch.reference_logprobs_N is not None or "reference" not in self._recipe.needs:
+        if batch.reference_logprobs_N is not None or "reference" not in self.recipe.needs:
             return batch.reference_logprobs_N
         return self._reference_logprobs(batch)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        assert self._reference is not None
-        return self.logprobs(batch, self._reference)
+        assert self.reference is not None
+        return self.logprobs(batch, self.reference)
 
     @torch.no_grad()
     def _of_rows(self, rows: Sequence[TrainingRow], score: Callable[[MicroBatch], Tensor]) -> list[Doubles]:
@@ -119,13 +113,13 @@ class Forward:
         """[U] the mean log ratio of each rollout, by a pass of its own: a rollout's rows may lie in several
         micro-batches. None where no ratio is of a rollout.
         """
-        if "unit_means" not in self._recipe.needs:
+        if "unit_means" not in self.recipe.needs:
             return None
         seen = []
         for batch in self.micro_batches(rows):
             assert batch.units_N is not None
             logprobs_N = self.logprobs(batch)
-            own_N = log_ratios(self._recipe, logprobs_N, batch.sampler_logprobs_N, batch.old_logprobs_N)
+            own_N = log_ratios(self.recipe, logprobs_N, batch.sampler_logprobs_N, batch.old_logprobs_N)
             seen.append((own_N, batch.units_N))
         log_ratios_N, units_N = (torch.cat(parts) for parts in zip(*seen, strict=True))
         return unit_means(log_ratios_N, units_N, int(units_N.max()) + 1)
@@ -138,9 +132,9 @@ def _penalties(recipe: Recipe, row: TrainingRow, old_T: Doubles, other_T: Double
     return np.where(row.loss_mask_T, recipe.beta * kl_T, 0.0)
 
 
-def _with(rows: list[TrainingRow], name: str, column: Sequence[Doubles] | None) -> list[TrainingRow]:
-    """The rows with a column more, if it is there."""
-    if column is None:
-        return rows
-    more: list[dict[str, Any]] = [{name: of_T.astype(np.float32)} for of_T in column]
-    return [replace(row, **of_row) for row, of_row in zip(rows, more, strict=True)]
+def _with(rows: list[TrainingRow], **columns: Sequence[Doubles] | None) -> list[TrainingRow]:
+    """The rows with more columns, those that are there."""
+    for name, column in columns.items():
+        changes: list[dict[str, Any]] = [{name: of_T.astype(np.float32)} for of_T in column or ()]
+        rows = [replace(row, **change) for row, change in zip(rows, changes, strict=True)] if changes else rows
+    return rows

@@ -46,7 +46,7 @@ from tracegrad.schemas.metrics import (
     STEPS,
     Metrics,
 )
-from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, StepResult, TrainingStep
 from tracegrad.schemas.topics import Topic, Topics
 
 from .algorithm.recipe import Recipe
@@ -59,7 +59,7 @@ from .config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
 from .model.critic import load_critic
 from .model.policy import configure_torch, load_policy
-from .step import STOPPED, Learner, StepResult
+from .step import STOPPED, Learner
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
@@ -130,17 +130,11 @@ class Trainer:
         self._stop = stop
         self._seed = handles.seed
         recipe = _recipe(algorithm)
-        needs = "reference" in recipe.needs
-        reference = load_policy(config, handles.model, device, is_trained=False) if needs else None
+        needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
+        reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
         policy = load_policy(config, handles.model, device)
-        self._learner = Learner(
-            policy,
-            config,
-            recipe,
-            reference=reference,
-            critic=load_critic(config, recipe, policy),
-            is_told_to_stop=stop.is_set,
-        )
+        critic = load_critic(config, recipe, policy)
+        self._learner = Learner(policy, config, recipe, reference=reference, critic=critic, is_told_to_stop=stop.is_set)
         writer = ends.enter_context(closing(log.writer()))
         policy_log = PolicyLog(handles, topics=topics, log=log, writer=writer, metrics=metrics)
         self._policy_log = ends.enter_context(closing(policy_log))
@@ -258,6 +252,7 @@ class Trainer:
             rows, result, running = self._learn(batch)
         if result.skipped == STOPPED:
             return  # nothing is consumed: the next start takes the same step
+        self._learner.move_reference(before.step + 1)
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(

@@ -17,8 +17,6 @@ from .config import TrainerConfig
 
 __all__ = ["SCHEDULES", "Optimiser"]
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
 SCHEDULES: Mapping[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
     "linear": lambda share: 1.0 - share,
@@ -79,18 +77,17 @@ class Optimiser:
     def tensors(self) -> dict[str, Tensor]:
         """`<master>.<moment>`; none before the first update."""
         return {
-            f"{name}.{moment}": torch.as_tensor(moments[moment])
+            f"{name}.{moment}": torch.as_tensor(value)
             for name, master in self.masters.items()
-            if (moments := self._adamw.state.get(master))
-            for moment in _MOMENTS
+            for moment, value in self._adamw.state.get(master, {}).items()
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes `tensors()` back, copied."""
         self.forget()
-        for name, master in self.masters.items():
-            found = {m: tensors[key] for m in _MOMENTS if (key := f"{name}.{m}") in tensors}
-            if found:
-                # The count of updates is on the host, unless it is a kernel that reads it.
-                homes = dict.fromkeys(found, master.device) | ({} if self._is_fused else {"step": torch.device("cpu")})
-                self._adamw.state[master] = {m: tensor.to(homes[m], copy=True) for m, tensor in found.items()}
+        for key, tensor in tensors.items():
+            name, _, moment = key.rpartition(".")
+            master = self.masters[name]
+            # The count of updates is on the host, unless it is a kernel that reads it.
+            device = torch.device("cpu") if moment == "step" and not self._is_fused else master.device
+            self._adamw.state[master][moment] = tensor.to(device, copy=True)

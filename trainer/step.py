@@ -13,15 +13,15 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from torch import Tensor
 
 from tracegrad.schemas.beat import busy
 from tracegrad.schemas.errors import DivergedError
+from tracegrad.schemas.records.training import StepResult
 
 from .algorithm.form import TokenLoss, loss
 from .algorithm.recipe import Recipe
@@ -34,7 +34,7 @@ from .model.policy import Policy
 from .optimiser import Optimiser
 from .watch import Watch
 
-__all__ = ["STOPPED", "Learner", "StepResult"]
+__all__ = ["STOPPED", "Learner"]
 
 STOPPED = "stopped"
 """Of a step that was broken off, as if it had not begun."""
@@ -42,42 +42,6 @@ STOPPED = "stopped"
 _NOT_LEARNT = {"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every"}
 """Keys of `[trainer]` that change no step, as `steps` where the learning rate does not go by it; of `[algorithm]` there
 is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step did; its fields are named as those of TrainingStep, which takes them all."""
-
-    is_updated: bool
-    skipped: str = ""
-    loss: float = 0.0
-    """Of several updates the mean."""
-    grad_norm: float = 0.0
-    """Before clipping; of several updates the greatest."""
-    learning_rate: float = 0.0
-    logprob_error_max: float = 0.0
-    num_checked_tokens: int = 0
-    ratio_mean: float = 1.0
-    ess: float = 1.0
-    kl_sampler: float = 0.0
-    kl_reference: float | None = None
-    clip_fraction: float = 0.0
-    clip_fraction_positive: float = 0.0
-    num_bounded_tokens: int = 0
-    num_rejected_tokens: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Update:
-    """One of a step's updates, or why it was not made."""
-
-    skipped: str
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    learning_rate: float = 0.0
-    forward_backward_s: float = 0.0
-    optimise_s: float = 0.0
 
 
 class Learner:
@@ -94,29 +58,29 @@ class Learner:
         critic: Critic | None = None,
         is_told_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`reference` is what a recipe that needs one is held against, which never changes; `critic` the one that its
-        baseline asks."""
+        """`reference` is what a recipe that needs one is held against; `critic` the one that its baseline asks."""
         self.policy = policy
         self.recipe = recipe
         self._forward = Forward(policy, config, recipe, reference, critic)
+        self._moving = reference if recipe.kl_to == "moving" else None
+        if self._moving is not None:
+            self._moving.approach(policy, 1.0)  # new adapters of its own are others
         self._critic = critic
         self._config = config
         self._is_told_to_stop = is_told_to_stop
         self._optimiser = Optimiser(policy.masters, config)
         self._optimisers = [self._optimiser, *([critic.optimiser] if critic is not None else [])]
+        self._models = dict.fromkeys([policy, *([critic.trunk] if critic is not None else [])])
 
     @property
     def settings(self) -> dict[str, str]:
         """What a step depends on, by key of `[trainer]` and `[algorithm]`; `auto` as it turned out here."""
         idle = _NOT_LEARNT | ({"steps"} if self._config.lr_schedule == "constant" else set())
-        told = {name: str(value) for name, value in asdict(self._config).items() if name not in idle}
-        told |= {name: getattr(value, "__qualname__", str(value)) for name, value in asdict(self.recipe).items()}
-        resolved = {"dtype": self.policy.model_dtype, "publish_dtype": self.policy.dtype}
-        return (
-            told
-            | {name: str(dtype).removeprefix("torch.") for name, dtype in resolved.items()}
-            | {"device": self.policy.device.type}
-        )
+        policy = self.policy
+        resolved = {"dtype": policy.model_dtype, "publish_dtype": policy.dtype, "device": policy.device.type}
+        given = asdict(self._config) | asdict(self.recipe) | resolved
+        told = {name: getattr(value, "__qualname__", str(value)) for name, value in given.items() if name not in idle}
+        return {name: value.removeprefix("torch.") for name, value in told.items()}
 
     def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
         """`Forward.rows`: a batch's, before its first update."""
@@ -140,7 +104,7 @@ class Learner:
         # In host memory, as a checkpoint takes it: what stops or fails in a later update is undone as a whole.
         before = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors().items() if updates[1:]}
         first, num_updates = (step - 1) * len(updates), self._config.steps * len(updates)
-        watch, made = Watch(), list[_Update]()
+        watch, made = Watch(), list[StepResult]()
         for number, (rows, useful) in enumerate(zip(updates, trained, strict=True)):
             if useful:
                 at = (first + number, num_updates)
@@ -150,10 +114,14 @@ class Learner:
                     optimiser.drop_gradients()
                 if made[-1].skipped:
                     break
-        skipped = made[-1].skipped
-        if skipped and before:
+        if made[-1].skipped and before:
             self.restore(before)
-        return StepResult(is_updated=False, skipped=STOPPED) if skipped == STOPPED else _result(made, watch)
+        return made[-1] if made[-1].skipped == STOPPED else _together(made, watch)
+
+    def move_reference(self, step: int) -> None:
+        """After a step, of which it says the number; also after one that trained nothing."""
+        if self._moving is not None and step % self.recipe.reference_every == 0:
+            self._moving.approach(self.policy, self.recipe.reference_share)
 
     def _trained(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """Those that have a gradient."""
@@ -168,35 +136,40 @@ class Learner:
         at: tuple[int, int],
         *,
         version: int,
-    ) -> _Update:
+    ) -> StepResult:
         """Moves the weights once; gradients are left behind. `at` is which of the run's updates, and of how many."""
         started = time.perf_counter()
         unit_means_U = self._forward.unit_means(rows)
-        value = self._accumulate(useful, version, watch, unit_means_U)
+        losses = (term.loss for term in self._look_at(useful, version, watch, unit_means_U))
+        value = _accumulate(losses, self.policy)
         if len(useful) < len(rows):
             with torch.no_grad():
                 for _ in self._look_at([row for row in rows if not row.has_advantage], version, watch, unit_means_U):
                     pass
-        value_loss = self._accumulate_values(rows)
+        value_loss = 0.0
+        if self._critic is not None:
+            batches = itertools.takewhile(lambda _: not self._is_told_to_stop(), self._forward.micro_batches(rows))
+            value_losses = self._critic.losses(batches, num_asked(rows), self.recipe.value_clip)
+            value_loss = _accumulate(value_losses, self._critic.trunk)
         if self._is_told_to_stop():
-            return _Update(skipped=STOPPED)
+            return StepResult(is_updated=False, skipped=STOPPED)
         computed, rate = time.perf_counter(), self._optimiser.learning_rate(*at)
-        grad_norm = self._optimiser.clip()
-        is_finite = watch.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm)))
+        grad_norm, *others = (optimiser.clip() for optimiser in self._optimisers)
+        is_finite = watch.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm, *others)))
         if is_finite:
             with busy("an optimiser step"):
-                self._optimiser.step(rate)
-                self.policy.refresh()
-                if self._critic is not None:
-                    self._critic.update(*at)
+                for optimiser in self._optimisers:
+                    optimiser.step(optimiser.learning_rate(*at))
+                for model in self._models:
+                    model.refresh()
             self._require_numbers(min(useful, key=lambda row: len(row.token_ids_T)), step)
-        return _Update(
+        return StepResult(
+            is_updated=is_finite,
             skipped="" if is_finite else "non_finite",
             loss=value if math.isfinite(value) else 0.0,
             grad_norm=grad_norm if math.isfinite(grad_norm) else 0.0,
             learning_rate=rate,
-            forward_backward_s=computed - started,
-            optimise_s=time.perf_counter() - computed,
+            seconds={"forward_backward": computed - started, "optimise": time.perf_counter() - computed},
         )
 
     @torch.no_grad()
@@ -209,25 +182,6 @@ class Learner:
                 "checkpointed nor published. Lower [trainer] lr or clip_norm and start the run again"
             )
 
-    def _accumulate(
-        self, rows: Sequence[TrainingRow], version: int, watch: Watch, unit_means_U: Tensor | None
-    ) -> float:
-        """The loss; its gradient is in the masters."""
-        losses: list[float] = []
-        for term in self._look_at(rows, version, watch, unit_means_U):
-            term.loss.backward()  # type: ignore[no-untyped-call]
-            self.policy.collect_gradients()
-            losses.append(float(term.loss.detach()))
-        # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
-        return math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
-
-    def _accumulate_values(self, rows: Sequence[TrainingRow]) -> float:
-        """The critic's loss; its gradient is in its masters."""
-        if self._critic is None:
-            return 0.0
-        batches = itertools.takewhile(lambda _: not self._is_told_to_stop(), self._forward.micro_batches(rows))
-        return self._critic.accumulate(batches, num_asked(rows), self.recipe.value_clip)
-
     def _look_at(
         self, rows: Sequence[TrainingRow], version: int, watch: Watch, unit_means_U: Tensor | None
     ) -> Iterator[TokenLoss]:
@@ -235,11 +189,7 @@ class Learner:
         for batch in self._forward.micro_batches(rows):
             if self._is_told_to_stop():
                 return
-            entropies_N = None
-            if "entropy" in self.recipe.needs:
-                logprobs_N, entropies_N = self._forward.logprobs_and_entropies(batch)
-            else:
-                logprobs_N = self._forward.logprobs(batch)
+            logprobs_N, entropies_N = self._forward.logprobs_and_entropies(batch)
             reference_N = self._forward.reference_logprobs(batch)
             term = loss(
                 self.recipe,
@@ -259,10 +209,12 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the next step depends on: `weights/*`, `optimiser/*.<moment>` (none before the first update),
-        `critic/*`, and torch's generators, `rng/*`.
+        `reference/*` of one that moves, `critic/*`, and torch's generators, `rng/*`.
         """
         tensors = {f"weights/{name}": master for name, master in self._optimiser.masters.items()}
         tensors |= {f"optimiser/{name}": tensor for name, tensor in self._optimiser.tensors().items()}
+        if self._moving is not None:
+            tensors |= {f"reference/{name}": master for name, master in self._moving.masters.items()}
         if self._critic is not None:
             tensors |= {f"critic/{name}": tensor for name, tensor in self._critic.tensors().items()}
         tensors["rng/cpu"] = torch.get_rng_state()
@@ -271,7 +223,8 @@ class Learner:
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes `tensors()` back; a generator of a device that is not here is left out.
+        """Takes `tensors()` back; a generator of a device that is not here is left out. A reference that does not move
+        yet is the start model.
 
         Raises:
             ConfigurationError: they are of another model.
@@ -282,6 +235,8 @@ class Learner:
             parts[part][name] = tensor
         self.policy.restore(parts["weights"])
         self._optimiser.restore(parts["optimiser"])
+        if self._moving is not None and parts["reference"]:
+            self._moving.restore(parts["reference"])
         if self._critic is not None:
             self._critic.restore(parts["critic"])
         torch.set_rng_state(parts["rng"]["cpu"])
@@ -289,21 +244,29 @@ class Learner:
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.policy.device)
 
     def forget_moments(self) -> None:
-        """Makes the optimisers new (a rollback). The critic keeps its weights: no version has older ones."""
+        """Makes the optimisers new (a rollback). Critic and reference keep their weights: no version has
+        older ones."""
         for optimiser in self._optimisers:
             optimiser.forget()
 
 
-def _result(made: Sequence[_Update], watch: Watch) -> StepResult:
-    return StepResult(
-        is_updated=not made[-1].skipped,
-        skipped=made[-1].skipped,
+def _accumulate(losses: Iterable[Tensor], policy: Policy) -> float:
+    """The sum of micro-batches' losses; its gradient is in the masters."""
+    values: list[float] = []
+    for loss_ in losses:
+        loss_.backward()  # type: ignore[no-untyped-call]
+        policy.collect_gradients()
+        values.append(float(loss_.detach()))
+    # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
+    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _together(made: Sequence[StepResult], watch: Watch) -> StepResult:
+    """The last update's, with what all of them came to."""
+    return replace(
+        made[-1],
         loss=math.fsum(update.loss for update in made) / len(made),
         grad_norm=max(update.grad_norm for update in made),
-        learning_rate=made[-1].learning_rate,
-        seconds={
-            "forward_backward": math.fsum(update.forward_backward_s for update in made),
-            "optimise": math.fsum(update.optimise_s for update in made),
-        },
+        seconds={phase: math.fsum(update.seconds[phase] for update in made) for phase in made[-1].seconds},
         **watch.figures(),
     )

@@ -21,7 +21,7 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="One of them; all without it.", show_default=False)] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the recipes that `[algorithm] recipe` can name: axes, formula, source, where ours differs.
+    """Show the recipes that `algorithm.recipe` can name: axes, formula, source, where ours differs.
 
     Example: tracegrad recipes grpo
     """

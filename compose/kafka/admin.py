@@ -138,23 +138,24 @@ class KafkaAdmin:
         existed: set[str] = set()
 
         def create() -> None:
-            with boundary("create topics"):
-                futures = self._client.create_topics(
+            with self._asking("create topics") as client:
+                futures = client.create_topics(
                     list(left.values()), operation_timeout=_TIMEOUT_S, request_timeout=_TIMEOUT_S
                 )
-            failed = None
-            for name, future in futures.items():
-                try:
-                    future.result(_TIMEOUT_S)
-                except KafkaException as error:
-                    if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                        failed = translate(error.args[0], doing=f"create topic {name!r}")
-                        continue
-                    existed.add(name)
-                # What is made now is not asked for again, else it would seem to have been there before.
-                del left[name]
-            if failed:
-                raise failed
+                failed = None
+                for name, future in futures.items():
+                    try:
+                        future.result(_TIMEOUT_S)
+                    except KafkaException as error:
+                        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                            failed = translate(error.args[0], doing=f"create topic {name!r}")
+                            failed.__cause__ = error
+                            continue
+                        existed.add(name)
+                    # What is made now is not asked for again, else it would seem to have been there before.
+                    del left[name]
+                if failed:
+                    raise failed
 
         if left:
             retry(create, doing="creating topics", patience_s=_UNKNOWN_S)

@@ -158,10 +158,12 @@ def _held_out(seen: Evidence, *, is_live: bool) -> Iterator[str]:
         yield f"held-out pass that nobody began: {gap}"
     ended = {episode.rollout for episode in seen.episodes.values() if episode.is_final and episode.is_validation}
     asked = dict(seen.asked.get(Purpose.VALIDATION, {}))
+    order = sorted(asked)
     for number, held_out in sorted(passes.items()):
         if number not in seen.passes_begun:
             yield f"held-out pass that has a score and was not begun: {number}"
-        groups = [asked.pop(held_out.first_group + place, {}) for place in range(held_out.num_tasks)]
+        begin, end = (bisect_left(order, held_out.first_group + places) for places in (0, held_out.num_tasks))
+        groups = [asked.pop(index, {}) for index in order[begin:end]]
         rollouts = [rollout for members in groups for rollout, _ in members.values()]
         is_over = len(rollouts) == held_out.num_tasks * held_out.num_samples and ended.issuperset(rollouts)
         if held_out.score is None:

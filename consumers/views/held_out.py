@@ -8,31 +8,19 @@ from __future__ import annotations
 
 import msgspec
 
-from tracegrad.schemas.records.held_out import HeldOutPass, PassAt, VersionShare
+from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutScore
 
 __all__ = ["HeldOut", "held_out_of", "held_out_text"]
 
 
-class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass over the held-out tasks."""
+class HeldOut(HeldOutScore, frozen=True, kw_only=True):
+    """One pass over the held-out tasks: its score, and which pass it is."""
 
     number: int
     """From 0, before training."""
     step: int
     """After which it was due."""
     num_tasks: int
-    num_scored: int
-    mean: float | None
-    """Mean reward of the scored tasks; None when none is."""
-    low: float | None = None
-    high: float | None = None
-    """95 % confidence interval: Wilson's when every task's mean is 0 or 1, else normal."""
-    pass_at: tuple[PassAt, ...] = ()
-    """By k, where tasks are sampled several times."""
-    version: int | None = None
-    """The version with the greatest share in the mean."""
-    versions: tuple[VersionShare, ...] = ()
-    """Whose score it is, the oldest first."""
 
 
 def held_out_of(held_out: HeldOutPass) -> HeldOut | None:
@@ -40,18 +28,8 @@ def held_out_of(held_out: HeldOutPass) -> HeldOut | None:
     score = held_out.score
     if score is None:
         return None
-    return HeldOut(
-        number=held_out.number,
-        step=held_out.step,
-        num_tasks=held_out.num_tasks,
-        num_scored=score.num_scored,
-        mean=score.mean,
-        low=score.low,
-        high=score.high,
-        pass_at=score.pass_at,
-        version=score.version,
-        versions=score.versions,
-    )
+    fields = msgspec.structs.asdict(score)
+    return HeldOut(number=held_out.number, step=held_out.step, num_tasks=held_out.num_tasks, **fields)
 
 
 def held_out_text(held_out: HeldOut | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Protocol
 
 import msgspec
@@ -109,12 +110,13 @@ class StepLines:
         if step is not None and (self._last is None or step.step > self._last.step):
             began_ms = self._last.ended_at_ms if self._last else step.started_at_ms
             # The first step that is seen of a run that goes on was told before.
-            alarms = sorted({*step.alarms} - {*self._last.alarms}) if self._last else []
+            seen = [one for one in state.steps if self._last and one.step >= self._last.step]
             self._last = step
             yield Event(kind="step", text=f"step {step.step}", step=self._line(state, step, began_ms))
-            for name in alarms:
-                text = f"alarm at step {step.step}: {name} (docs/watching.md)"
-                yield Event(kind="alarm", text=text + _ON_ALARM[self._on_alarm])
+            for before, one in pairwise(seen):
+                for name in sorted({*one.alarms} - {*before.alarms}):
+                    text = f"alarm at step {one.step}: {name} (docs/watching.md)"
+                    yield Event(kind="alarm", text=text + _ON_ALARM[self._on_alarm])
         if ack is not None and not self._is_served:
             self._is_served = True
             yield Event(kind="version", text=f"{ack.engine_id} serves version {ack.version} of {ack.policy}")

@@ -12,7 +12,15 @@ import msgspec
 from ..ids import RunHash
 from .codec import Codec
 
-__all__ = ["TRAINING_STEPS", "Accounting", "GroupsGivenBack", "TrainingStep", "hash_batch", "surviving_steps"]
+__all__ = [
+    "TRAINING_STEPS",
+    "Accounting",
+    "GroupsGivenBack",
+    "StepResult",
+    "TrainingStep",
+    "hash_batch",
+    "surviving_steps",
+]
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +34,45 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     """Records skipped because their group was consumed before."""
 
 
-class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step"):
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the optimiser made of a batch: the part of TrainingStep that the step itself tells."""
+
+    is_updated: bool
+    """Whether the optimiser stepped."""
+    skipped: str = ""
+    """Why it did not: `no_advantage`, `no_tokens`, `non_finite`."""
+    loss: float = 0.0
+    """Of several updates (`[algorithm] passes`, `minibatches`) the mean."""
+    grad_norm: float = 0.0
+    """Before clipping; of several updates the greatest."""
+    learning_rate: float = 0.0
+    """Of the last update."""
+    seconds: dict[str, float] = {}
+    """Phase -> seconds: `wait`, `read`, `forward_backward`, `optimise`, `checkpoint`, `publish`."""
+    logprob_error_max: float = 0.0
+    """Greatest |log pi - log mu| in nats over those of `num_tokens` that were sampled by the version which the step
+    started from. Never NaN."""
+    num_checked_tokens: int = 0
+    """How many tokens that was taken over."""
+    ratio_mean: float = 1.0
+    """Mean of pi / mu over `num_tokens`, before the weights moved; as all below over each of several updates."""
+    clip_fraction: float = 0.0
+    """Share of `num_tokens` at which a bound of the surrogate holds the gradient back."""
+    clip_fraction_positive: float = 0.0
+    """The part of `clip_fraction` where the advantage is positive; the rest is where it is negative."""
+    num_bounded_tokens: int = 0
+    """Tokens with a negative advantage whose weight `[algorithm] dual` bounded."""
+    num_rejected_tokens: int = 0
+    """Tokens that the correction gave the weight 0."""
+    ess: float = 1.0
+    """Effective sample size as a share of `num_tokens`: (sum w)^2 / (N sum w^2), w = pi / mu (Kong 1992)."""
+    kl_sampler: float = 0.0
+    """KL(mu || pi) in nats a token by k3: the mean of w - 1 - log w."""
+    kl_reference: float | None = None
+    """KL(pi || reference) by k3; None where the recipe has no reference."""
+
+
+class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """One batch. Example: TrainingStep(policy="policy", step=3, version=3, batch_hash="9f...", ...)."""
 
     schema: str = "training_step/1"
@@ -37,10 +83,6 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     epoch: int
     version: int
     """The version that this batch led to; unchanged when no step was taken."""
-    is_updated: bool
-    """Whether the optimiser stepped."""
-    skipped: str = ""
-    """Why it did not: `no_advantage`, `no_tokens`, `non_finite`."""
     begin_offset: int
     next_offset: int
     """The batch is the interval [begin_offset, next_offset) of the policy's partition."""
@@ -51,12 +93,6 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     excluded_ids: dict[str, str] = {}
     """Group id -> reason, of this batch; `skipped` where no step was taken."""
     accounting: Accounting
-    loss: float
-    """Of several updates (`[algorithm] passes`, `minibatches`) the mean."""
-    grad_norm: float
-    """Before clipping; of several updates the greatest."""
-    learning_rate: float
-    """Of the last update."""
     reward: float | None
     """Mean final reward over the scored rollouts of the batch; None when none is scored."""
     reward_parts: dict[str, float] = {}
@@ -71,34 +107,11 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True, tag="training_step
     staleness_mean: float = 0.0
     """Over trained tokens: the version this batch started from minus the token's version."""
     staleness_max: int = 0
-    logprob_error_max: float = 0.0
-    """Greatest |log pi - log mu| in nats over those of `num_tokens` that were sampled by the version which the step
-    started from. Never NaN."""
-    num_checked_tokens: int = 0
-    """How many tokens that was taken over."""
-    ratio_mean: float = 1.0
-    """Mean of pi / mu over `num_tokens`, before the weights moved; as all below over each of several updates."""
-    clip_fraction: float = 0.0
-    """Share of `num_tokens` at which a bound of the surrogate holds the gradient back."""
-    seconds: dict[str, float] = {}
-    """Phase -> seconds: `wait`, `read`, `forward_backward`, `optimise`, `checkpoint`, `publish`."""
     started_at_ms: int = 0
     ended_at_ms: int = 0
-    num_bounded_tokens: int = 0
-    """Tokens with a negative advantage whose weight `[algorithm] dual` bounded."""
     explained_variance: float | None = None
     """1 - var(target - value) / var(target) of what the critic was asked, before it learnt from this batch; None
     without a critic, or where the targets do not vary."""
-    num_rejected_tokens: int = 0
-    """Tokens that the correction gave the weight 0."""
-    clip_fraction_positive: float = 0.0
-    """The part of `clip_fraction` where the advantage is positive; the rest is where it is negative."""
-    ess: float = 1.0
-    """Effective sample size as a share of `num_tokens`: (sum w)^2 / (N sum w^2), w = pi / mu (Kong 1992)."""
-    kl_sampler: float = 0.0
-    """KL(mu || pi) in nats a token by k3: the mean of w - 1 - log w."""
-    kl_reference: float | None = None
-    """KL(pi || reference) by k3; None where the recipe has no reference."""
     reward_std: float | None = None
     """Mean over groups of the std (ddof 1) of their scored rollouts' final rewards; None without two of a group."""
     equal_groups: float | None = None

@@ -51,6 +51,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "passes": {"passes": 2, "minibatches": 2, "anchor": "old", "correction": "tis"},
     "running means": {"recipe": "grpo", "baseline": "running_mean", "scale": "batch_std", "entropy": 0.01},
     "critic": {"recipe": "ppo", "passes": 2, "minibatches": 2},
+    "moving reference": {"beta": 0.1, "kl_to": "moving", "reference_every": 2, "reference_share": 0.5},
     "refill": {"selection": "spread", "refill": 9},
 }
 """What differs in what a checkpoint holds, or in what happens between two: keys of `[algorithm]`."""

@@ -17,13 +17,14 @@ import torch
 
 from tests.trainer.material import VOCABULARY, group_bytes, record, segment, summary, turn
 from tests.trainer.toy_policy import ToyPolicy, learn
+from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.rows import training_rows
 from tracegrad.trainer.batch.updates import updates
 from tracegrad.trainer.config import TrainerConfig
-from tracegrad.trainer.step import Learner, StepResult
+from tracegrad.trainer.step import Learner
 
 pytestmark = pytest.mark.torch
 

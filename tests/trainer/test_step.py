@@ -88,6 +88,37 @@ def test_restored_learner_goes_on_bit_for_bit(untied: Path) -> None:
     assert is_equal(first.tensors(), second.tensors())
 
 
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}], ids=["full", "lora"])
+def test_a_moving_reference_goes_its_share_towards_the_policy(changes: dict[str, Any], untied: Path) -> None:
+    """Every second step; it begins as the policy, is kept in the checkpoint, and is what the KL is taken to."""
+    recipe = Recipe(beta=0.1, kl_to="moving", reference_every=2, reference_share=0.25)
+    config = TrainerConfig(lr=5e-4, **changes)
+
+    def learner() -> Learner:
+        device = configure_torch(config, seed=0)
+        reference = load_policy(config, str(untied), device)
+        return Learner(load_policy(config, str(untied), device), config, recipe, reference=reference)
+
+    def reference_of(one: Learner) -> dict[str, torch.Tensor]:
+        found = {name: tensor.detach().clone() for name, tensor in one.tensors().items()}
+        return {name.partition("/")[2]: tensor for name, tensor in found.items() if name.startswith("reference/")}
+
+    first, second = learner(), learner()
+    start = weights(first)
+    assert is_equal(reference_of(first), start)
+    told = [first.step([row(seed=number)], version=number - 1, step=number) for number in (1, 2)]
+    first.move_reference(1)
+    assert is_equal(reference_of(first), start)
+    assert told[0].kl_reference == 0.0 < (told[1].kl_reference or 0.0)
+    first.move_reference(2)
+    expected = {name: torch.lerp(start[name], one, 0.25) for name, one in weights(first).items()}
+    assert is_equal(reference_of(first), expected) and not is_equal(expected, start)
+    second.restore({name: tensor.detach().clone() for name, tensor in first.tensors().items()})
+    last = [one.step([row(seed=3)], version=2, step=3) for one in (first, second)]
+    assert (last[0].loss, last[0].kl_reference) == (last[1].loss, last[1].kl_reference)
+    assert is_equal(first.tensors(), second.tensors())
+
+
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [([], "no_tokens"), ([row(0.0)], "no_advantage"), ([row(1.0, mu=float("nan"))], "non_finite")],

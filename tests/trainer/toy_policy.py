@@ -9,13 +9,14 @@ from typing import Any, cast
 import torch
 
 from tests.trainer.material import VOCABULARY
+from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.logprobs import sampled_logprobs
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.packing import MicroBatch
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.critic import Critic
-from tracegrad.trainer.step import Learner, StepResult
+from tracegrad.trainer.step import Learner
 
 __all__ = ["ToyPolicy", "critic_of", "learn"]
 

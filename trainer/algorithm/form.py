@@ -133,14 +133,6 @@ def log_ratios(
     return logprobs_N - (logprobs_N.detach() if old_logprobs_N is None else old_logprobs_N)
 
 
-def _correction(recipe: Recipe, *of_tokens: Tensor | None) -> Tensor:
-    """[N] what each token's term is multiplied by."""
-    factors_N: Tensor = _chosen(CORRECTIONS, recipe.correction)(
-        *of_tokens, recipe.correction_low, recipe.correction_high
-    )
-    return factors_N
-
-
 def loss(
     recipe: Recipe,
     *,
@@ -160,8 +152,7 @@ def loss(
     Args:
         logprobs_N: of the sampled tokens, under the weights being trained; float32, with gradient.
         sampler_logprobs_N: under the weights that sampled them.
-        advantages_N: A.
-        weights_N: c.
+        advantages_N, weights_N: A and c.
         old_logprobs_N: under the weights before the batch's first update; None: this is the first, pi detached.
         reference_logprobs_N: under the reference; for a recipe that needs `reference`.
         entropies_N: of the distribution each token was sampled from, with gradient; for one that needs `entropy`.
@@ -176,10 +167,11 @@ def loss(
     rejected_N = torch.zeros_like(clipped_N)
     if recipe.correction != "none":
         old_N = logprobs_N.detach() if old_logprobs_N is None or recipe.correction == "opsm" else old_logprobs_N
-        factors_N = _correction(recipe, old_N, sampler_logprobs_N, advantages_N, rows_N)
+        bounds = (recipe.correction_low, recipe.correction_high)
+        factors_N = _chosen(CORRECTIONS, recipe.correction)(old_N, sampler_logprobs_N, advantages_N, rows_N, *bounds)
         terms_N, rejected_N = terms_N * factors_N, factors_N == 0.0
     if recipe.beta and recipe.kl_in == "loss":
-        others_N = reference_logprobs_N if recipe.kl_to == "reference" else sampler_logprobs_N
+        others_N = sampler_logprobs_N if recipe.kl_to == "sampler" else reference_logprobs_N
         assert others_N is not None
         terms_N = terms_N - recipe.beta * KLS[recipe.kl](logprobs_N, others_N, clamped(own_N).exp())
     if recipe.entropy:

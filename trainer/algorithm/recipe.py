@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import operator
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal
 
@@ -28,13 +28,24 @@ __all__ = ["Function", "Need", "Recipe", "Rows", "without_functions"]
 
 Function = Callable[..., Any]
 Need = Literal["old", "reference", "values", "entropy", "unit_means", "all_rows"]
-"""`old`: log pi of all rows, before the advantages and the first update; `reference`: a frozen copy of the start model,
-one more forward pass a micro-batch; `values`: a critic, asked before the advantages, which learns along;
+"""`old`: log pi of all rows, before the advantages and the first update; `reference`: a second copy of the start
+model, one more forward pass a micro-batch; `values`: a critic, asked before the advantages, which learns along;
 `entropy`: of each trained token; `unit_means`: a pass of all rows before an update; `all_rows`: the gradient of rows
 without advantage too."""
 Rows = Literal["segments", "transitions", "concatenated"]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(ge=0)]
+
+_FUNCTION = "a function"
+_ALIKE = "where all are worth 1 none is worth more than another, and nothing is learnt"
+_TOGETHER: Sequence[tuple[str, Sequence[str], str, Sequence[str], str]] = (
+    ("outcome", ["one"], "baseline", ["none", "running_mean", _FUNCTION], _ALIKE),
+    ("outcome", ["one"], "scale", ["none", _FUNCTION], _ALIKE),
+    ("baseline", ["critic"], "scale", ["none", "whiten"], "it compares with no peers"),
+    ("surrogate", ["dppo"], "level", ["token"], "its bounds are of a token's probability"),
+    ("correction", ["tis", "tis_row", "icepop"], "anchor", ["old"], "the sampler's ratio holds pi_old / mu already"),
+)
+"""Where an axis has one of these values another key is to have one of those, and why."""
 
 
 class Recipe(Section, frozen=True, kw_only=True):
@@ -97,8 +108,12 @@ class Recipe(Section, frozen=True, kw_only=True):
     """Weight of the KL; 0: none is computed."""
     kl: Literal["k1", "k2", "k3", "k3+"] = "k3"
     """Its estimator; k1 only in the reward."""
-    kl_to: Literal["reference", "sampler"] = "reference"
-    """From what: the model that the run began with, or the sampler."""
+    kl_to: Literal["reference", "moving", "sampler"] = "reference"
+    """From what: the model that the run began with; one that follows the policy; or the sampler."""
+    reference_every: Count = 512
+    """`moving`: steps after which it moves (arXiv:2404.09656; this and the next as in TRL)."""
+    reference_share: Share = 0.6
+    """`moving`: how far it then goes towards the policy; 1: it becomes the policy."""
     kl_in: Literal["loss", "return", "tokens"] = "loss"
     """Where beta * kl goes: into the loss; or out of the reward, by pi_old: out of a turn's return, before the
     baseline, for all tokens from the turn on, or out of each token's advantage, for all from the token on."""
@@ -131,28 +146,15 @@ class Recipe(Section, frozen=True, kw_only=True):
         super().__post_init__()
         for axis, kind in self.kinds().items():
             _check_kind(axis, getattr(self, axis), kind)
-        compares = self.baseline in ("mean", "leave_one_out", "length_weighted", "critic")
-        if self.outcome == "one" and (compares or self.scale in ("std", "batch_std", "whiten")):
-            raise ConfigurationError(
-                f"baseline, scale: expected 'none' with outcome 'one', got {self.baseline!r}, {self.scale!r}: where "
-                "all are worth 1 none is worth more than another, and nothing is learnt"
-            )
-        if self.baseline == "critic" and self.scale not in ("none", "whiten"):
-            raise ConfigurationError(
-                f"scale: expected 'none' or 'whiten' with baseline 'critic', which compares with no peers, got "
-                f"{self.scale!r}: set scale = 'whiten'"
-            )
+        for axis, values, key, fit, why in _TOGETHER:
+            value = getattr(self, key)
+            if getattr(self, axis) in values and (_FUNCTION if callable(value) else value) not in fit:
+                wanted = f"{' or '.join(fit)} with {axis} = {getattr(self, axis)!r}"
+                raise ConfigurationError(f"{key}: expected {wanted}, got {value!r}: {why}")
         if self.surrogate in ("clip", "cispo") and self.low > 1:
             raise ConfigurationError(f"low: expected at most 1 with surrogate {self.surrogate!r}, got {self.low:g}")
         if self.surrogate == "sapo" and not (self.low and self.high):
             raise ConfigurationError(f"low, high: expected taus above 0 of 'sapo', got {self.low:g}, {self.high:g}")
-        if self.surrogate == "dppo" and self.level != "token":
-            raise ConfigurationError(f"level: expected 'token' with surrogate 'dppo', got {self.level!r}")
-        if self.anchor == "sampler" and self.correction in ("tis", "tis_row", "icepop"):
-            raise ConfigurationError(
-                f"correction: expected anchor 'old' with {self.correction!r}, got 'sampler', whose ratio holds "
-                "pi_old / mu already: set anchor = 'old'"
-            )
         if self.correction in ("icepop", "reject_row") and self.correction_low > self.correction_high:
             raise ConfigurationError(
                 f"correction_low: expected at most correction_high = {self.correction_high:g}, got "
@@ -174,25 +176,17 @@ class Recipe(Section, frozen=True, kw_only=True):
             )
 
     @property
-    def units(self) -> str | None:
-        """By what the loss wants the tokens numbered: None, `turn`, `row` or `rollout`."""
-        return None if self.level == "token" else self.level
-
-    @property
     def num_updates(self) -> int:
         """Of a step, at most."""
         return self.passes * self.minibatches
 
     @property
-    def _reads_old(self) -> bool:
-        return self.anchor == "old" or self.correction not in ("none", "opsm")
-
-    @property
     def needs(self) -> frozenset[Need]:
         """What a step must compute beside log pi of rows with an advantage."""
+        reads_old = self.anchor == "old" or self.correction not in ("none", "opsm")
         found: dict[Need, bool] = {
-            "old": (self.beta > 0 and self.kl_in != "loss") or (self.num_updates > 1 and self._reads_old),
-            "reference": self.beta > 0 and self.kl_to == "reference",
+            "old": (self.beta > 0 and self.kl_in != "loss") or (self.num_updates > 1 and reads_old),
+            "reference": self.beta > 0 and self.kl_to != "sampler",
             "values": self.baseline == "critic",
             "entropy": self.entropy > 0,
             "unit_means": self.level == "rollout",
@@ -216,6 +210,6 @@ def _check_kind(axis: str, value: Any, kind: Any) -> None:
     names = [name for part in parts for name in typing.get_args(part) if isinstance(name, str)]
     is_whole = type(value) is int and float in parts
     if not (type(value) in parts or is_whole or value in names or (callable(value) and Function in parts)):
-        words = {Function: "a function", int: "a whole number", float: "a number", NoneType: "None"}
+        words = {Function: _FUNCTION, int: "a whole number", float: "a number", NoneType: "None"}
         wanted = [*map(repr, names), *(word for part, word in words.items() if part in parts)]
         raise ConfigurationError(f"{axis}: expected {' or '.join(wanted)}, got {value!r}")

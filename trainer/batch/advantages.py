@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,14 +84,9 @@ def token_advantages(
         calls: the advantage of each of their calls.
         to_go: of each row, what is taken from the rewards from a token on.
     """
-    is_by_token = recipe.scale == "whiten" or (to_go is not None and recipe.kl_in == "tokens")
-    if not is_by_token:
-        weighted = ((row, [calls[row.rollout_id, turn.call_id] * turn.weight for turn in row.turns]) for row in rows)
-        return [_spread(row, numbers, np.float32) for row, numbers in weighted]
     values = [_spread(row, (calls[row.rollout_id, turn.call_id] for turn in row.turns)) for row in rows]
-    masks = [row.loss_mask.view(np.bool_) for row in rows]
     if to_go is not None and recipe.kl_in == "tokens":
-        values = [np.where(mask, value - less, 0.0) for value, less, mask in zip(values, to_go, masks, strict=True)]
+        values = [value - less for value, less in zip(values, to_go, strict=True)]
     return weighted_advantages(rows, values, recipe)
 
 
@@ -100,22 +94,25 @@ def weighted_advantages(
     rows: Sequence[SegmentRow], values: Sequence[Doubles], recipe: Recipe
 ) -> list[npt.NDArray[np.float32]]:
     """[T] of each row, from those of its tokens: whitened where the recipe says so, times the turn's weight."""
-    values, masks = list(values), [row.loss_mask.view(np.bool_) for row in rows]
     if recipe.scale == "whiten" and rows:
+        masks = [row.loss_mask.view(np.bool_) for row in rows]
         all_N = torch.from_numpy(np.concatenate([value[mask] for value, mask in zip(values, masks, strict=True)]))
         ends = np.cumsum([mask.sum() for mask in masks])[:-1]
         for value, mask, part in zip(values, masks, np.split(whitened(all_N).numpy(), ends), strict=True):
             value[mask] = part
     weights = (_spread(row, (turn.weight for turn in row.turns)) for row in rows)
-    return [(value * weight).astype(np.float32) for value, weight in zip(values, weights, strict=True)]
+    return [
+        np.where(row.loss_mask.view(np.bool_), value * weight, 0.0).astype(np.float32)
+        for row, value, weight in zip(rows, values, weights, strict=True)
+    ]
 
 
-def _spread(row: SegmentRow, numbers: Iterable[float], dtype: type[Any] = np.float64) -> npt.NDArray[Any]:
-    """[T] each turn's number at its trained tokens, 0 elsewhere."""
-    values_T = np.zeros(len(row.token_ids), dtype)
+def _spread(row: SegmentRow, numbers: Iterable[float]) -> Doubles:
+    """[T] each turn's number at its tokens, 0 elsewhere."""
+    values_T = np.zeros(len(row.token_ids))
     for turn, number in zip(row.turns, numbers, strict=True):
         values_T[turn.start : turn.end] = number
-    return np.where(row.loss_mask.view(np.bool_), values_T, dtype(0.0))
+    return values_T
 
 
 def sums_to_go(rollouts: Sequence[str], values: Sequence[Doubles]) -> list[Doubles]:

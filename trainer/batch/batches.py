@@ -143,28 +143,17 @@ class OpenBatch:
         ]
         usable = [verdict.group for verdict, reason in decided if verdict.group and not reason]
         left_out = unselected(usable, self.recipe)
-        judged: list[tuple[bytes, str]] = []
-        groups: list[Group] = []
-        untrained: list[Group] = []
-        excluded: dict[str, str] = {}
-        for verdict, verdict_reason in decided:
-            reason = verdict_reason or left_out.get(verdict.group_id or "", "")
-            judged.append((hashlib.sha256(verdict.record.value or b"").digest(), reason))
-            if reason == "duplicate":
-                continue
-            if reason and verdict.group_id is not None:
-                excluded[verdict.group_id] = reason
-            if verdict.group is not None:
-                (untrained if reason else groups).append(verdict.group)
+        decided = [(verdict, reason or left_out.get(verdict.group_id or "", "")) for verdict, reason in decided]
+        new = [(verdict, reason) for verdict, reason in decided if reason != "duplicate"]
         return Batch(
             begin_offset=self.begin_offset,
             next_offset=self.next_offset,
-            groups=tuple(groups),
-            untrained=tuple(untrained),
-            excluded=excluded,
+            groups=tuple(verdict.group for verdict, reason in new if verdict.group and not reason),
+            untrained=tuple(verdict.group for verdict, reason in new if verdict.group and reason),
+            excluded={verdict.group_id: reason for verdict, reason in new if verdict.group_id and reason},
             num_duplicates=sum(is_duplicate for _, is_duplicate in self._verdicts),
             dead=tuple(verdict for verdict, _ in self._verdicts if verdict.group is None),
-            hash=hash_batch(judged),
+            hash=hash_batch((hashlib.sha256(one.record.value or b"").digest(), reason) for one, reason in decided),
         )
 
 

@@ -98,12 +98,14 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
     def kept(padded: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(padded.take(targets, axis=1))
 
-    def trained(name: str) -> Tensor:
+    def trained(name: str) -> Tensor | None:
+        if getattr(rows[0], name) is None:
+            return None
         return torch.from_numpy(np.concatenate([getattr(row, name)[row.loss_mask_T] for row in rows]))
 
-    def known(name: str) -> Tensor | None:
-        return None if getattr(rows[0], name) is None else trained(name)
-
+    # Each x_N is the rows' x_T, None where they have none, but for the weights, which are of rows.
+    names = [name for name in MicroBatch.__slots__ if name.endswith("_N") and name != "weights_N"]
+    of_trained: dict[str, Any] = {name: trained(name.removesuffix("N") + "T") for name in names}
     weights = torch.tensor([row.token_weight for row in rows], dtype=torch.float64).float()
     return MicroBatch(
         input_ids_BL=torch.from_numpy(np.ascontiguousarray(ids[:, : int(targets[-1])])),
@@ -111,14 +113,7 @@ def _micro_batch(rows: Sequence[TrainingRow], longest: int, places: Sequence[int
         targets_BK=kept(ids),
         temperatures_BK=kept(stack("temperatures_T", 1)),
         loss_mask_BK=kept(mask),
-        sampler_logprobs_N=trained("sampler_logprobs_T"),
-        advantages_N=trained("advantages_T"),
         weights_N=weights.repeat_interleave(torch.from_numpy(mask.sum(axis=1))),
-        versions_N=trained("versions_T"),
-        units_N=known("units_T"),
-        old_logprobs_N=known("old_logprobs_T"),
-        reference_logprobs_N=known("reference_logprobs_T"),
-        values_N=known("values_T"),
-        targets_N=known("targets_T"),
         places=places,
+        **of_trained,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,7 @@ def training_rows(
         values: [T] of each of these rows, what the recipe's critic expects before a token.
     """
     tokens = rollout_tokens(groups)
-    weights, units = rollout_weights(groups, recipe, tokens), _Units(recipe.units, [*tokens])
+    weights = rollout_weights(groups, recipe, tokens)
     rows = [row for group in groups for row in group.rows]
     trained = [row for row in rows if row.loss_mask.any()]
     if recipe.baseline == "critic":
@@ -86,9 +87,10 @@ def training_rows(
         taken = taken if recipe.kl_in == "return" else {}
         calls, after = call_advantages(groups, recipe, tokens, running=running, taken=taken)
         columns = [token_advantages(trained, calls, recipe, to_go)]
+    names = ("units_T", "advantages_T", "values_T", "targets_T")
     return [
-        _training_row(row, weights[row.rollout_id], units.of(row), *of_row)
-        for row, *of_row in zip(trained, *columns, strict=True)
+        _training_row(row, weights[row.rollout_id], dict(zip(names, of_row, strict=False)))
+        for row, *of_row in zip(trained, _units(trained, recipe.level), *columns, strict=True)
     ], after
 
 
@@ -126,25 +128,20 @@ def _to_go(rows: Sequence[SegmentRow], penalties: Sequence[Doubles]) -> tuple[li
     return [less_T for row, less_T in zip(rows, to_go, strict=True) if row.loss_mask.any()], taken
 
 
-class _Units:
-    """Numbers for what the ratio is of, over the whole batch."""
-
-    def __init__(self, level: str | None, rollouts: Sequence[str]) -> None:
-        self._level = level
-        self._rollouts = {rollout: number for number, rollout in enumerate(rollouts)}
-        self._next = 0
-
-    def of(self, row: SegmentRow) -> npt.NDArray[np.int64] | None:
-        """[T] each token's unit; the prompt's, which train nothing, are some turn's too."""
-        if self._level is None:
-            return None
-        if self._level == "rollout":
-            return np.full(len(row.token_ids), self._rollouts[row.rollout_id])
-        units_T = np.full(len(row.token_ids), self._next)
-        for number, turn in enumerate(row.turns if self._level == "turn" else ()):
-            units_T[turn.start : turn.end] = self._next + number
-        self._next += max(1, len(row.turns))
-        return units_T
+def _units(rows: Sequence[SegmentRow], level: str) -> list[npt.NDArray[np.int64] | None]:
+    """[T] of each row, the number of what each token's ratio is of; None where that is the token alone. Trained tokens
+    are some turn's."""
+    if level == "token":
+        return [None] * len(rows)
+    numbers: dict[object, int] = {}
+    found: list[npt.NDArray[np.int64] | None] = []
+    for place, row in enumerate(rows):
+        units_T = np.zeros(len(row.token_ids), np.int64)
+        for turn in row.turns:
+            unit = {"rollout": row.rollout_id, "row": place, "turn": (place, turn.start)}[level]
+            units_T[turn.start : turn.end] = numbers.setdefault(unit, len(numbers))
+        found.append(units_T)
+    return found
 
 
 def rollout_weights(groups: Iterable[Group], recipe: Recipe, tokens: Mapping[str, int]) -> dict[str, float]:
@@ -171,14 +168,7 @@ def rollout_tokens(groups: Iterable[Group]) -> dict[str, int]:
     return tokens
 
 
-def _training_row(
-    row: SegmentRow,
-    token_weight: float,
-    units_T: npt.NDArray[np.int64] | None,
-    advantages_T: Floats,
-    values_T: Floats | None = None,
-    targets_T: Floats | None = None,
-) -> TrainingRow:
+def _training_row(row: SegmentRow, token_weight: float, columns: Mapping[str, Any]) -> TrainingRow:
     num_tokens = len(row.token_ids)
     mask = row.loss_mask.view(np.bool_)  # its bytes were checked to be 0 and 1
     temperatures_T = np.ones(num_tokens, dtype=np.float32)
@@ -193,11 +183,8 @@ def _training_row(
         token_ids_T=row.token_ids,
         loss_mask_T=mask,
         sampler_logprobs_T=row.logprobs,
-        advantages_T=advantages_T,
         temperatures_T=temperatures_T,
         versions_T=np.where(mask, versions_T, -1),
         token_weight=token_weight,
-        units_T=units_T,
-        values_T=values_T,
-        targets_T=targets_T,
+        **columns,
     )

@@ -22,13 +22,11 @@ def unselected(groups: Sequence[Group], recipe: Recipe) -> dict[str, str]:
     if recipe.selection == "none":
         return {}
     stds = {group.summary.group_id: spread(group) for group in groups}
-    # What was given back was replaced, so it may not train after all.
-    replaced = [id_ for id_, std in stds.items() if not std] if recipe.refill > 1 else []
-    counted = {id_: std for id_, std in stds.items() if id_ not in replaced}
-    stays = selected(list(counted.values()), recipe.selection, recipe.share)
-    judged = zip(counted.items(), stays, strict=True)
-    low = {id_: "low_spread" if std else "no_spread" for (id_, std), stay in judged if not stay}
-    return dict.fromkeys(replaced, "no_spread") | low
+    # With refill what has no spread was given back and replaced, so it may not train after all.
+    counted = [id_ for id_, std in stds.items() if std or recipe.refill == 1]
+    stays = selected([stds[id_] for id_ in counted], recipe.selection, recipe.share)
+    trained = {id_ for id_, stay in zip(counted, stays, strict=True) if stay}
+    return {id_: "low_spread" if std else "no_spread" for id_, std in stds.items() if id_ not in trained}
 
 
 def spread(group: Group) -> float:

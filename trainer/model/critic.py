@@ -1,15 +1,14 @@
 """The critic: a value head on the hidden states of a trunk, which is the policy's, or a model of its own.
 
 In: micro-batches of rows that say what values should have been. Out: V of the state before each trained token, float32;
-moved weights. On the policy's trunk the head alone learns, from hidden states without gradient, so that no value moves
-the policy; a model of its own learns with it. The head begins at 0: the first advantages are the returns.
+the losses by which it learns. On the policy's trunk the head alone learns, from hidden states without gradient, so that
+no value moves the policy; a model of its own learns with it. The head begins at 0: first advantages are the returns.
 Invariant: nothing here is ever published. Failure: ConfigurationError names the key.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -36,7 +35,8 @@ class Critic:
     """V and its optimiser; the trunk learns with the head where it is not the policy's."""
 
     def __init__(self, trunk: Policy, config: TrainerConfig, *, is_own: bool = False) -> None:
-        self._trunk = trunk
+        self.trunk = trunk
+        """What makes the hidden states."""
         self._is_own = is_own
         self._head = {
             "head.weight": torch.zeros(trunk.width, device=trunk.device, requires_grad=True),
@@ -50,34 +50,22 @@ class Critic:
     def values(self, batch: MicroBatch) -> Tensor:
         """[N] V before each trained token."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._is_own):
-            hidden_ND = self._trunk.hidden(batch)[batch.loss_mask_BK].float()
+            hidden_ND = self.trunk.hidden(batch)[batch.loss_mask_BK].float()
         return hidden_ND @ self._head["head.weight"] + self._head["head.bias"]
 
-    def accumulate(self, batches: Iterable[MicroBatch], num_asked: int, clip: float | None) -> float:
-        """The mean loss over the `num_asked` values that the batches ask for; its gradient, clipped, is in the masters.
-        NaN where one of the two is no number.
+    def losses(self, batches: Iterable[MicroBatch], num_asked: int, clip: float | None) -> Iterator[Tensor]:
+        """The mean loss over the `num_asked` values that the batches ask for, a share of it from each.
 
         Args:
             clip: `value_losses` has it.
         """
-        losses: list[float] = []
         for batch in batches:
             assert batch.values_N is not None and batch.targets_N is not None
             is_asked_N = ~batch.targets_N.isnan()
             values_N, targets_N, old_N = (
                 each_N[is_asked_N] for each_N in (self.values(batch), batch.targets_N, batch.values_N)
             )
-            loss = value_losses(values_N, targets_N, old_N, clip).sum(dtype=torch.float64) / num_asked
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self._is_own:
-                self._trunk.collect_gradients()
-            losses.append(float(loss.detach()))
-        return math.fsum(losses) if all(map(math.isfinite, [*losses, self.optimiser.clip()])) else math.nan
-
-    def update(self, update: int, num_updates: int) -> None:
-        """Moves the masters; `Optimiser.learning_rate` has the numbers."""
-        self.optimiser.step(self.optimiser.learning_rate(update, num_updates))
-        self._refresh()
+            yield value_losses(values_N, targets_N, old_N, clip).sum(dtype=torch.float64) / num_asked
 
     def tensors(self) -> dict[str, Tensor]:
         """All that its next values depend on, but the policy: weights, and `optimiser/*`."""
@@ -99,11 +87,7 @@ class Critic:
         for name in got:
             masters[name].copy_(tensors[name])
         self.optimiser.restore(moments)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        if self._is_own:
-            self._trunk.refresh()
+        self.trunk.refresh()
 
 
 def num_asked(rows: Sequence[TrainingRow]) -> int:

@@ -94,14 +94,12 @@ class Policy:
     @property
     def vocabulary(self) -> int:
         """Rows of the embedding: every token id must be less."""
-        rows: int = self._model.get_input_embeddings().weight.shape[0]
-        return rows
+        return int(self._model.get_input_embeddings().weight.shape[0])
 
     @property
     def width(self) -> int:
         """D, of a hidden state."""
-        columns: int = self._causal.get_output_embeddings().weight.shape[1]
-        return columns
+        return int(self._causal.get_output_embeddings().weight.shape[1])
 
     @property
     def has_adapters(self) -> bool:
@@ -189,6 +187,13 @@ class Policy:
                 parameter.copy_(self.masters[name])
 
     @torch.no_grad()
+    def approach(self, other: Policy, share: float) -> None:
+        """Goes a share of the way to another's masters; 1: takes them."""
+        for name, master in self.masters.items():
+            master.lerp_(other.masters[name], share)
+        self.refresh()
+
+    @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Sets all masters. Raises ConfigurationError when names or shapes differ."""
         got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -235,12 +240,10 @@ def _merged_state(model: Any) -> tuple[Any, dict[str, Tensor]]:
     state = {
         name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
     }
-    for name, module in base.named_modules():
-        if isinstance(module, LoraLayer):
-            weight = state[f"{name}.weight"]
-            layer: Any = module
-            delta = layer.get_delta_weight("default")
-            state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+    layers: Any = {f"{name}.weight": module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    for name, layer in layers.items():
+        delta = layer.get_delta_weight("default")
+        state[name] = (state[name].float() + delta.float()).to(state[name].dtype)
     return base, state
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: all that the next batch depends on, in one folder that appears by one rename.
 
     checkpoints/step-00000003-v3-e1/   state.json           step, version, epoch, one offset, accounting, files
-                                       tensors.safetensors  weights/*, optimiser/*, rng/*
+                                       tensors.safetensors  weights/*, optimiser/*, reference/*, critic/*, rng/*
                                        consumed.txt         ids of all groups consumed, in order
                                        training_step.json   the record of that step, as emitted (absent at step 0)
 
@@ -115,10 +115,8 @@ class Checkpoints:
     def save(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
         """Writes one, durable on return, and removes the oldest ones. Its state then names the files."""
         with whole_folder(self._folder / progress.state.folder) as temporary:
-            save_file(
-                {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()},
-                temporary / _TENSORS,
-            )
+            on_host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+            save_file(on_host, temporary / _TENSORS)
             (temporary / _CONSUMED).write_text("".join(f"{group}\n" for group in progress.consumed))
             if progress.training_step is not None:
                 (temporary / _STEP).write_bytes(progress.training_step)
@@ -210,10 +208,8 @@ def resume(handles: TrainerHandles, checkpoints: Checkpoints, policy_log: Policy
         ConfigurationError: the checkpoint is another run's, or there is none and versions were published.
         LogGapError: its offset is one of a topic that is no more.
     """
-    progress, tensors = checkpoints.load_newest() or (
-        Progress(CheckpointState(policy=handles.policy, run=handles.run_hash)),
-        {},
-    )
+    fresh = Progress(CheckpointState(policy=handles.policy, run=handles.run_hash))
+    progress, tensors = checkpoints.load_newest() or (fresh, {})
     state = progress.state
     if (state.run, state.policy) != (handles.run_hash, handles.policy):
         raise ConfigurationError(

@@ -36,17 +36,14 @@ class InWork:
         self._folder = folder
         self._partition = partition
 
-    @contextlib.contextmanager
-    def reading(self, record: Record) -> Iterator[None]:
+    def reading(self, record: Record) -> contextlib.AbstractContextManager[None]:
         """Around the decoding of one record. Raises ConfigurationError instead of a fourth try."""
         what = f"reading offset {record.offset}"
         size = f"{len(record.value or b'')} bytes"
         remedy = "Give the trainer more memory, or start a new run without the record"
-        with self._marked(f"record-{record.offset}", what, size, remedy):
-            yield
+        return self._marked(f"record-{record.offset}", what, size, remedy)
 
-    @contextlib.contextmanager
-    def step(self, batch: Batch) -> Iterator[None]:
+    def step(self, batch: Batch) -> contextlib.AbstractContextManager[None]:
         """Around the step on one batch. Raises ConfigurationError instead of a fourth try."""
         rows = [(len(row.token_ids), group.offset) for group in batch.groups for row in group.rows]
         longest, offset = max(rows, default=(0, batch.begin_offset))
@@ -59,8 +56,7 @@ class InWork:
             "If memory ran out, lower [trainer] micro_batch_tokens or micro_batch_logits, or give the trainer more; "
             f"max_row_tokens below {longest} excludes that record's group as too_long"
         )
-        with self._marked(f"step-{batch.begin_offset}-{batch.next_offset}", what, size, remedy):
-            yield
+        return self._marked(f"step-{batch.begin_offset}-{batch.next_offset}", what, size, remedy)
 
     @contextlib.contextmanager
     def _marked(self, name: str, what: str, size: str, remedy: str) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """A weight version becomes a folder that transformers and vLLM open as it is, and a manifest that describes it.
 
-In: the policy's exported tensors and the base model's folder (config, tokenizer). Out: `weights/7c1f3e9a-v18-e4/`,
+In: the policy, where training stands, and the base model's folder (config, tokenizer). Out: `weights/7c1f3e9a-v18-e4/`,
 whole or not there, and its VersionManifest. Invariant: the manifest's files are all there when it is made; the caller
 appends it after the checkpoint that holds the same weights. On failure: OSError (disk full, say) leaves no half folder.
 """
@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from tracegrad.schemas.records.weights import VersionManifest
 
 from ..config import TrainerHandles
 from ..model.policy import Policy
+from .checkpoint import Progress
 from .durable import PREFIX, describe_files, remove_half_written, whole_folder
 
 __all__ = ["Publisher"]
@@ -53,17 +54,11 @@ class Publisher:
         remove_half_written(self._adapters)
 
     @busy("publishing a version")
-    def write(
-        self,
-        model: Policy,
-        version: Version,
-        *,
-        base_version: int,
-        step: int,
-        next_offset: int,
-        metrics: Mapping[str, float],
-    ) -> VersionManifest:
-        """Writes the folder, durable on return, removes the oldest ones; the manifest to append."""
+    def write(self, model: Policy, progress: Progress, *, epoch: int) -> VersionManifest:
+        """Writes the folder of the version that training stands at, durable on return, removes the oldest ones; the
+        manifest to append."""
+        state = progress.state
+        version = Version(run=state.run, version=state.version, epoch=epoch)
         target = self._root / version.label
         if model.has_adapters:
             # The folder holds the merged model, from which adapters cannot be taken back; kept for rollbacks.
@@ -79,13 +74,13 @@ class Publisher:
             run=version.run,
             version=version.version,
             epoch=version.epoch,
-            base_version=base_version,
+            base_version=state.base_version,
             kind="full",
             uri=str(target),
             files=files,
-            step=step,
-            next_offset=next_offset,
-            metrics=dict(metrics),
+            step=state.step,
+            next_offset=state.next_offset,
+            metrics=progress.metrics,
             at_ms=time.time_ns() // 1_000_000,
         )
 

@@ -25,7 +25,6 @@ import msgspec
 
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
-from tracegrad.schemas.records.versions import Version
 from tracegrad.schemas.records.weights import RollbackRequest
 
 from ..batch.batches import Batch
@@ -150,15 +149,7 @@ class Store:
 
     def _publish(self) -> None:
         """Publishes the present weights, which the newest checkpoint holds or a replay gives, under this epoch."""
-        state = self.state
-        manifest = self._publisher.write(
-            self._learner.policy,
-            Version(run=state.run, version=state.version, epoch=self._policy_log.epoch),
-            base_version=state.base_version,
-            step=state.step,
-            next_offset=state.next_offset,
-            metrics=self._progress.metrics,
-        )
+        manifest = self._publisher.write(self._learner.policy, self._progress, epoch=self._policy_log.epoch)
         self._policy_log.announce(manifest)
 
     def _roll_back(self, offset: int, request: RollbackRequest) -> None:

@@ -7,8 +7,11 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.markup import render
+from typer.main import get_command
 
 from tests.memory_log import MemoryLog
 from tracegrad.compose.kafka.client_settings import TAIL_GROUP
@@ -42,13 +45,24 @@ def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "up", "env", "status", "tail", "audit", "serve"])
+@pytest.mark.parametrize("command", ["demo", "train", "up", "env", "status", "tail", "audit", "recipes", "serve"])
 def test_each_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In its help; run within this process, which is faster."""
     from tracegrad.compose.cli import app
 
     app([command, "--help"], standalone_mode=False)
     assert "Example: " in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_word_of_the_help_is_taken_for_markup() -> None:
+    """A `[section]` that is not escaped would be, and not be shown."""
+    from tracegrad.compose.cli import app
+
+    root: Any = get_command(app)
+    commands = [root, *root.commands.values(), *root.commands["topics"].commands.values()]
+    told = [command.help or "" for command in commands]
+    told += [getattr(param, "help", None) or "" for command in commands for param in command.params]
+    assert [text for text in told if render(text).spans] == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from tests.compose.kafka.fenced import FencedWay
 from tests.compose.kafka.reading import new_topic
@@ -104,6 +105,11 @@ def test_an_admin_client_that_got_no_answer_is_replaced(error: Exception, monkey
         def list_topics(self, timeout: float) -> None:
             raise failures.pop()
 
+        def create_topics(self, topics: list[NewTopic], **timeouts: float) -> dict[str, Any]:
+            if failures:
+                raise failures.pop()
+            return {}
+
     clients: list[Client] = []
     failures = [KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)), error]
     monkeypatch.setattr(kafka_admin, AdminClient.__name__, Client)
@@ -112,3 +118,6 @@ def test_an_admin_client_that_got_no_answer_is_replaced(error: Exception, monkey
         with pytest.raises(UnavailableError):
             admin.partition_counts()
         assert len(clients) == num_clients
+    failures.append(error)
+    assert admin.create_topics([NewTopic("topic")]) == set()
+    assert len(clients) == 3

@@ -91,6 +91,14 @@ def test_a_held_out_pass_under_way_is_not_missing_its_score() -> None:
         assert audited(log).missing == missing
 
 
+def test_a_pass_of_absurdly_many_tasks_is_soon_read() -> None:
+    """By the groups that were asked for, not by those that it names."""
+    log = memory_log(run())
+    word = held_out(2, since=2, num_tasks=10**12 - 1)
+    log.append(TOPICS.name(Topic.WEIGHTS), b"policy", WEIGHTS.encode(word), (), 0)
+    assert audited(log).missing == []
+
+
 def test_calls_of_another_run_are_not_selected() -> None:
     """Raw topics are shared."""
     log = memory_log(run())

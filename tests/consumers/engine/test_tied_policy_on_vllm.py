@@ -28,6 +28,7 @@ from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import load_policy
 from tracegrad.trainer.step import Learner
+from tracegrad.trainer.store.checkpoint import CheckpointState, Progress
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = [pytest.mark.engine, pytest.mark.torch, pytest.mark.timeout(600)]
@@ -131,14 +132,10 @@ async def _train(r: Rig, learner: Learner, publisher: Publisher) -> tuple[list[C
     folders: list[str] = []
     await r.begin()
     for version in range(1, UPDATES + 2):
-        manifest = publisher.write(
-            learner.policy,
-            sampled_by(version),
-            base_version=version - 1,
-            step=version,
-            next_offset=version,
-            metrics={},
+        state = CheckpointState(
+            policy="policy", run=RUN, step=version, version=version, base_version=version - 1, next_offset=version
         )
+        manifest = publisher.write(learner.policy, Progress(state), epoch=1)
         folders.append(manifest.uri)
         await serve_version(r, manifest)
         for number in range(CALLS_EACH):

@@ -43,7 +43,7 @@ def test_a_run_without_steps_has_results_too() -> None:
 def passed(*shares: float, **fields: Any) -> HeldOut:
     """A pass over four tasks; version 3 has the first share, 4 the second, ..."""
     versions = tuple(VersionShare(version=3 + index, share=share) for index, share in enumerate(shares))
-    defaults: dict[str, Any] = {"number": 1, "step": 10, "num_tasks": 4, "num_scored": 4, "mean": 0.5}
+    defaults: dict[str, Any] = {"number": 1, "step": 10, "num_tasks": 4, "num_scored": 4, "mean": 0.5, "version": None}
     return HeldOut(low=0.1, high=0.9, versions=versions, **(defaults | fields))
 
 

@@ -55,6 +55,11 @@ def test_an_alarm_is_said_when_it_begins() -> None:
         state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
         said.append([event.text.split(" (")[0] for event in lines.news(state, 0.0)])
     assert said == [["step 11"], ["step 12", "alarm at step 12: clip_high"], ["step 13"]]
+    for number, alarms in ((14, ("gradient_spike",)), (15, ())):
+        value = TRAINING_STEPS.encode(replace(known, step=number, alarms=alarms))
+        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
+    told = [event.text.split(" (")[0] for event in lines.news(state, 0.0)]
+    assert told == ["step 15", "alarm at step 14: gradient_spike"], "two steps at once: nothing is passed over"
 
 
 def test_the_last_step_shows_open_episodes_and_waiting_groups() -> None:

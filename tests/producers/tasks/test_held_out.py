@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
 import msgspec
@@ -144,14 +143,6 @@ def sampled(first: int, last: int) -> EpisodeCall:
         shared_tokens=0, suffix_ids=made.suffix_ids, sampled_ids=made.sampled_ids, logprobs=made.logprobs,
         versions=made.versions, temperature=1.0, finish_reason="stop", content=None, splice=made.splice,
     )  # fmt: skip
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock, to be advanced."""
-    clock = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    return clock
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -126,14 +125,6 @@ class LossyWorld:
             len(members) == GROUP_SIZE and self.kinds.get(index) != "no group named"
             for index, members in self.members.items()
         )
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock, to be advanced."""
-    clock = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    return clock
 
 
 @pytest.fixture

@@ -52,28 +52,14 @@ def test_capacity(progress: RunProgress, expected: int) -> None:
 def test_synchronous_training_never_runs_ahead_of_the_weights() -> None:
     """With eta 0 one batch is admitted, and the next only when its version is served."""
     pace, handles = PaceConfig(staleness=0), msgspec.structs.replace(HANDLES, groups_per_step=4)
-    assert capacity(RunProgress(acked=0), pace, handles, max_running=100, last_step=10) == 4
-    assert capacity(RunProgress(acked=0, admitted=4, running=0), pace, handles, max_running=100, last_step=10) == 0
-    assert (
-        capacity(
-            RunProgress(acked=0, admitted=4, consumed=4, step=1, version=1),
-            pace,
-            handles,
-            max_running=100,
-            last_step=10,
-        )
-        == 0
-    )
-    assert (
-        capacity(
-            RunProgress(acked=1, admitted=4, consumed=4, step=1, version=1),
-            pace,
-            handles,
-            max_running=100,
-            last_step=10,
-        )
-        == 4
-    )
+    trained = RunProgress(acked=0, admitted=4, consumed=4, step=1, version=1)
+    for progress, expected in (
+        (RunProgress(acked=0), 4),
+        (RunProgress(acked=0, admitted=4, running=0), 0),
+        (trained, 0),
+        (msgspec.structs.replace(trained, acked=1), 4),
+    ):
+        assert capacity(progress, pace, handles, max_running=100, last_step=10) == expected
 
 
 def test_a_run_whose_groups_are_all_excluded_is_never_starved() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -135,14 +136,21 @@ def test_a_users_file_is_a_module_like_others(tmp_path: Path) -> None:
         ({"dual": 0.5}, "dual: expected more than 1, got 0.5"),
         ({"low": 3.0}, "low: expected at most 1 with surrogate 'clip', got 3"),
         ({"recipe": "sapo", "high": 0.0}, "low, high: expected taus above 0"),
-        ({"recipe": "dppo", "level": "row"}, "level: expected 'token' with surrogate 'dppo', got 'row'"),
-        ({"correction": "tis"}, "correction: expected anchor 'old' with 'tis', got 'sampler'"),
+        ({"recipe": "dppo", "level": "row"}, "level: expected token with surrogate = 'dppo', got 'row'"),
+        ({"correction": "tis"}, "anchor: expected old with correction = 'tis', got 'sampler'"),
+        ({"correction": "tis_row"}, "anchor: expected old with correction = 'tis_row', got 'sampler'"),
+        ({"correction": "icepop"}, "anchor: expected old with correction = 'icepop', got 'sampler'"),
+        ({"recipe": "ppo", "scale": "std"}, "scale: expected none or whiten with baseline = 'critic', got 'std'"),
         ({"beta": 0.1, "kl": "k1"}, "kl: expected k1 in the reward"),
         ({"recipe": "rloo", "kl": "k3"}, "kl: expected k1 in the reward"),
         ({"recipe": "icepop", "correction_low": 6.0}, "correction_low: expected at most correction_high = 5, got 6"),
-        ({"recipe": "sft", "baseline": "mean"}, "baseline, scale: expected 'none' with outcome 'one', got 'mean'"),
-        ({"recipe": "sft", "scale": "std"}, "baseline, scale: expected 'none' with outcome 'one', got 'none', 'std'"),
+        (
+            {"recipe": "sft", "baseline": "mean"},
+            "baseline: expected none or running_mean or a function with outcome = 'one', got 'mean'",
+        ),
+        ({"recipe": "sft", "scale": "std"}, "scale: expected none or a function with outcome = 'one', got 'std'"),
         ({"kl": "k1"}, "kl: expected beta to be another than 0.0, which does not read it"),
+        ({"recipe": "grpo", "reference_every": 9}, "reference_every: expected kl_to to be another than 'reference'"),
         ({"lam": 0.9}, "lam: expected baseline to be another than 'leave_one_out', which does not read it"),
         ({"recipe": "cispo", "dual": 3.0}, "dual: expected surrogate to be another than 'cispo'"),
         ({"correction_low": 0.5}, "correction_low: expected correction to be another than 'none'"),
@@ -154,3 +162,10 @@ def test_what_cannot_work_is_refused_with_its_key(keys: dict[str, Any], message:
     """At load."""
     with pytest.raises(ConfigurationError, match=message):
         AlgorithmConfig(**keys)
+
+
+def test_a_function_goes_where_the_names_of_its_axis_do_not() -> None:
+    """Beside `outcome = "one"`, for what it compares is its own; a critic has no peers to give it."""
+    recipe = Recipe(outcome="one", baseline=lambda *peers: [0.0], scale=lambda returns_P: 1.0)
+    with pytest.raises(ConfigurationError, match="scale: expected none or whiten with baseline = 'critic', got <func"):
+        msgspec.structs.replace(recipe, outcome="return", baseline="critic")

@@ -121,7 +121,7 @@ def loss_of(tokens: list[Token], axes: Case, dtype: torch.dtype) -> tuple[float,
         advantages_N=torch.full_like(advantages_N, axes["advantages"]) if "advantages" in axes else advantages_N,
         weights_N=torch.tensor([weights[token.rollout] for token in tokens], dtype=dtype),
         rows_N=column("row").long(),
-        units_N=None if recipe.units is None else column(recipe.units).long(),
+        units_N=None if recipe.level == "token" else column(recipe.level).long(),
     ).loss
     found.backward()  # type: ignore[no-untyped-call]
     assert logprobs_N.grad is not None

@@ -17,13 +17,14 @@ from tests.tiny_models import small_model
 from tests.trainer.material import VOCABULARY, group_bytes, record
 from tests.trainer.toy_policy import ToyPolicy, critic_of
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.training import StepResult
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.batch.groups import Group, GroupLimits, judge
 from tracegrad.trainer.batch.rows import TrainingRow
 from tracegrad.trainer.config import TrainerConfig
 from tracegrad.trainer.model.critic import Critic, load_critic
 from tracegrad.trainer.model.policy import configure_torch, load_policy
-from tracegrad.trainer.step import STOPPED, Learner, StepResult
+from tracegrad.trainer.step import STOPPED, Learner
 
 pytestmark = pytest.mark.torch
 
@@ -148,14 +149,18 @@ def test_restored_critic_goes_on_bit_for_bit(is_own: bool, lora_rank: int | None
     assert any(name.startswith("critic/trunk.") for name in first.tensors()) == is_own
 
 
-def test_model_of_its_own_learns_as_a_whole(untied: Path, tied: Path) -> None:
-    """From its second step on: a head of zeros sends nothing back."""
-    learner = learner_of(untied, TOKEN, critic=str(tied))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_model_of_its_own_learns_as_a_whole(dtype: str, untied: Path, tied: Path) -> None:
+    """From its second step on: a head of zeros sends nothing back. Its model holds the masters' rounding."""
+    learner = learner_of(untied, TOKEN, critic=str(tied), dtype=dtype)
     before = copied(learner.tensors())
     stepped(learner, 2)
     moved = {name for name, tensor in learner.tensors().items() if name in before and not tensor.equal(before[name])}
     trunk = {name for name in before if name.startswith("critic/trunk.") and "lm_head" not in name}
     assert trunk and trunk <= moved
+    assert learner._critic is not None
+    model, masters = learner._critic.trunk._parameters, learner._critic.trunk.masters
+    assert all(parameter.equal(masters[name].to(parameter.dtype)) for name, parameter in model.items())
 
 
 def test_step_that_is_broken_off_leaves_the_critic_as_before() -> None:

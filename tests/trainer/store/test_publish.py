@@ -15,10 +15,11 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file
 
-from tests.versions import RUN, label, sampled_by
+from tests.versions import RUN, label
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.config import TrainerConfig, TrainerHandles
 from tracegrad.trainer.model.policy import Policy, configure_torch, load_policy
+from tracegrad.trainer.store.checkpoint import CheckpointState, Progress
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
@@ -32,9 +33,10 @@ def publisher(base: Path, root: Path, *, keep: int = 0, held: Collection[int] = 
 
 def write(publisher: Publisher, policy: Policy, version: int) -> VersionManifest:
     """A version of epoch 1."""
-    return publisher.write(
-        policy, sampled_by(version), base_version=0, step=version, next_offset=8, metrics={"reward": 0.5}
+    state = CheckpointState(
+        policy="policy", run=RUN, step=2 * version, version=version, base_version=version - 1, next_offset=8 * version
     )
+    return publisher.write(policy, Progress(state), epoch=1)
 
 
 def loaded(base: Path, **changes: Any) -> Policy:
@@ -44,7 +46,8 @@ def loaded(base: Path, **changes: Any) -> Policy:
 
 
 def test_manifest_describes_every_file(untied: Path, tmp_path: Path) -> None:
-    """Names, sizes, sha256; config and tokenizer come from the base, an index of shards does not."""
+    """Names, sizes, sha256, and where training stood; config and tokenizer come from the base, an index of shards does
+    not."""
     base = tmp_path / "base"
     base.mkdir()
     for path in untied.iterdir():
@@ -55,6 +58,7 @@ def test_manifest_describes_every_file(untied: Path, tmp_path: Path) -> None:
     folder = Path(manifest.uri)
     assert folder == tmp_path / "weights" / label(3)
     assert manifest.label == label(3)
+    assert (manifest.step, manifest.base_version, manifest.next_offset) == (6, 2, 24)
     assert {file.name for file in manifest.files} == {path.name for path in folder.iterdir()}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= {
         file.name for file in manifest.files

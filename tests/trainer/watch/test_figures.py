@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.trainer.material import segment, summary, turn
 from tests.trainer.toy_policy import learn
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import StepResult, TrainingStep
 from tracegrad.schemas.records.transitions import SegmentRow
 from tracegrad.trainer.algorithm.form import loss
 from tracegrad.trainer.algorithm.recipe import Recipe
@@ -24,7 +24,6 @@ from tracegrad.trainer.batch.groups import Group
 from tracegrad.trainer.batch.packing import micro_batches
 from tracegrad.trainer.batch.rows import TrainingRow, training_rows
 from tracegrad.trainer.describe import describe_step, step_line
-from tracegrad.trainer.step import StepResult
 from tracegrad.trainer.store.checkpoint import CheckpointState
 from tracegrad.trainer.watch import Watch
 
