@@ -65,6 +65,24 @@ def test_critic_is_told_of_and_checkpointed_but_never_published(
     assert kept == {"head", "optimiser/head"} | ({"trunk", "optimiser/trunk"} if is_own else set())
 
 
+def test_a_reference_moves_with_its_steps_and_is_checkpointed_but_never_published(
+    log: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """The start model after one step; after the second the policy, for its share is 1."""
+    moving: dict[str, Any] = {"beta": 0.1, "kl_to": "moving", "reference_every": 2, "reference_share": 1.0}
+    start = load_file(untied / "model.safetensors")
+    names = start.keys()
+    for steps in (1, 2):
+        train(log, config_of(untied, tmp_path, steps=steps, **moving))
+        newest = Checkpoints(tmp_path / "checkpoints", keep=2).load_newest()
+        assert newest is not None
+        weights = {name: newest[1][f"weights/{name}"] for name in names}
+        expected = start if steps == 1 else weights
+        assert all(torch.equal(newest[1][f"reference/{name}"], expected[name]) for name in names)
+        assert not all(torch.equal(weights[name], start[name]) for name in names)
+    assert all(version.keys() == names for version in content(log).values())
+
+
 def test_every_group_is_in_one_batch_or_excluded(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Intervals touch, malformed records are dead letters, the partition goes on; all of it is counted."""
     metrics = train(log, config_of(untied, tmp_path))

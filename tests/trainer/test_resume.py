@@ -167,11 +167,13 @@ def test_a_kill_between_updates_takes_the_whole_batch_again(
     assert is_same(content(log), content(undisturbed(algorithm)))
 
 
+@pytest.mark.parametrize(("algorithm", "every"), [("one update", 1), ("moving reference", 3)])
 def test_stop_breaks_a_step_off_between_micro_batches(
-    log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, every: int, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long steps outlast a supervisor's patience: three kills by it would be told as the batch's own doing."""
     stop = threading.Event()
+    changes = {"micro_batch_tokens": 1, "checkpoint_every": every, **ALGORITHMS[algorithm]}
     original = Policy.logprobs
 
     def logprobs(self: Policy, batch: Any, **named: Any) -> Any:
@@ -181,12 +183,12 @@ def test_stop_breaks_a_step_off_between_micro_batches(
 
     with monkeypatch.context() as patch:
         patch.setattr(Policy, "logprobs", logprobs)
-        train(log, config_of(untied, tmp_path, micro_batch_tokens=1), stop)
+        train(log, config_of(untied, tmp_path, **changes), stop)
     assert [step.step for step in steps_of(log)] == [1]
     assert list((tmp_path / "in-work").iterdir()) == []
-    train(log, config_of(untied, tmp_path, micro_batch_tokens=1))
+    train(log, config_of(untied, tmp_path, **changes))
     undisturbed = new_log()
-    train(undisturbed, config_of(untied, tmp_path / "undisturbed", micro_batch_tokens=1))
+    train(undisturbed, config_of(untied, tmp_path / "undisturbed", **changes))
     assert [(s.batch_hash, s.loss) for s in steps_of(log)] == [(s.batch_hash, s.loss) for s in steps_of(undisturbed)]
     assert is_same(content(log), content(undisturbed))
 

@@ -94,7 +94,7 @@ def test_a_moving_reference_goes_its_share_towards_the_policy(changes: dict[str,
     recipe = Recipe(beta=0.1, kl_to="moving", reference_every=2, reference_share=0.25)
     config = TrainerConfig(lr=5e-4, **changes)
 
-    def learner() -> Learner:
+    def learner(recipe: Recipe = recipe) -> Learner:
         device = configure_torch(config, seed=0)
         reference = load_policy(config, str(untied), device)
         return Learner(load_policy(config, str(untied), device), config, recipe, reference=reference)
@@ -107,6 +107,7 @@ def test_a_moving_reference_goes_its_share_towards_the_policy(changes: dict[str,
     start = weights(first)
     assert is_equal(reference_of(first), start)
     told = [first.step([row(seed=number)], version=number - 1, step=number) for number in (1, 2)]
+    assert told[0].loss == learner(Recipe(beta=0.1)).step([row(seed=1)], version=0, step=1).loss
     first.move_reference(1)
     assert is_equal(reference_of(first), start)
     assert told[0].kl_reference == 0.0 < (told[1].kl_reference or 0.0)
