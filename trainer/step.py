@@ -100,7 +100,7 @@ class Learner:
         """
         trained = [self._trained(rows) for rows in updates]
         if not any(trained):
-            return StepResult(is_updated=False, skipped="no_advantage" if any(updates) else "no_tokens")
+            return _no_step("no_advantage" if any(updates) else "no_tokens")
         # In host memory, as a checkpoint takes it: what stops or fails in a later update is undone as a whole.
         before = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors().items() if updates[1:]}
         first, num_updates = (step - 1) * len(updates), self._config.steps * len(updates)
@@ -152,7 +152,7 @@ class Learner:
             value_losses = self._critic.losses(batches, num_asked(rows), self.recipe.value_clip)
             value_loss = _accumulate(value_losses, self._critic.trunk)
         if self._is_told_to_stop():
-            return StepResult(is_updated=False, skipped=STOPPED)
+            return _no_step(STOPPED)
         computed, rate = time.perf_counter(), self._optimiser.learning_rate(*at)
         grad_norm, *others = (optimiser.clip() for optimiser in self._optimisers)
         is_finite = watch.is_finite and all(map(math.isfinite, (value, value_loss, grad_norm, *others)))
@@ -259,6 +259,10 @@ def _accumulate(losses: Iterable[Tensor], policy: Policy) -> float:
         values.append(float(loss_.detach()))
     # fsum refuses infinities of both signs; the plain sum says NaN, which the caller reports as non-finite.
     return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _no_step(skipped: str) -> StepResult:
+    return StepResult(is_updated=False, skipped=skipped, loss=0.0, grad_norm=0.0, learning_rate=0.0)
 
 
 def _together(made: Sequence[StepResult], watch: Watch) -> StepResult:

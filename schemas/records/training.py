@@ -41,11 +41,11 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the optimiser stepped."""
     skipped: str = ""
     """Why it did not: `no_advantage`, `no_tokens`, `non_finite`."""
-    loss: float = 0.0
+    loss: float
     """Of several updates (`[algorithm] passes`, `minibatches`) the mean."""
-    grad_norm: float = 0.0
+    grad_norm: float
     """Before clipping; of several updates the greatest."""
-    learning_rate: float = 0.0
+    learning_rate: float
     """Of the last update."""
     seconds: dict[str, float] = {}
     """Phase -> seconds: `wait`, `read`, `forward_backward`, `optimise`, `checkpoint`, `publish`."""

@@ -29,6 +29,8 @@ from tracegrad.trainer.watch import Watch
 
 pytestmark = pytest.mark.torch
 
+TAKEN = StepResult(is_updated=True, loss=0.5, grad_norm=1.5, learning_rate=1e-3)
+
 
 def row(advantages: list[float], *, mu: float = -1.0) -> TrainingRow:
     """A token that no one trains, and one for each advantage."""
@@ -61,7 +63,7 @@ def watched(ratios: list[float], recipe: Recipe, *, behind: float | None = None)
             rows_N=batch.rows_N,
         )
         watch.add(batch, logprobs, term, version=0, reference_N=None if behind is None else logprobs - behind)
-    return StepResult(is_updated=True, **watch.figures())
+    return replace(TAKEN, **watch.figures())
 
 
 def test_figures_of_four_tokens() -> None:
@@ -134,9 +136,8 @@ def described(*groups: Group) -> TrainingStep:
     batch = Batch(0, len(groups), tuple(groups), (), {}, 0, (), "hash")
     rows, _ = training_rows(groups, Recipe())
     before = CheckpointState(policy="policy", run=RunHash("7c1f3e9a"))
-    result = StepResult(is_updated=True)
     return describe_step(
-        before, epoch=1, version=1, batch=batch, rows=rows, result=result, seconds={}, started_at_ms=0, ended_at_ms=1
+        before, epoch=1, version=1, batch=batch, rows=rows, result=TAKEN, seconds={}, started_at_ms=0, ended_at_ms=1
     )
 
 
