@@ -5,6 +5,8 @@ Facts carry no lineage of a run (origin offsets travel in record headers), so th
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from .calls import CallRecord, CallsClosed
@@ -22,6 +24,7 @@ __all__ = [
     "SpanFact",
     "SpanKind",
     "ToolStatus",
+    "digest_of",
 ]
 
 
@@ -74,6 +77,16 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     proved_by: str = ""
     """The holder (credentials.py) of the credential that it was sent with, as the run's OTLP gateway saw it; empty: it
     came without, past the gateway, or to an episode of no runner."""
+    output_digest: str | None = None
+    """Of an LLM span: `digest_of` the answer's text, by which a span that names no response may still find its call;
+    the text itself stays out of facts. None: no text, several answers, or a text that the span cut."""
+    requested_tool_call_ids: tuple[str, ...] = ()
+    """Likewise, ids of the tool calls that the answer asks for, as the span repeats them."""
+    agent_hints: dict[str, str] = {}
+    """Names of the agent at work that a span bears which is no agent's own: rung (`lc_agent_name`, `entity_path`,
+    `agent_attribute`) -> name. Never the name of a wrapper: a workflow, a graph, a crew."""
+    parent_is_remote: bool = False
+    """Its parent is of another process, which may export nothing: nobody waits for it."""
 
 
 class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
@@ -125,3 +138,10 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
 
 
 EPISODE_EVENTS: Codec[Facts | Close] = Codec(Facts | Close, released=("facts/1", "close/1"), wire="msgpack")
+
+
+def digest_of(text: str | None) -> str | None:
+    """32 hex that stand for an answer's text, spaces around it left out; None for no text. Equal texts, equal digests:
+    both sides of a join compute it, the text goes no further."""
+    said = (text or "").strip()
+    return hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()[:32] if said else None

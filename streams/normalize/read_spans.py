@@ -23,6 +23,7 @@ from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 from tracegrad.schemas.records.otlp import decode_spans
 
+from .dialects.agent_hints import HINT_KEYS, agent_hints
 from .dialects.dialect import Dialect, Reading
 from .dialects.judge_tool import JUDGED_KEYS, ToolJudge
 from .dialects.openinference import OPENINFERENCE
@@ -35,7 +36,7 @@ __all__ = ["DIALECTS", "Refused", "SpanReader", "SpanScan"]
 DIALECTS: tuple[Dialect, ...] = (OTEL_GENAI, OPENINFERENCE)
 """Tried in order: the first that understands a span reads it. A new dialect is a new row."""
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
-_SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, *(dialect.keys for dialect in DIALECTS))
+_SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, HINT_KEYS, *(dialect.keys for dialect in DIALECTS))
 _RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN, PROVED_BY}
 _MAX_NAME = 200
 _MAX_NESTING = 8
@@ -126,6 +127,8 @@ class SpanReader:
             end_ns=span.end_time_unix_nano,
             is_counted=resource.get(COUNTED_SPAN) is True,
             proved_by=proved_by,
+            parent_is_remote=_parent_is_remote(span),
+            agent_hints=agent_hints(attributes),
             **msgspec.structs.asdict(reading),
         )
 
@@ -136,6 +139,13 @@ class SpanReader:
             if reading is not None:
                 return dialect.name, reading
         return "none", Reading(kind=SpanKind.OTHER)
+
+
+def _parent_is_remote(span: Span) -> bool:
+    """By the span's flags (256: they tell, 512: it is), else by its kind: who serves was called from elsewhere."""
+    if not span.parent_span_id:
+        return False
+    return bool(span.flags & 512) if span.flags & 256 else span.kind in (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CONSUMER)
 
 
 def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:

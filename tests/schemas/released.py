@@ -150,6 +150,20 @@ COUNTED_FACTS = facts.Facts(
         facts.RolloutFact(event=_event("rollout_event-1-b.json")),
     ),
 )
+JOINING_FACTS = facts.Facts(
+    episode_id=EPISODE,
+    facts=(
+        msgspec.structs.replace(
+            SPAN,
+            kind=facts.SpanKind.LLM,
+            response_id=None,
+            output_digest=facts.digest_of("26"),
+            requested_tool_call_ids=("call_1", "call_2"),
+            agent_hints={"lc_agent_name": "solver"},
+            parent_is_remote=True,
+        ),
+    ),
+)
 
 
 class _Groups:
@@ -171,6 +185,7 @@ RELEASED: dict[str, Any] = {
     "reward-1.json": rollouts.REWARDS,
     "facts-1.msgpack": facts.EPISODE_EVENTS,
     "facts-1-b.msgpack": facts.EPISODE_EVENTS,
+    "facts-1-k.msgpack": facts.EPISODE_EVENTS,
     "close-1.msgpack": facts.EPISODE_EVENTS,
     "episode-1.json": episodes.EPISODES,
     "closed-1.json": episodes.CLOSED,
@@ -191,6 +206,7 @@ WRITTEN = {
     "calls_closed-1.msgpack": CALLS_CLOSED,
     "facts-1.msgpack": FACTS,
     "facts-1-b.msgpack": COUNTED_FACTS,
+    "facts-1-k.msgpack": JOINING_FACTS,
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),
 }

@@ -30,6 +30,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     tool_status: ToolStatus = ToolStatus.UNKNOWN
     tool_status_from: str = ""
     error_type: str | None = None
+    output_digest: str | None = None
+    requested_tool_call_ids: tuple[str, ...] = ()
 
 
 class Dialect(NamedTuple):

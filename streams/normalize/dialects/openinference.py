@@ -18,6 +18,7 @@ from tracegrad.schemas.records.facts import SpanKind
 
 from .dialect import Dialect, Reading
 from .judge_tool import ToolJudge
+from .read_output import FLAT_KEYS, of_flat
 from .span_view import MAX_TEXT, SpanView
 
 __all__ = ["OPENINFERENCE"]
@@ -47,7 +48,13 @@ def _read(span: SpanView, judge: ToolJudge) -> Reading | None:
         return Reading(kind=SpanKind.AGENT, agent_name=span.text(AGENT_NAME) or span.name)
     if kind == "LLM":
         match = _RESPONSE_ID.search(text) if text else None
-        return Reading(kind=SpanKind.LLM, response_id=match[1] if match else None)
+        digest, ids = of_flat(span.attributes)
+        return Reading(
+            kind=SpanKind.LLM,
+            response_id=match[1] if match else None,
+            output_digest=None if span.is_cut else digest,
+            requested_tool_call_ids=ids,
+        )
     return Reading(kind=SpanKind.OTHER)
 
 
@@ -85,4 +92,5 @@ def _tool_message(output: str | None) -> dict[str, Any]:
     return {}
 
 
-OPENINFERENCE = Dialect("openinference", frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT}), _read)
+_KEYS = frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT})
+OPENINFERENCE = Dialect("openinference", _KEYS | FLAT_KEYS, _read)

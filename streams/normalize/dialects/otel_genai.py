@@ -18,12 +18,15 @@ from tracegrad.schemas.records.facts import SpanKind
 
 from .dialect import Dialect, Reading
 from .judge_tool import ToolJudge
+from .read_output import of_messages
 from .span_view import SpanView
 
 __all__ = ["OTEL_GENAI"]
 
 _LLM_OPERATIONS = frozenset({"chat", "text_completion", "generate_content"})
+_OUTPUT = "gen_ai.output.messages"
 _KEYS = (
+    _OUTPUT,
     GEN_AI_OPERATION_NAME,
     GEN_AI_AGENT_NAME,
     GEN_AI_RESPONSE_ID,
@@ -54,11 +57,14 @@ def _read(span: SpanView, judge: ToolJudge) -> Reading | None:
         name = span.text(GEN_AI_AGENT_NAME) or span.name.removeprefix("invoke_agent ")
         return Reading(kind=SpanKind.AGENT, agent_name=name, error_type=error_type)
     if operation in _LLM_OPERATIONS:
+        digest, ids = of_messages(span.attributes.get(_OUTPUT))
         return Reading(
             kind=SpanKind.LLM,
             agent_name=span.text(GEN_AI_AGENT_NAME),
             response_id=span.text(GEN_AI_RESPONSE_ID),
             error_type=error_type,
+            output_digest=None if span.is_cut else digest,
+            requested_tool_call_ids=ids,
         )
     return Reading(kind=SpanKind.OTHER)
 

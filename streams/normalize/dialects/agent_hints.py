@@ -1,0 +1,76 @@
+"""Which agent is at work, as spans tell it that are no agent's own: a model's, a tool's, a step's.
+
+In: a span's attributes, of any dialect. Out: rung -> name, as in SpanFact. Pure. Invariant: a wrapper (a graph, an
+executor, a crew) is no agent, and its name is nobody's; several names for one rung are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME
+
+from .span_view import MAX_TEXT
+
+__all__ = ["HINT_KEYS", "agent_hints", "is_wrapper"]
+
+_METADATA = "metadata"
+_LC_NAME = "lc_agent_name"
+_LC_KEYS = (f"metadata.{_LC_NAME}", f"langsmith.metadata.{_LC_NAME}", f"traceloop.association.properties.{_LC_NAME}")
+_AGENT_KEYS = (GEN_AI_AGENT_NAME, "agent.name")
+HINT_KEYS = frozenset((*_LC_KEYS, *_AGENT_KEYS, _METADATA))
+"""The attributes that are read here, whatever the dialect."""
+_MAX_JSON = 100_000
+_WRAPPERS = frozenset(
+    (
+        "agentexecutor",
+        "agentworkflow",
+        "compiledgraph",
+        "compiledstategraph",
+        "crew",
+        "functionagent",
+        "graph",
+        "langgraph",
+        "openaiagent",
+        "pregel",
+        "runnable",
+        "runnablesequence",
+        "swarm",
+        "team",
+        "unknown",
+        "workflow",
+    )
+)
+"""What frameworks call their own machinery, in small letters and without spaces."""
+
+
+def agent_hints(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """What a span's attributes hint at."""
+    rungs = {"agent_attribute": _names(attributes, _AGENT_KEYS), "lc_agent_name": set(_langchain(attributes))}
+    return {rung: names.pop() for rung, names in rungs.items() if len(names) == 1}
+
+
+def is_wrapper(name: str) -> bool:
+    """Whether a framework's machinery is so called, not an agent of the user's."""
+    return "".join(name.split()).lower() in _WRAPPERS
+
+
+def _langchain(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """LangChain's name of the agent whose step runs: an attribute, or within OpenInference's JSON of the metadata."""
+    yield from _names(attributes, _LC_KEYS)
+    metadata = attributes.get(_METADATA)
+    if isinstance(metadata, str) and _LC_NAME in metadata and len(metadata) <= _MAX_JSON:
+        try:
+            metadata = msgspec.json.decode(metadata)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            return
+    if isinstance(metadata, dict):
+        yield from _names(metadata, (_LC_NAME,))
+
+
+def _names(values: Mapping[str, Any], keys: tuple[str, ...]) -> set[str]:
+    found = (values.get(key) for key in keys)
+    return {name[:MAX_TEXT] for name in found if isinstance(name, str) and name and not is_wrapper(name)}
