@@ -4,12 +4,17 @@
     group id     24 hex   run hash + 16 hex
     rollout id   28 hex   run hash + 20 hex
     attempt id    4 hex   random, drawn by the runner
-    call id      chatcmpl- + 32 hex   random, drawn by the LLM gateway
+    key          28 or 32 hex   of a conversation, by which all that belongs to it meets: the rollout id, else
+                          sha256(conversation id)[:32], else the trace id
+    call id      chatcmpl- + key + 9 random   drawn by the LLM gateway; the key as 22 digits of base 62. On the wire it
+                          bears the prefix of the API that was asked (WirePrefix)
+    tool call    call_ + key + 13 random      likewise: 40 characters, the most that OpenAI's clients take
     episode id   32 hex   rollout id + attempt id = the trace id of an attempt that the runner made;
                           without a rollout, the trace id of the captured trace
 
-So each span and each call of a runner-made attempt names its episode by its trace id alone. Ids are joined, drawn and
-taken apart here only.
+So each span and each call of a runner-made attempt names its episode by its trace id alone, and whatever repeats a
+minted id (a span of another trace, a log, feedback) finds its conversation without an index. Minted ids are names, not
+secrets: their random part has to differ within one key only. Ids are joined, drawn and taken apart here only.
 """
 
 from __future__ import annotations
@@ -17,12 +22,14 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Container
+from collections.abc import Callable, Container
+from enum import StrEnum
 from typing import NewType
 
 __all__ = [
     "CALL_ID",
     "GIVEN_UP_ATTEMPT",
+    "TOOL_CALL_ID",
     "AttemptId",
     "CallId",
     "EpisodeId",
@@ -31,11 +38,17 @@ __all__ = [
     "RunHash",
     "RunName",
     "TraceId",
+    "WirePrefix",
     "attempt_of",
+    "canonical_call",
+    "conversation_key",
     "episode_id",
     "group_id",
+    "key_in",
+    "key_of",
     "new_attempt",
     "new_call",
+    "new_tool_call",
     "parse_attempt_id",
     "parse_rollout_id",
     "parse_run_hash",
@@ -45,6 +58,7 @@ __all__ = [
     "run_hash",
     "run_hash_of",
     "split_episode_id",
+    "wire_id",
 ]
 
 RunName = NewType("RunName", str)
@@ -58,15 +72,35 @@ CallId = NewType("CallId", str)
 
 GIVEN_UP_ATTEMPT = AttemptId("0000")
 """The attempt of the episode that stands for a rollout given up before any attempt was made; never drawn."""
-CALL_ID = r"chatcmpl-[0-9a-f]{32}"
-"""A pattern. The agent sees it as the id of an answer, whatever API it speaks, and its spans repeat it; the form is
-peculiar enough to be found in a span's text."""
+CALL_ID = r"(?:chatcmpl-|cmpl-|msg_|resp_)(?:[0-9A-Za-z]{31}|[0-9a-f]{32})(?![0-9A-Za-z])"
+"""A pattern of what the agent sees as the id of an answer, whatever API it speaks, and its spans repeat; the form is
+peculiar enough to be found in a span's text. The second form has no key: older records hold it."""
+TOOL_CALL_ID = r"call_[0-9A-Za-z]{35}(?![0-9A-Za-z])"
+"""Likewise, of a tool call."""
+
+
+class WirePrefix(StrEnum):
+    """What an API's clients expect an answer's id to begin with."""
+
+    CHAT = "chatcmpl-"
+    """Chat completions; also of the canonical call id, as records hold it."""
+    COMPLETION = "cmpl-"
+    MESSAGE = "msg_"
+    """Anthropic Messages."""
+    RESPONSE = "resp_"
+    """OpenAI Responses."""
+
 
 _RUN_NAME = re.compile(r"[a-z0-9-]{1,40}")
 _RUN_HASH = re.compile(r"[0-9a-f]{8}")
 _ROLLOUT_ID = re.compile(r"[0-9a-f]{28}")
 _ATTEMPT_ID = re.compile(r"[0-9a-f]{4}")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_MINTED = re.compile(f"(?P<call>{CALL_ID})|(?P<tool>{TOOL_CALL_ID})")
+_ROLLOUT_DIGITS, _TRACE_DIGITS, _KEY_DIGITS = 28, 32, 22
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LONG = 16**_TRACE_DIGITS
+"""Keys of 28 digits are counted on from here, so that both kinds and their leading zeros come back."""
 
 
 def _digest(*parts: object) -> str:
@@ -93,9 +127,74 @@ def new_attempt() -> AttemptId:
     return AttemptId(f"{1 + secrets.randbelow(0xFFFF):04x}")
 
 
-def new_call() -> CallId:
-    """Drawn for an answer; matches CALL_ID."""
-    return CallId(f"chatcmpl-{secrets.token_hex(16)}")
+def conversation_key(conversation: str) -> str:
+    """The key of a conversation that bears an id of its own; the id itself, maybe a person's, does not come back."""
+    return hashlib.sha256(conversation.encode("utf-8", "surrogatepass")).hexdigest()[:_TRACE_DIGITS]
+
+
+def key_of(rollout: str | None, conversation: str | None, trace: str | None) -> str:
+    """The key of an episode, by what is known of it.
+
+    Args:
+        conversation: its key (`conversation_key`), not its id.
+    """
+    return rollout or conversation or trace or ""
+
+
+def new_call(key: str, draw: Callable[[int], int] = secrets.randbelow) -> CallId:
+    """Drawn for an answer; matches CALL_ID, and `key_in` reads the key back. `draw(n)` gives a number below n."""
+    return CallId(f"{WirePrefix.CHAT}{_key_digits(key)}{_drawn(9, draw)}")
+
+
+def new_tool_call(key: str, draw: Callable[[int], int] = secrets.randbelow) -> str:
+    """Drawn for a tool call; matches TOOL_CALL_ID, and `key_in` reads the key back."""
+    return f"call_{_key_digits(key)}{_drawn(13, draw)}"
+
+
+def wire_id(call: CallId, prefix: WirePrefix) -> str:
+    """How an API's client sees a call's id; `canonical_call` reads it back."""
+    return prefix + call.removeprefix(WirePrefix.CHAT)
+
+
+def canonical_call(text: str) -> CallId | None:
+    """The call id as records hold it, of an id as some API's client saw it; None: no gateway minted it."""
+    match = _MINTED.fullmatch(text)
+    if match is None or match["call"] is None:
+        return None
+    prefix = next(prefix for prefix in WirePrefix if text.startswith(prefix))
+    return CallId(WirePrefix.CHAT + text.removeprefix(prefix))
+
+
+def key_in(minted: str) -> str | None:
+    """The key that the id of an answer or of a tool call carries; None: it carries none."""
+    match = _MINTED.fullmatch(minted)
+    if match is None:
+        return None
+    digits = minted.removeprefix("call_") if match["tool"] else (canonical_call(minted) or "")[len(WirePrefix.CHAT) :]
+    number = 0
+    for digit in digits[:_KEY_DIGITS]:
+        number = number * 62 + _DIGITS.index(digit)
+    if len(digits) == _TRACE_DIGITS or number >= _LONG + 16**_ROLLOUT_DIGITS:
+        return None
+    return f"{number:032x}" if number < _LONG else f"{number - _LONG:028x}"
+
+
+def _key_digits(key: str) -> str:
+    if not _ROLLOUT_ID.fullmatch(key) and not _TRACE_ID.fullmatch(key):
+        raise ValueError(f"expected a key of 28 or 32 hex characters, got {key[:60]!r}")
+    return _base62(int(key, 16) + (_LONG if len(key) == _ROLLOUT_DIGITS else 0), _KEY_DIGITS)
+
+
+def _drawn(width: int, draw: Callable[[int], int]) -> str:
+    return _base62(draw(62**width), width)
+
+
+def _base62(number: int, width: int) -> str:
+    digits = []
+    for _ in range(width):
+        number, digit = divmod(number, 62)
+        digits.append(_DIGITS[digit])
+    return "".join(reversed(digits))
 
 
 def episode_id(rollout: str, attempt: str) -> EpisodeId:

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from .errors import ConfigurationError, RecordError
-from .ids import RunName
+from .ids import RunName, key_of
 from .log.protocol import Record
 
 __all__ = [
@@ -92,10 +92,10 @@ def trace_key(trace_id: str) -> bytes:
     return trace_id.encode()
 
 
-def episode_key(rollout_id: str | None, trace_id: str | None) -> bytes:
-    """the rollout id, else the trace id"""
-    # All attempts of a rollout lie in one partition, in order.
-    return (rollout_id or trace_id or "").encode()
+def episode_key(rollout_id: str | None, trace_id: str | None, *, conversation: str | None = None) -> bytes:
+    """the rollout id, else the conversation's key, else the trace id"""
+    # All attempts of a rollout, and all traces of a conversation, lie in one partition, in order.
+    return key_of(rollout_id, conversation, trace_id).encode()
 
 
 def rollout_key(rollout_id: str) -> bytes:

@@ -46,8 +46,8 @@ def test_only_ids_takes_an_id_apart() -> None:
 
 
 def test_only_ids_spells_an_id() -> None:
-    """Elsewhere `episode_id`, `new_attempt`, `new_call`, `CALL_ID` put it together; credentials.py names holders."""
-    form = re.compile(r"chatcmpl|^r[thr]-|^0000$")
+    """Elsewhere `episode_id`, `new_attempt`, `new_call`, `wire_id` put it together; credentials.py names holders."""
+    form = re.compile(r"cmpl-|^(msg|resp|call)_$|^r[thr]-|^0000$")
     joined = re.compile(r"rollout(_id)? \+ |\{[\w.]*rollout(_id)?\}\{|:04x")
     offences = []
     for path in FILES:

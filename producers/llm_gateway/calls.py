@@ -12,7 +12,6 @@ fault), UnavailableError, OverloadedError (ours; the agent's client retries), Se
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
-from tracegrad.schemas.ids import new_call
+from tracegrad.schemas.ids import key_of, new_call, new_tool_call
 from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -114,7 +113,7 @@ class CallServer:
         started_ns, policy = time.time_ns(), self._parts.policy.name
         with session.cancellable() as number:
             prompt, sampling, generation, parsed = await self._sample(session, request)
-        answer = _finish(parsed, generation, request)
+        answer = _finish(parsed, generation, request, key_of(caller.rollout_id, None, caller.trace_id))
         record = CallRecord(
             call_id=answer.call_id,
             rollout_id=caller.rollout_id,
@@ -202,8 +201,8 @@ class CallServer:
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 
-def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest) -> Answer:
-    """The answer as the agent sees it, with its minted ids."""
+def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, key: str) -> Answer:
+    """The answer as the agent sees it, with its minted ids, which carry the key."""
     stop, engine_finish = generation.stop, generation.finish_reason
     content, was_stopped = parsed.content, False
     if stop is not None and content is not None and stop in content:
@@ -214,12 +213,10 @@ def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest)
     if not calls or named or required:
         content = content or ""
     return Answer(
-        call_id=new_call(),
+        call_id=new_call(key),
         content=content,
         reasoning=parsed.reasoning,
-        tool_calls=tuple(
-            ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=arguments) for name, arguments in calls
-        ),
+        tool_calls=tuple(ToolCall(id=new_tool_call(key), name=name, arguments=arguments) for name, arguments in calls),
         finish_reason="tool_calls" if has_called else engine_finish,
         is_cut=was_stopped or len(calls) < len(parsed.tool_calls),
         sampled_tokens=len(generation.ids),

@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from tracegrad.schemas.attributes import ATTEMPT_KEYS, COUNTED_SPAN, PROVED_BY, ROLLOUT_KEYS, SERVICE_NAME
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.ids import attempt_of, canonical_call
 from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
@@ -129,7 +129,7 @@ class SpanReader:
             proved_by=proved_by,
             parent_is_remote=_parent_is_remote(span),
             agent_hints=agent_hints(attributes),
-            **msgspec.structs.asdict(reading),
+            **msgspec.structs.asdict(_canonical(reading)),
         )
 
     def _meaning(self, view: SpanView) -> tuple[str, Reading]:
@@ -146,6 +146,12 @@ def _parent_is_remote(span: Span) -> bool:
     if not span.parent_span_id:
         return False
     return bool(span.flags & 512) if span.flags & 256 else span.kind in (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CONSUMER)
+
+
+def _canonical(reading: Reading) -> Reading:
+    """With the response id as its call's record holds it, whatever API the agent speaks."""
+    call = canonical_call(reading.response_id or "")
+    return reading if call is None else msgspec.structs.replace(reading, response_id=call)
 
 
 def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:

@@ -15,6 +15,7 @@ RUNS = st.text("abz09-", min_size=1, max_size=40).map(ids.RunName)
 HASHES = st.text("0123456789abcdef", min_size=8, max_size=8).map(ids.RunHash)
 INDEXES = st.integers(0, 10**6)
 ATTEMPTS = st.text("0123456789abcdef", min_size=4, max_size=4).map(ids.AttemptId)
+KEYS = st.sampled_from((28, 32)).flatmap(lambda n: st.text("0123456789abcdef", min_size=n, max_size=n))
 
 
 @given(RUNS, st.datetimes().map(str), INDEXES, st.integers(0, 64), ATTEMPTS)
@@ -59,10 +60,80 @@ def test_an_episode_names_its_attempt_only_for_its_own_run(
 
 @given(ATTEMPTS)
 def test_drawn_ids_are_what_their_readers_look_for(attempt: ids.AttemptId) -> None:
-    """An attempt is never the one that stands for none; a call matches its pattern."""
+    """An attempt is never the one that stands for none."""
     drawn = ids.new_attempt()
     assert ids.parse_attempt_id(drawn) == drawn != ids.GIVEN_UP_ATTEMPT
-    assert re.fullmatch(ids.CALL_ID, ids.new_call())
+
+
+@given(KEYS, st.sampled_from(ids.WirePrefix), st.data())
+def test_a_minted_id_carries_its_key_through_any_api(key: str, prefix: ids.WirePrefix, data: st.DataObject) -> None:
+    """Rollout ids and 32 digits are told apart, leading zeros come back; at most 40 characters."""
+
+    def draw(below: int) -> int:
+        return data.draw(st.integers(0, below - 1))
+
+    call, tool = ids.new_call(key, draw), ids.new_tool_call(key, draw)
+    wire = ids.wire_id(call, prefix)
+    assert re.fullmatch(ids.CALL_ID, wire)
+    assert re.fullmatch(ids.TOOL_CALL_ID, tool)
+    assert ids.canonical_call(wire) == call
+    assert ids.canonical_call(tool) is None
+    assert ids.key_in(wire) == ids.key_in(call) == ids.key_in(tool) == key
+    assert max(map(len, (wire, call, tool))) <= 40
+
+
+@pytest.mark.parametrize("key", ["0" * 28, "f" * 28, "0" * 32, "f" * 32])
+def test_ids_of_one_key_differ_by_what_is_drawn(key: str) -> None:
+    """The greatest and the least numbers too."""
+    least, most = ids.new_call(key, lambda below: 0), ids.new_call(key, lambda below: below - 1)
+    assert least != most
+    assert ids.key_in(least) == ids.key_in(most) == key
+    assert ids.new_call(key) != ids.new_call(key)
+    assert ids.new_tool_call(key) != ids.new_tool_call(key)
+
+
+@pytest.mark.parametrize("key", ["", "f" * 27, "f" * 30, "F" * 32, "g" * 28, "f" * 32 + "\n"])
+def test_what_is_no_key_mints_nothing(key: str) -> None:
+    """Else its id would name another conversation."""
+    with pytest.raises(ValueError, match="expected a key"):
+        ids.new_call(key)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "",
+        "chatcmpl-B9MBs8CjcvOU2jLn4n570S5qMJKcT",
+        "msg_01XFDUDYJgAACzvnptvVoYEL",
+        "resp_67ccd2bed1ec8190b14f964abc0542670bb6a6b452d3795b",
+        "call_abc",
+        "chatcmpl-" + "z" * 31,
+    ],
+)
+def test_ids_of_other_makers_carry_no_key(other: str) -> None:
+    """A provider's ids have other lengths; of those as long as ours, most name no key."""
+    assert ids.key_in(other) is None
+
+
+def test_a_call_id_of_an_older_record_is_read_and_has_no_key() -> None:
+    """The logs of the past hold it, as do spans that were recorded."""
+    old = f"chatcmpl-{0x5F0C:032x}"
+    assert re.fullmatch(ids.CALL_ID, old)
+    assert ids.canonical_call(old) == old
+    assert ids.key_in(old) is None
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_the_readers_of_ids(text: str) -> None:
+    """Spans and feedback hold anything; what is no minted id gives None, and any conversation id a key."""
+    assert ids.key_in(text) is None
+    assert ids.canonical_call(text) is None
+    assert re.fullmatch("[0-9a-f]{32}", ids.conversation_key(text))
+
+
+def test_a_key_is_the_rollout_else_the_conversation_else_the_trace() -> None:
+    """The order in which they bind."""
+    assert [ids.key_of(*known) for known in (("r", "c", "t"), (None, "c", "t"), (None, None, "t"))] == ["r", "c", "t"]
 
 
 PARSERS: list[tuple[Callable[[str], str], str]] = [

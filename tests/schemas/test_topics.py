@@ -142,6 +142,8 @@ def test_keys_are_the_ids_as_text() -> None:
         b"t",
         b"",
     )
+    assert registry.episode_key("r", "t", conversation="c") == b"r"
+    assert registry.episode_key(None, "t", conversation="c") == b"c"
     assert (registry.group_key("g", "e"), registry.group_key(None, "e")) == (b"g", b"e")
     plain = (registry.trace_key, registry.rollout_key, registry.closed_key, registry.policy_key, registry.engine_key)
     assert [key("x") for key in plain] == [b"x"] * 5

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fake_engine.scripted import Reply, ScriptedEngine
+from tests.fake_engine.scripted import Reply, ScriptedEngine, tool_call_text
 from tests.producers.keys import KEY, RUN_HASH, bearer
-from tests.producers.llm_gateway.harness import ATTEMPT, EPISODE, ROLLOUT, TOPICS, rig
+from tests.producers.llm_gateway.harness import ATTEMPT, CALC, EPISODE, ROLLOUT, TOPICS, rig
 from tests.streams.make import Streams, agent_span, config, event, otlp, reward, span
 from tracegrad.schemas.credentials import attempt_holder, credential
+from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.metrics import DEAD_LETTERS, SESSIONS_FORGOTTEN
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
@@ -55,6 +56,20 @@ async def test_each_claim_alone_finds_the_attempt() -> None:
         assert {call.claims.api_key for call in r.calls()} == {None, f"rt-{ROLLOUT}.{ATTEMPT}"}
         assert r.calls()[5].parent_span_id == "00f067aa0ba902b7"
         assert [len(r.records()), len(await r.end())] == [6, 6]
+
+
+async def test_minted_ids_carry_the_key_of_their_record() -> None:
+    """Of an attempt its rollout, of a captured agent its trace: whatever repeats them is routed alike."""
+    async with rig() as r:
+        r.engine.replies.extend(Reply(tool_call_text("calc", a=1)) for _ in range(2))
+        await r.begin()
+        headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"}
+        await r.chat(ASK, tools=CALC)
+        await r.post("/v1/chat/completions", {"messages": ASK, "tools": CALC}, **headers)
+        keys = [(record.key or b"").decode() for record in r.log.records(TOPICS.name(Topic.LLM_CALLS))]
+        assert keys == [ROLLOUT, "0af7651916cd43dd8448eb211c80319c"]
+        assert [key_in(call.call_id) for call in r.calls()] == keys
+        assert [key_in(tool.id) for call in r.calls() for tool in call.tool_calls] == keys
 
 
 async def test_disagreeing_claims_are_quarantined() -> None:

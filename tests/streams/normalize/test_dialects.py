@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.streams.make import TOPICS, call_id, config, otlp, span
+from tracegrad.schemas.ids import WirePrefix, new_call, wire_id
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.topics import Stage
@@ -47,6 +48,14 @@ def test_openai_instrumentation_with_hand_made_agent_spans() -> None:
     assert [fact.tool_status.value for fact in tools] == ["succeeded", "failed", "succeeded"]
     assert [fact.tool_status_from for fact in tools] == ["span_status", "exception", "span_status"]
     assert [fact.tool_call_id for fact in tools] == [f"call_{n:024x}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("prefix", WirePrefix)
+def test_an_answers_id_is_read_as_its_call_is_recorded(prefix: WirePrefix) -> None:
+    """Each API's clients see it with a prefix of their own."""
+    call = new_call("0" * 27 + "7")
+    (fact,) = read(otlp(span(TRACE, 1, gen_ai__operation__name="chat", gen_ai__response__id=wire_id(call, prefix))))
+    assert fact.response_id == call
 
 
 def test_langgraph_agent_under_openinference() -> None:
