@@ -177,8 +177,9 @@ class Gateway:
         return Response(session.end_answer, media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
-        model = {"id": self.parts.policy.name, "object": "model", "created": 0, "owned_by": "tracegrad"}
-        return JSONResponse({"object": "list", "data": [model]})
+        names = (self.parts.policy.name, *self.parts.policy.aliases)
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "tracegrad"} for name in names]
+        return JSONResponse({"object": "list", "data": models})
 
     async def _health(self, request: Request) -> Response:
         counters = self.parts.metrics.snapshot()

@@ -38,6 +38,7 @@ from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
 from .calls import CallServer, Parts, Served, halved
 from .identity import claims_of, judge
+from .models import check_model
 from .sampling import without_strict
 from .sessions import Session
 
@@ -80,6 +81,7 @@ class ChatEndpoints:
                 # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
                 session.last_fault = None
             request = api.read(body)
+            check_model(request.model, parts.policy)
             if not config.allow_strict:
                 request = without_strict(request)
             if session is None:

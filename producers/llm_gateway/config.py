@@ -20,6 +20,9 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
 
     name: str = "policy"
     """What the agent asks for as `model`, and the key of its transitions and weights."""
+    aliases: tuple[str, ...] = ()
+    """Other names by which agents ask for it, such as "gpt-4o-mini", exactly as they are sent; any other model is
+    answered by 404."""
     model: Model
     """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable."""
     temperature: Annotated[float, Meta(ge=0.01, le=100)] = 1.0

@@ -28,7 +28,7 @@ from tracegrad.schemas.topics import Topics
 
 __all__ = ["CHAT", "TARGETS", "Target", "half_sent", "llm", "otlp", "percentile_99_s"]
 
-CHAT = {"model": "any", "messages": [{"role": "user", "content": "hello"}]}
+CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOPICS = Topics(run=RunName("test"))
 
 

@@ -101,7 +101,7 @@ _JSON = st.recursive(
 )
 _CALL = {"id": "call_0", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
 _CHAT = {
-    "model": "any",
+    "model": "policy",
     "messages": [
         {"role": "user", "content": [{"type": "text", "text": "hello"}]},
         {"role": "assistant", "content": None, "tool_calls": [_CALL]},

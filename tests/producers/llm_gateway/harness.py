@@ -69,7 +69,7 @@ class Rig:
 
     async def chat_raw(self, messages: Any, *, attempt: str = ATTEMPT, **fields: Any) -> tuple[int, Any]:
         """(status, body) of a chat completion of the attempt."""
-        body = {"model": "any", "messages": messages, **fields}
+        body = {"model": "policy", "messages": messages, **fields}
         return await self.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/v1/chat/completions", body)
 
     async def end(self, *, attempt: str = ATTEMPT) -> Any:

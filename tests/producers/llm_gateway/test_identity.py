@@ -22,7 +22,7 @@ GENERATE = "/inference/v1/generate"
 async def test_an_attempt_not_begun_here_gets_409() -> None:
     """By path, key, header, baggage or a trace id of this run; its /end too."""
     async with rig() as r:
-        body = {"model": "m", "messages": ASK}
+        body = {"model": "policy", "messages": ASK}
         assert (await r.chat_raw(ASK))[0] == 409
         for headers in (
             bearer(attempt_holder(ROLLOUT, ATTEMPT)),
