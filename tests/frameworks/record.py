@@ -1,0 +1,194 @@
+"""Records real frameworks against our gateways: `python -m tests.frameworks.record [NAME ...] [--way WAY]`.
+
+In: the rows of `catalogue.py`. Out: their fixtures, or the agent's own error. The gateways are the product's, over the
+log in memory, in front of the scripted engine; the agent runs in an environment of its own, made by `uv` from the
+pinned list of its row, outside the tree. What tells of this machine is taken out of the spans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.fake_engine.scripted import ScriptedEngine
+from tests.frameworks.catalogue import CATALOGUE, Entry
+from tests.frameworks.fixture import Executed, Raw, Recording, TrueCall, save
+from tests.frameworks.scenario import agent_of, script, trip_of
+from tests.frameworks.scrub import scrubbed
+from tests.producers.keys import KEY, RUN_HASH
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, TOPICS, Rig, full_prompt, rig
+from tests.serving import serve
+from tests.versions import label
+from tracegrad.producers.otlp_gateway.app import OtlpGateway
+from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
+from tracegrad.producers.runner.agent_environment import agent_environment, command_environment
+from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.topics import Topic
+
+HERE = Path(__file__).parent
+_TRIPS = {"runner": (7,), "captured": (3, 4)}
+_RAW = (Topic.LLM_CALLS, Topic.OTLP_SPANS)
+_TIMEOUT_S = 120
+_LIST = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+_SPAN = "00f067aa0ba902b7"
+
+
+def environment_of(entry: Entry, way: str, handles: RunnerHandles, folder: Path) -> dict[str, str]:
+    """What the agent is given: by the runner, or by somebody who knows two addresses."""
+    plain = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    plain |= {"HOME": str(folder), "DO_NOT_TRACK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if way == "runner":
+        agent = AgentConfig(command="agent", env=dict(entry.variables))
+        given = command_environment(agent, handles, plain, rollout=ROLLOUT, attempt=ATTEMPT, span=_SPAN) | plain
+    else:
+        given = plain | dict(entry.variables)
+        url, otlp = (agent_environment(handles, "agent")[n] for n in ("OPENAI_BASE_URL", "OTEL_EXPORTER_OTLP_ENDPOINT"))
+        given |= {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp}
+    return given | {
+        "RECORDED_TRIPS": ",".join(map(str, _TRIPS[way])),
+        "RECORDED_TRUTH": str(folder / "truth.jsonl"),
+        "RECORDED_STREAMS": str(int(entry.streams)),
+        "RECORDED_INSTRUMENTATION": entry.instrumentation,
+        "RECORDED_INSTRUMENTORS": ",".join(entry.all_instrumentors),
+    }
+
+
+def environment_python(entry: Entry, folder: Path) -> Path:
+    """The interpreter of the row's environment, made where it is not there yet."""
+    python = folder / entry.environment / "bin" / "python"
+    uv = (sys.executable, "-m", "uv")
+    if not python.exists():
+        subprocess.run([*uv, "venv", "-q", "--python", "3.11", str(python.parents[1])], check=True)
+        wanted = HERE / "requirements" / f"{entry.environment}.txt"
+        subprocess.run([*uv, "pip", "install", "-q", "--python", str(python), "-r", str(wanted)], check=True)
+    return python
+
+
+async def run_agent(python: Path, entry: Entry, variables: dict[str, str], folder: Path) -> None:
+    """Until it ends; RuntimeError with its last words when it fails."""
+    program = HERE / "agents" / f"{entry.agent}.py"
+    process = await asyncio.create_subprocess_exec(
+        str(python),
+        str(program),
+        env=variables,
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        told, _ = await asyncio.wait_for(process.communicate(), _TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        raise RuntimeError(f"{entry.name}: it did not end") from None
+    if process.returncode or os.environ.get("RECORDED_VERBOSE"):
+        print(told.decode()[-6000:])
+    if process.returncode:
+        raise RuntimeError(f"{entry.name}: it failed with {process.returncode}")
+
+
+def truth_of(entry: Entry, calls: list[CallRecord], lines: list[str], rig: Rig) -> dict[str, Any]:
+    """Whose each call was, and which request each execution answers."""
+    prompts = {call.call_id: rig.engine.tokenizer.decode(full_prompt(call, calls)) for call in calls}
+    asked = {
+        (tool.name, json.dumps(json.loads(tool.arguments), sort_keys=True)): (str(call.call_id), tool.id)
+        for call in calls
+        for tool in call.tool_calls
+    }
+    executed = []
+    for line in map(json.loads, lines):
+        call_id, tool_call_id = asked[line["tool"], json.dumps(line["arguments"], sort_keys=True)]
+        one = Executed(call_id=call_id, tool_call_id=tool_call_id, tool=line["tool"], failed=line["failed"])
+        executed.append(one)
+    true_calls = tuple(
+        TrueCall(call_id=name, trip=trip_of(prompt), agent=agent_of(prompt) if entry.has_agents else None)
+        for name, prompt in prompts.items()
+    )
+    return {"calls": true_calls, "executed": tuple(executed)}
+
+
+async def record(entry: Entry, way: str, environments: Path) -> Recording:
+    """One recording."""
+    python = environment_python(entry, environments)
+    policy = partial(_reply, entry)
+    engine = ScriptedEngine(label=label(0), policy=policy, max_model_len=400_000)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with rig(engine) as here:
+            handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=5)
+            otlp = OtlpGateway(OtlpConfig(), handles, topics=TOPICS, writer=here.log.writer(), metrics=Metrics())
+            async with serve(otlp.app) as otlp_url:
+                given = RunnerHandles(
+                    run_hash=RUN_HASH, llm_url=here.url, otlp_endpoint=otlp_url, key=KEY, log_dir=str(folder)
+                )
+                if way == "runner":
+                    await here.begin(host=None)
+                await run_agent(python, entry, environment_of(entry, way, given, folder), folder)
+                if way == "runner":
+                    await here.end()
+            truth = folder / "truth.jsonl"
+            lines = truth.read_text().splitlines() if truth.exists() else []
+            is_ours = way == "runner"
+            return Recording(
+                name=entry.name,
+                way=way,
+                run_hash=RUN_HASH,
+                rollout_id=ROLLOUT if is_ours else None,
+                attempt_id=ATTEMPT if is_ours else None,
+                versions=versions_of(entry, python),
+                records=tuple(
+                    Raw(topic=topic.value, key=one.key, value=scrubbed(topic, one.value or b"", str(folder)))
+                    for topic in _RAW
+                    for one in here.log.records(TOPICS.name(topic))
+                ),
+                **truth_of(entry, here.calls(), lines, here),
+            )
+
+
+def _reply(entry: Entry, prompt: str, draw: int) -> Any:
+    return script(prompt, entry.delegations)
+
+
+def versions_of(entry: Entry, python: Path) -> dict[str, str]:
+    """Of the packages that its list names."""
+    told = subprocess.run([str(python), "-c", _LIST], capture_output=True, check=True).stdout
+    found: dict[str, str] = json.loads(told)
+    wanted = (HERE / "requirements" / f"{entry.environment}.txt").read_text().splitlines()
+    names = {line.split("==")[0].split("[")[0].strip().lower().replace("_", "-") for line in wanted}
+    return {name: version for name, version in sorted(found.items()) if name.lower().replace("_", "-") in names}
+
+
+def main() -> int:
+    """Records what is named, or all; says what failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="beginnings of names in the catalogue")
+    parser.add_argument("--way", choices=sorted(_TRIPS))
+    parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir()) / "tracegrad-frameworks")
+    arguments = parser.parse_args()
+    failed = 0
+    for entry in CATALOGUE:
+        if arguments.names and not entry.name.startswith(tuple(arguments.names)):
+            continue
+        for way in [arguments.way] if arguments.way else list(_TRIPS):
+            try:
+                made = asyncio.run(record(entry, way, arguments.environments))
+            except (RuntimeError, subprocess.CalledProcessError, KeyError, AssertionError) as error:
+                failed += 1
+                print(f"{entry.name}-{way}: {type(error).__name__}: {error}")
+                continue
+            path = save(made)
+            print(f"{path.stem}: {len(made.calls)} calls, {len(made.executed)} tools, {path.stat().st_size} bytes")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Takes out of a raw record what tells of the machine that it was recorded on.
+
+In: a record of a raw topic. Out: the same record, with attributes of host and process left out, stack traces cut to
+nothing and paths replaced. Calls hold none of it and stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, MutableSequence
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from tracegrad.schemas.topics import Topic
+
+__all__ = ["scrubbed"]
+
+_OF_MACHINE = ("process.", "host.", "os.", "service.instance.id", "thread.", "user.", "code.", "langsmith.runtime")
+_STACK = "exception.stacktrace"
+_PATH = re.compile(r"(?:/(?:tmp|work|root|home|usr|var|opt)/)[^\s\"'\\,;:)\]}]*")
+
+
+def scrubbed(topic: Topic, value: bytes, folder: str) -> bytes:
+    """The record without the machine; `folder`: where the agent ran."""
+    if topic is not Topic.OTLP_SPANS:
+        return value
+    request = ExportTraceServiceRequest.FromString(value)
+    for resource_spans in request.resource_spans:
+        _clean(resource_spans.resource.attributes)
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                _clean(span.attributes)
+                span.status.message = _PATH.sub("<path>", span.status.message)
+                for event in span.events:
+                    _clean(event.attributes)
+    clean: bytes = request.SerializeToString()
+    return clean
+
+
+def _clean(attributes: Any) -> None:
+    kept: list[KeyValue] = [pair for pair in attributes if not pair.key.startswith(_OF_MACHINE) and pair.key != _STACK]
+    for pair in kept:
+        _replace(pair.value)
+    _set(attributes, kept)
+
+
+def _set(attributes: MutableSequence[KeyValue], kept: Iterable[KeyValue]) -> None:
+    copies = [KeyValue.FromString(pair.SerializeToString()) for pair in kept]
+    del attributes[:]
+    attributes.extend(copies)
+
+
+def _replace(value: AnyValue) -> None:
+    if value.HasField("string_value"):
+        value.string_value = _PATH.sub("<path>", value.string_value)
+    elif value.HasField("array_value"):
+        for one in value.array_value.values:
+            _replace(one)
