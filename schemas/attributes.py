@@ -13,9 +13,13 @@ __all__ = [
     "AGENTLIGHTNING_ROLLOUT_ID",
     "ATTEMPT_ID",
     "ATTEMPT_KEYS",
+    "CONVERSATION_HEADER",
+    "CONVERSATION_ID",
+    "CONVERSATION_KEYS",
     "COUNTED_SPAN",
     "ERROR_TYPE",
     "GEN_AI_AGENT_NAME",
+    "GEN_AI_CONVERSATION_ID",
     "GEN_AI_OPERATION_NAME",
     "GEN_AI_RESPONSE_ID",
     "GEN_AI_TOOL_CALL_ID",
@@ -25,6 +29,7 @@ __all__ = [
     "ROLLOUT_ID",
     "ROLLOUT_KEYS",
     "SERVICE_NAME",
+    "SESSION_ID",
 ]
 
 ROLLOUT_ID = "rollout.id"
@@ -45,6 +50,17 @@ ROLLOUT_KEYS = (ROLLOUT_ID, AGENTLIGHTNING_ROLLOUT_ID)
 """Each that names the rollout; the first that is there counts."""
 ATTEMPT_KEYS = (ATTEMPT_ID, AGENTLIGHTNING_ATTEMPT_ID)
 """Likewise the attempt."""
+
+CONVERSATION_HEADER = "x-conversation-id"
+"""Of a request to the LLM gateway: which conversation it goes on with; of agents that no runner starts."""
+CONVERSATION_ID = "conversation.id"
+"""Likewise in baggage."""
+GEN_AI_CONVERSATION_ID = "gen_ai.conversation.id"
+"""Of a span or a resource, and in baggage."""
+SESSION_ID = "session.id"
+"""Likewise; some SDKs set one for a whole process."""
+CONVERSATION_KEYS = (CONVERSATION_ID, GEN_AI_CONVERSATION_ID, SESSION_ID)
+"""Each that names the conversation; the first that is there counts."""
 
 SERVICE_NAME = "service.name"
 """Of a resource: who emitted its spans."""

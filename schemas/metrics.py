@@ -21,6 +21,7 @@ __all__ = [
     "CALLS",
     "CALLS_CAPTURED",
     "CALLS_FAILED",
+    "CALLS_JOINED",
     "CALLS_NOT_REMEMBERED",
     "CALLS_SERVED",
     "CALLS_TOO_LARGE",
@@ -166,6 +167,10 @@ CALLS = Counter("calls", "Calls recorded and acknowledged.", terminal="calls", i
 CALLS_SERVED = Counter("calls_served", "Calls by how their answer went.", ("outcome",))
 CALLS_FAILED = Counter("calls_failed", "Calls without an answer.", ("error",))
 CALLS_CAPTURED = Counter("calls_captured", "Calls of agents that nobody began.")
+CALLS_JOINED = Counter(
+    "calls_joined",
+    "Of these, calls that named nothing and went on with the conversation whose words they repeat.",
+)
 CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
-from tracegrad.schemas.ids import key_of, new_call, new_tool_call
+from tracegrad.schemas.ids import new_call, new_tool_call
 from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -42,6 +42,7 @@ from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
+from .leaves import Leaf, Said
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import Answer, Session, Sessions
@@ -113,7 +114,7 @@ class CallServer:
         started_ns, policy = time.time_ns(), self._parts.policy.name
         with session.cancellable() as number:
             prompt, sampling, generation, parsed = await self._sample(session, request)
-        answer = _finish(parsed, generation, request, key_of(caller.rollout_id, None, caller.trace_id))
+        answer = _finish(parsed, generation, request, caller.key)
         record = CallRecord(
             call_id=answer.call_id,
             rollout_id=caller.rollout_id,
@@ -140,6 +141,7 @@ class CallServer:
             engine_id=generation.engine_id,
             started_at_ns=started_ns,
             ended_at_ns=time.time_ns(),
+            conversation_key=caller.conversation_key,
         )
         await self._append(session, record, answer, prompt, number)
         self._remember(session, request, prompt, generation, answer)
@@ -169,7 +171,7 @@ class CallServer:
 
     async def _append(self, session: Session, record: CallRecord, answer: Answer, prompt: Prompt, number: int) -> None:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
-        key = episode_key(record.rollout_id, record.trace_id)
+        key = episode_key(record.rollout_id, record.trace_id, conversation=record.conversation_key)
         try:
             append = self._parts.append(Topic.LLM_CALLS, key=key, value=LLM_CALLS.encode(record))
             session.register(answer, prompt.ids, number, append)
@@ -197,7 +199,9 @@ class CallServer:
         message = Message(
             role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
         )
-        session.history.remember(splice_context(request), request.messages, message, call)
+        said = session.history.remember(splice_context(request), request.messages, message, call)
+        if session.scope is not None:
+            self._parts.sessions.leaves.add(Leaf(Said(session.scope, said, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 

@@ -30,17 +30,19 @@ from starlette.types import Receive, Scope, Send
 
 from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, UnavailableError
 from tracegrad.schemas.ids import TraceId, split_episode_id
-from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_SERVED
+from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
 from ..http_request import UNREAD, holder_of, read_object, retry_after_s
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
 from .calls import CallServer, Parts, Served, halved
-from .identity import claims_of, judge
+from .identity import Caller, claims_of, conversation_of, judge, scope_of
+from .leaves import Leaf, Said
 from .models import check_model
 from .sampling import without_strict
 from .sessions import Session
+from .splice import last_said, splice_context
 
 __all__ = ["CallResponse", "ChatEndpoints", "problem_of", "problem_response"]
 
@@ -61,7 +63,7 @@ class ChatEndpoints:
         """Serves a request of one API."""
         parts, config = self._parts, self._parts.config
         holder = holder_of(http, parts.handles.key)
-        caller = judge(claims_of(http), holder, parts.handles.run_hash)
+        caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
         session = parts.sessions.find(caller)
         if session is not None:
             # Who names its rollout alone is in one of its attempts all the same, and so is its record.
@@ -84,12 +86,10 @@ class ChatEndpoints:
             check_model(request.model, parts.policy)
             if not config.allow_strict:
                 request = without_strict(request)
+            leaf = None
             if session is None:
-                # A captured agent: its episode is its trace; a call without one is an episode of its own.
                 parts.metrics.add(CALLS_CAPTURED)
-                if caller.trace_id is None and caller.rollout_id is None:
-                    caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
-                session = parts.sessions.captured(caller.rollout_id or caller.trace_id or "")
+                caller, session, leaf = self._captured(caller, scope_of(http), request)
             session.enter()
             entered.callback(session.leave)
             leave = entered.pop_all().close
@@ -98,13 +98,38 @@ class ChatEndpoints:
             api=api,
             request=request,
             keep_alive_s=config.keep_alive_s,
-            settled=functools.partial(self._settle, session, leave),
+            settled=functools.partial(self._settle, session, leave, leaf),
         )
 
+    def _captured(self, caller: Caller, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, Leaf | None]:
+        """The session of a captured agent's call: of what it names, else of the only conversation that its messages
+        continue, which is thereby taken, else of its own."""
+        sessions = self._parts.sessions
+        if caller.key:
+            return caller, sessions.captured(caller.key), None
+        said = last_said(splice_context(request), request.messages)
+        leaf = sessions.leaves.take(Said(scope, *said)) if said else None
+        if leaf is not None:
+            self._parts.metrics.add(CALLS_JOINED)
+            caller = msgspec.structs.replace(caller, conversation_key=leaf.key)
+        else:
+            caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
+        session = sessions.captured(caller.key)
+        session.scope = scope
+        return caller, session, leaf
+
     def _settle(
-        self, session: Session, leave: Callable[[], None], served: Served | None, error: BaseException | None
+        self,
+        session: Session,
+        leave: Callable[[], None],
+        leaf: Leaf | None,
+        served: Served | None,
+        error: BaseException | None,
     ) -> None:
         leave()
+        if leaf is not None and (served is None or served.answer.outcome is not CallOutcome.DELIVERED):
+            # Nobody has the answer: the client asks the same again.
+            self._parts.sessions.leaves.add(leaf)
         # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again for it.
         session.last_fault = 503 if error is not None and _status_of(error) == 503 else None
         if served is not None:

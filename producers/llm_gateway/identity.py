@@ -1,22 +1,25 @@
 """Who calls: collects the identity claims of a request and judges them. Pure; knows no registry.
 
-In: the rollout path, API key, headers, baggage and traceparent of one request, and whose credential it bears. Out: a
-Caller, or ProofError when a claim to a rollout of this run is not proved by the credential, or IdentityError when
-claims are malformed or disagree; the gateway quarantines such a request, it never guesses.
+In: the rollout path, API key, headers, baggage and traceparent of one request, and whose credential it bears; of who
+names no rollout also the conversation. Out: a Caller, or ProofError when a claim to a rollout of this run is not proved
+by the credential, or IdentityError when claims are malformed or disagree; the gateway quarantines such a request, it
+never guesses.
 A traceparent is a claim only when its trace id begins with this run's hash. Which attempts an agent host works on is
 known to their sessions; here its credential proves that it is a host of this run. A rollout of another run is no
-runner's here, so that its claims need no proof.
+runner's here, so that its claims need no proof. Of a conversation's id only a hash goes further: it may be a person's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
 
-from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
+from tracegrad.schemas.attributes import ATTEMPT_ID, CONVERSATION_HEADER, CONVERSATION_KEYS, ROLLOUT_ID
 from tracegrad.schemas.credentials import ATTEMPT_PREFIX, Holder, claimed_attempt, may_claim
 from tracegrad.schemas.errors import IdentityError, ProofError
 from tracegrad.schemas.ids import (
@@ -25,6 +28,8 @@ from tracegrad.schemas.ids import (
     RunHash,
     TraceId,
     attempt_of,
+    conversation_key,
+    key_of,
     parse_attempt_id,
     parse_rollout_id,
     run_hash_of,
@@ -33,7 +38,7 @@ from tracegrad.schemas.records.calls import Claims
 
 from ..http_request import api_keys_of
 
-__all__ = ["Caller", "claims_of", "judge"]
+__all__ = ["Caller", "claims_of", "conversation_of", "judge", "scope_of"]
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
@@ -49,6 +54,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: TraceId | None
     parent_span_id: str | None
     claims: Claims
+    conversation_key: str | None = None
+    """Of a caller without a rollout: the conversation that it names or continues."""
+
+    @property
+    def key(self) -> str:
+        """Of its episode; empty for one that names nothing."""
+        return key_of(self.rollout_id, self.conversation_key, self.trace_id)
 
 
 def claims_of(request: Request) -> Claims:
@@ -70,21 +82,41 @@ def _join(rollout: str | None, attempt: str | None) -> str | None:
 
 
 def _from_baggage(baggage: str) -> str | None:
+    entries = _entries(baggage)
+    return _join(entries.get(ROLLOUT_ID), entries.get(ATTEMPT_ID))
+
+
+def _entries(baggage: str) -> dict[str, str]:
     entries: dict[str, str] = {}
     for member in baggage.split(","):
         name, found, value = member.partition("=")
         if found:
             entries[name.strip()] = unquote(value.split(";")[0].strip())
-    return _join(entries.get(ROLLOUT_ID), entries.get(ATTEMPT_ID))
+    return entries
 
 
-def judge(claims: Claims, holder: Holder | None, run: RunHash) -> Caller:
+def conversation_of(headers: Mapping[str, str]) -> str | None:
+    """The key of the conversation that a request names, in its header or else in baggage."""
+    entries = _entries(headers.get("baggage", ""))
+    named = (headers.get(CONVERSATION_HEADER, "").strip(), *(entries.get(key) for key in CONVERSATION_KEYS))
+    conversation = next(filter(None, named), None)
+    return conversation_key(conversation) if conversation else None
+
+
+def scope_of(request: Request) -> bytes:
+    """Which client asks, as far as a request tells: a digest of its credential and address."""
+    host = request.client.host if request.client else ""
+    return hashlib.sha256("\0".join((host, *api_keys_of(request.headers))).encode()).digest()
+
+
+def judge(claims: Claims, holder: Holder | None, run: RunHash, conversation: str | None = None) -> Caller:
     """The one identity that all claims name.
 
     Args:
         claims: of the request.
         holder: whose credential of this run it bears.
         run: whose rollouts need proof.
+        conversation: the key of the one that is named, which counts where no rollout is.
     Raises:
         ProofError: reason `no_credential` or `other_attempt`.
         IdentityError: reason `malformed_identity` or `identity_disagreement`.
@@ -107,6 +139,8 @@ def judge(claims: Claims, holder: Holder | None, run: RunHash) -> Caller:
             "API key, headers, baggage and traceparent; send one identity",
             reason="identity_disagreement",
         )
+    if conversation is not None and attempt_of(conversation, {run}):
+        raise IdentityError("the conversation's id hashes to a rollout's; name another", reason="malformed_identity")
     return Caller(
         holder=holder,
         rollout_id=next(iter(rollouts), None),
@@ -114,6 +148,7 @@ def judge(claims: Claims, holder: Holder | None, run: RunHash) -> Caller:
         trace_id=trace_id,
         parent_span_id=span_id,
         claims=claims,
+        conversation_key=None if rollouts else conversation,
     )
 
 

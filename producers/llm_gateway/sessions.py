@@ -29,6 +29,7 @@ from tracegrad.schemas.records.tokens import Ids
 
 from .config import LlmConfig
 from .identity import Caller
+from .leaves import Leaves
 from .splice import SpliceHistory
 
 __all__ = ["Answer", "Session", "Sessions"]
@@ -62,13 +63,15 @@ class _Registered(NamedTuple):
 
 
 class Session:
-    """One attempt, or one captured trace: its purpose, its served calls."""
+    """One attempt, or one captured conversation: its purpose, its served calls."""
 
     def __init__(self, key: str, purpose: Purpose, host: Holder | None = None) -> None:
         self.key = key
         self.purpose = purpose
         self.host = host
         """The agent host that works on it; None: a command, or nobody that a runner started."""
+        self.scope: bytes | None = None
+        """The client of a captured conversation whose requests name nothing: they find it by what was said."""
         self.history = SpliceHistory()
         self.last_used = time.monotonic()
         self.is_closing = False
@@ -182,6 +185,7 @@ class Sessions:
         self._metrics = metrics
         self._attempts: OrderedDict[str, Session] = OrderedDict()
         self._captured: OrderedDict[str, Session] = OrderedDict()
+        self.leaves = Leaves()
         self._num_ids = 0
 
     def begin(self, rollout: RolloutId, attempt: AttemptId, purpose: Purpose, host: Holder | None) -> EpisodeId:
@@ -235,7 +239,7 @@ class Sessions:
         return self._touch(self._attempts, episode)
 
     def captured(self, key: str) -> Session:
-        """The session of an agent that nobody began, by its trace or rollout id."""
+        """The session of an agent that nobody began, by its key."""
         if key not in self._captured:
             self._open(self._captured, key, Purpose.UNKNOWN)
         return self._touch(self._captured, key)

@@ -40,6 +40,7 @@ __all__ = [
     "SpliceHistory",
     "build_prompt",
     "end_of_message",
+    "last_said",
     "splice",
     "splice_context",
     "whole",
@@ -92,8 +93,8 @@ class SpliceHistory:
         self.num_ids = 0
         """Token ids that are held."""
 
-    def remember(self, context: Any, messages: Sequence[Message], answer: Message, call: EarlierCall) -> None:
-        """Adds a served answer.
+    def remember(self, context: Any, messages: Sequence[Message], answer: Message, call: EarlierCall) -> bytes:
+        """Adds a served answer. Returns the digest of all that was said, as `last_said` gives it of the next request.
 
         Args:
             context: what else decides the prompt (tools, template arguments).
@@ -106,6 +107,7 @@ class SpliceHistory:
         self._answers.add(_said(answer))
         self._minted.update(call.tool_call_ids)
         self.num_ids += len(call.prompt_ids) + len(call.sampled_ids)
+        return keys[-1]
 
     def match(self, context: Any, messages: Sequence[Message]) -> Match:
         """The latest assistant message of these that was served here after equal messages."""
@@ -146,6 +148,15 @@ def _conversations(context: Any, messages: Sequence[Message]) -> list[bytes]:
         digest.update(_said(message))
         keys.append(digest.digest())
     return keys
+
+
+def last_said(context: Any, messages: Sequence[Message]) -> tuple[bytes, tuple[str, ...]] | None:
+    """The digest of a conversation up to its last answer, and that answer's tool-call ids; None: it has no answer."""
+    position = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=None)
+    if position is None:
+        return None
+    ids = tuple(call.id for call in messages[position].tool_calls)
+    return _conversations(context, messages[: position + 1])[-1], ids
 
 
 def _said(message: Message) -> bytes:

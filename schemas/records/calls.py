@@ -105,7 +105,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """None for a captured agent without a rollout."""
     attempt_id: str | None
     trace_id: str | None
-    """From `traceparent`; the episode's key when there is no rollout."""
+    """From `traceparent`; the episode's key when there is neither rollout nor conversation."""
     parent_span_id: str | None
     """16 hex: the caller's span, from `traceparent`."""
     policy: str
@@ -140,6 +140,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     started_at_ns: int = 0
     """Gateway's clock, for people; order is the record's order on the topic."""
     ended_at_ns: int = 0
+    conversation_key: str | None = None
+    """Of a captured agent: 32 hex, of the conversation id that it named (`ids.conversation_key`; the id itself is not
+    recorded), or of the earlier call that its messages continue; the episode's key then."""
 
     @property
     def num_sampled(self) -> int:

@@ -1,6 +1,7 @@
 """Stage `normalize`: raw records become facts, grouped by episode; the first stage, and one without state.
 
-In: `otlp_spans`, `llm_calls`, `rewards`, `rollout_events`. Out: `episode_events`, keyed by rollout id, else trace id.
+In: `otlp_spans`, `llm_calls`, `rewards`, `rollout_events`. Out: `episode_events`, keyed as the raw
+records are: by rollout id, else a conversation's key, else trace id.
 Invariant: facts depend on the raw record only (its origin travels in a header), so a replay gives equal bytes. A raw
 record gives at most one record of facts for an episode, and one more for each further 500 spans: facts are larger than
 spans, so those of a request of 8 MiB fit in no single record. That is sound, since the cuts are the request's own: a
@@ -98,7 +99,7 @@ class Normalize(StageFold[None]):
             case CallRecord():
                 what, fact = "calls", CallFact(call=item, order=record.offset)
                 # Behind the rollout path the caller's trace id is its framework's, and names no episode.
-                trace = item.trace_id if item.rollout_id is None else None
+                trace = (item.conversation_key or item.trace_id) if item.rollout_id is None else None
             case CallsClosed():
                 what, fact = "calls_closed", CallsClosedFact(closed=item)
             case Reward():

@@ -63,6 +63,9 @@ CALL = calls.CallRecord(
     started_at_ns=1_700_000_000_000_000_000,
     ended_at_ns=1_700_000_000_500_000_000,
 )
+CONTINUED_CALL = msgspec.structs.replace(
+    CALL, rollout_id=None, attempt_id=None, purpose=calls.Purpose.UNKNOWN, conversation_key="5e" * 16
+)
 CALLS_CLOSED = calls.CallsClosed(
     rollout_id=ROLLOUT,
     attempt_id="9a3c",
@@ -178,6 +181,7 @@ class _Groups:
 
 RELEASED: dict[str, Any] = {
     "call-1.msgpack": calls.LLM_CALLS,
+    "call-1-c.msgpack": calls.LLM_CALLS,
     "calls_closed-1.msgpack": calls.LLM_CALLS,
     "rollout-1.json": rollouts.ROLLOUTS,
     "rollout_event-1.json": rollouts.ROLLOUT_EVENTS,
@@ -203,6 +207,7 @@ RELEASED: dict[str, Any] = {
 """File under golden/ -> the codec that still reads it."""
 WRITTEN = {
     "call-1.msgpack": CALL,
+    "call-1-c.msgpack": CONTINUED_CALL,
     "calls_closed-1.msgpack": CALLS_CLOSED,
     "facts-1.msgpack": FACTS,
     "facts-1-b.msgpack": COUNTED_FACTS,

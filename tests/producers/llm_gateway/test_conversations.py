@@ -1,0 +1,183 @@
+"""Which captured calls are one conversation: by what they name, else by what was said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fake_engine.scripted import Reply, tool_call_text
+from tests.producers.keys import RUN_HASH
+from tests.producers.llm_gateway.harness import ASK, CALC, TOPICS, Rig, rig
+from tracegrad.producers.llm_gateway.leaves import Leaf, Leaves, Said
+from tracegrad.schemas.ids import conversation_key, key_in
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import CALLS_JOINED
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
+from tracegrad.schemas.topics import Topic
+
+GO_ON = {"role": "user", "content": "go on"}
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+OTHER_TRACE = "1bf7651916cd43dd8448eb211c80319c"
+ANN = {"authorization": "Bearer sk-ann"}
+
+
+async def ask(
+    r: Rig, messages: list[Any], headers: dict[str, str] | None = None, *, reply: Reply | None = None, tools: Any = None
+) -> Any:
+    """The answer's message to a captured agent."""
+    r.engine.replies.append(reply or Reply("hello"))
+    body = {"messages": messages} | ({"tools": tools} if tools else {})
+    status, answer = await r.post("/v1/chat/completions", body, **(ANN | (headers or {})))
+    assert status == 200, answer
+    return answer["choices"][0]["message"]
+
+
+def keys(r: Rig) -> list[str]:
+    """The keys of the call records, by the calls' start."""
+    records = r.log.records(TOPICS.name(Topic.LLM_CALLS))
+    found = sorted((_call(record).started_at_ns, (record.key or b"").decode()) for record in records)
+    return [key for _, key in found]
+
+
+def _call(record: Record) -> CallRecord:
+    call = LLM_CALLS.decode(record.value)
+    assert isinstance(call, CallRecord)
+    return call
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-conversation-id": " c-17 "},
+        {"baggage": "a=b,gen_ai.conversation.id=c%2D17;p=1"},
+        {"baggage": "session.id=c-17"},
+        {"baggage": "session.id=other,conversation.id=c-17"},
+        {"x-conversation-id": "c-17", "baggage": "conversation.id=other"},
+        {"x-conversation-id": "c-17", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"},
+        {"baggage": "conversation.id=,session.id=c-17", "x-conversation-id": ""},
+    ],
+    ids=["header", "gen-ai", "session", "first-key", "header-first", "before-trace", "empty-is-absent"],
+)
+async def test_a_conversation_is_known_by_its_id(headers: dict[str, str]) -> None:
+    """From any of its sources, before the trace; the record and the minted ids bear its key."""
+    async with rig() as r:
+        await ask(r, ASK, headers)
+        (call,) = r.calls()
+        assert keys(r) == [conversation_key("c-17")] == [call.conversation_key] == [key_in(call.call_id)]
+        assert call.trace_id == (TRACE if "traceparent" in headers else None)
+
+
+async def test_the_id_of_a_conversation_is_not_recorded() -> None:
+    """It may be an address or a name."""
+    async with rig() as r:
+        await ask(r, ASK, {"x-conversation-id": "ann@example.org", "baggage": "session.id=ann@example.org"})
+        (record,) = r.log.records(TOPICS.name(Topic.LLM_CALLS))
+        assert b"example.org" not in (record.value or b"") + (record.key or b"")
+
+
+async def test_traces_of_one_conversation_are_spliced() -> None:
+    """Each request a trace of its own, as a server makes them: the second starts with the first's ids."""
+    async with rig() as r:
+        headers = {"x-conversation-id": "c", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+        said = await ask(r, ASK, headers)
+        await ask(r, [*ASK, said, GO_ON], headers | {"traceparent": f"00-{OTHER_TRACE}-00f067aa0ba902b7-01"})
+        one, two = r.calls()
+        assert (two.parent_call_id, two.splice.kind) == (one.call_id, "extended")
+        assert [one.trace_id, two.trace_id] == [TRACE, OTHER_TRACE]
+
+
+async def test_an_attempt_is_keyed_by_its_rollout_whatever_conversation_it_names() -> None:
+    """A runner's episode is no captured one."""
+    async with rig() as r:
+        r.engine.replies.append(Reply("ok"))
+        await r.begin()
+        path = f"/rollout/{RUN_HASH}{'0' * 19}7/attempt/9a3c/v1/chat/completions"
+        assert (await r.post(path, {"messages": ASK}, **{"x-conversation-id": "c"}))[0] == 200
+        (call,) = r.calls()
+        assert (keys(r), call.conversation_key) == ([call.rollout_id], None)
+
+
+async def test_a_request_that_names_nothing_goes_on_with_what_was_said() -> None:
+    """Turn by turn; each continues the one before, in one episode."""
+    async with rig() as r:
+        messages: list[Any] = [*ASK]
+        for i in range(3):
+            messages += [await ask(r, messages, reply=Reply(f"answer {i}")), GO_ON]
+        one, two, three = r.calls()
+        assert keys(r) == [one.trace_id] * 3
+        assert [two.parent_call_id, three.parent_call_id] == [one.call_id, two.call_id]
+        assert {key_in(call.call_id) for call in r.calls()} == set(keys(r))
+        assert r.gateway.parts.metrics.value(CALLS_JOINED) == 2
+
+
+async def test_two_users_who_say_the_same_stay_apart() -> None:
+    """And get the same: of two equal ends nobody knows which is continued, so neither is."""
+    async with rig() as r:
+        said = [await ask(r, ASK) for _ in range(2)]
+        await ask(r, [*ASK, said[0], GO_ON])
+        await ask(r, [*ASK, said[1], GO_ON])
+        assert len(set(keys(r))) == 4
+        assert [call.parent_call_id for call in r.calls()] == [None] * 4
+
+
+async def test_equal_answers_are_told_apart_by_their_tool_calls() -> None:
+    """Whose ids the gateway drew."""
+    async with rig() as r:
+        said = [await ask(r, ASK, reply=Reply(tool_call_text("calc", a=1)), tools=CALC) for _ in range(2)]
+        for answer in reversed(said):
+            result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "1"}
+            await ask(r, [*ASK, answer, result], tools=CALC)
+        one, two, three, four = keys(r)
+        assert (three, four) == (two, one) and one != two
+
+
+async def test_an_end_is_continued_once() -> None:
+    """A second branch from one answer may be another user's; it is an episode of its own."""
+    async with rig() as r:
+        said = await ask(r, ASK)
+        await ask(r, [*ASK, said, GO_ON], reply=Reply("one"))
+        await ask(r, [*ASK, said, {"role": "user", "content": "no"}], reply=Reply("two"))
+        one, two, three = keys(r)
+        assert one == two != three
+
+
+async def test_another_client_joins_nothing() -> None:
+    """Another API key is another client; who names a trace is in that."""
+    async with rig() as r:
+        said = await ask(r, ASK)
+        await ask(r, [*ASK, said, GO_ON], {"authorization": "Bearer sk-bob"})
+        await ask(r, [*ASK, said, GO_ON], {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
+        assert len(set(keys(r))) == 3 and keys(r)[2] == TRACE
+
+
+async def test_a_changed_history_joins_nothing() -> None:
+    """Nor does one that another system prompt or other tools stand before: exact, or not at all."""
+    async with rig() as r:
+        said = await ask(r, ASK)
+        await ask(r, [*ASK, said | {"content": "Hello"}, GO_ON])
+        await ask(r, [{"role": "system", "content": "s"}, *ASK, said, GO_ON])
+        await ask(r, [*ASK, said, GO_ON], tools=CALC)
+        assert len(set(keys(r))) == 4
+
+
+async def test_a_call_that_failed_leaves_its_conversation_to_the_retry() -> None:
+    """The client asks the same again, and is still in it."""
+    async with rig(engine_wait_s=0.05) as r:
+        said = await ask(r, ASK)
+        r.engine.fail_next = 1_000
+        status, _ = await r.post("/v1/chat/completions", {"messages": [*ASK, said, GO_ON]}, **ANN)
+        assert status == 503
+        r.engine.fail_next = 0
+        await ask(r, [*ASK, said, GO_ON])
+        assert len(set(keys(r))) == 1
+
+
+def test_equal_ends_are_forgotten_together() -> None:
+    """The last one left would look like the only one."""
+    leaves = Leaves(max_ends=2)
+    said = [Said(b"", bytes([i]), ()) for i in range(3)]
+    for one, key in ((said[0], "a"), (said[0], "b"), (said[1], "c"), (said[2], "d")):
+        leaves.add(Leaf(one, key))
+    assert [leaves.take(one) for one in said] == [None, Leaf(said[1], "c"), Leaf(said[2], "d")]
+    assert leaves.take(said[1]) is None
