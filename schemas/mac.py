@@ -26,7 +26,7 @@ __all__ = ["MAC_HEADER", "SIGNED", "VOUCHED", "KeyRing", "Refusal", "is_by_own_r
 MAC_HEADER = "tracegrad.mac"
 SIGNED = frozenset({Topic.REWARDS, Topic.ROLLOUT_EVENTS, Topic.WEIGHTS, Topic.WEIGHT_ACKS, Topic.TRAINING_STEPS})
 """The topics whose records bear a MAC, or do not count."""
-VOUCHED = frozenset({Topic.OTLP_SPANS, Topic.LLM_CALLS})
+VOUCHED = frozenset({Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.LLM_CALLS})
 """Those on which anybody may write, gateways of other runs among them: a record counts without a MAC of the run, too,
 and for less: in a runner's episode a span earns nothing, and a call is none."""
 _RAW = frozenset(spec.topic for spec in REGISTRY if spec.raw)

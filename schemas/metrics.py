@@ -46,6 +46,7 @@ __all__ = [
     "GROUPS_TRAINED",
     "IN_FLIGHT",
     "LAG",
+    "LOG_RECORDS",
     "MEMBERS_EXCLUDED",
     "NOT_SELECTED",
     "OFFSETS_WITHOUT_RECORD",
@@ -155,6 +156,7 @@ UNREADABLE_ROWS = Counter(
 UNVERIFIED = Counter("unverified", "Records left out because no key vouches for them.", ("topic", "reason"))
 # OTLP gateway.
 SPANS = Counter("spans", "Spans acknowledged.", terminal="spans")
+LOG_RECORDS = Counter("log_records", "Log records acknowledged.", terminal="log records")
 REQUESTS = Counter("requests", "Export requests acknowledged.", is_work=True)
 # Both gateways.
 REQUESTS_REFUSED = Counter("requests_refused", "Requests answered by an error.", ("status",), terminal="refused")

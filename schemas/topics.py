@@ -87,9 +87,9 @@ STREAMS = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 """The stages that are stream workers, in the order of the flow."""
 
 
-def trace_key(trace_id: str) -> bytes:
-    """the trace id in hex; a Collector may leave it out"""
-    return trace_id.encode()
+def trace_key(trace_id: str) -> bytes | None:
+    """the trace id in hex; a Collector may leave it out, and a log record of no trace has none"""
+    return trace_id.encode() or None
 
 
 def episode_key(rollout_id: str | None, trace_id: str | None, *, conversation: str | None = None) -> bytes:
@@ -174,7 +174,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         raw=True,
         key=trace_key,
         value="OTLP ExportLogsServiceRequest bytes",
-        written_by="any OpenTelemetry Collector",
+        written_by="OTLP gateway, any OpenTelemetry Collector",
         read_by="nobody of ours yet",
     ),
     TopicSpec(

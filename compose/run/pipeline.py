@@ -49,6 +49,8 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
+_OTLP_GRPC_PORT = 4317
+"""The one that OTLP over gRPC is registered for, and that exporters and Collectors use unless they are told."""
 _PORT_WAIT_S = 5.0
 _MEMBERS_S = 20.0
 """For members of a killed start to leave their group: twice their session."""
@@ -61,7 +63,9 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     kafka, engine = settings.kafka.bootstrap_servers, settings.engine.url
     taken: list[int] = []
 
-    def address(host: str, asked: int | None, last: str | None) -> str:
+    def address(host: str, asked: int | None, last: str | None, *, usual: int | None = None) -> str:
+        if not (asked or last) and usual is not None and usual not in taken and kafka_node.is_free(usual):
+            asked = usual
         port = _port(asked, last, taken)
         taken.append(port)
         return f"{host}:{port}"
@@ -73,6 +77,7 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
         llm_url=f"http://{address(llm.host, llm.port, before.llm_url if before else None)}",
         otlp_endpoint=f"http://{address(otlp.host, otlp.port, before.otlp_endpoint if before else None)}",
         engine_url=engine or f"http://{address(loopback, None, before.engine_url if before else None)}",
+        otlp_grpc=address(otlp.host, otlp.grpc_port, before.otlp_grpc if before else None, usual=_OTLP_GRPC_PORT),
     )
     run_dir.write_start(settings, endpoints)
     return run_dir

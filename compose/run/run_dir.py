@@ -87,6 +87,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     engine_url: str
     release: str = __version__
     """Of the supervisor that started them: one of another release may write what the others cannot read."""
+    otlp_grpc: str = ""
+    """`host:port` of the OTLP gateway over gRPC."""
 
 
 class RunDir:

@@ -93,6 +93,7 @@ class Wiring:
         export_timeout_s = min(_EXPORT_TIMEOUT_S, agent.flush_timeout_s) if agent else _EXPORT_TIMEOUT_S
         return OtlpHandles(
             port=port_of(self.endpoints.otlp_endpoint),
+            grpc_port=port_of(self.endpoints.otlp_grpc) if self.endpoints.otlp_grpc else None,
             run_hash=self.record.hash,
             key=self.run_dir.key(),
             ack_timeout_s=_ACK_SHARE * export_timeout_s,

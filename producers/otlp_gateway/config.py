@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.section import Count
+from tracegrad.schemas.section import Count, Port
 
 from ..exposure import ListenConfig
 
@@ -17,7 +17,11 @@ __all__ = ["OtlpConfig", "OtlpHandles"]
 
 
 class OtlpConfig(ListenConfig, frozen=True, kw_only=True):
-    """`[otlp]`: the gateway that takes agents' spans."""
+    """`[otlp]`: the gateway that takes agents' spans and log records."""
+
+    grpc_port: Port | None = None
+    """Of OTLP over gRPC; `port` is HTTP's. None: 4317 where that is free, else a free port, kept for the life of the
+    run."""
 
     max_body_bytes: Count = 20 * 1024 * 1024
     """Of one request, after decompression too; a larger one gets 413."""
@@ -37,3 +41,5 @@ class OtlpHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The run's secret, by which credentials are verified."""
     ack_timeout_s: float
     """Shorter than the agents' export timeout, so that they hear 503 and send again."""
+    grpc_port: int | None = None
+    """None: HTTP alone; 0: a free one."""

@@ -1,4 +1,4 @@
-"""OTLP/HTTP bodies become ExportTraceServiceRequest messages: gzip, protobuf and JSON.
+"""OTLP bodies become export requests: gzip, protobuf and JSON.
 
 In: the bytes and headers of a request. Out: the decoded message. Invariant: no more than `limit` bytes are ever
 decompressed, piece by piece, so a small body cannot fill the memory. Failure: RequestError (413) or RecordError (400).
@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 from google.protobuf import json_format  # type: ignore[import-untyped]
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import RecordError, RequestError
-from tracegrad.schemas.records.otlp import decode_spans, spans_of
+from tracegrad.schemas.records.otlp import Signal, decode, items_of
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["JSON", "PROTOBUF", "decode_traces", "gunzip"]
+__all__ = ["JSON", "PROTOBUF", "decode_body", "gunzip"]
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -60,30 +59,30 @@ def gunzip(data: bytes, *, limit: int) -> Iterator[bytes]:
             yield piece
 
 
-def decode_traces(data: bytes, content_type: str) -> ExportTraceServiceRequest:
+def decode_body(signal: Signal, data: bytes, content_type: str) -> Message:
     """The message of a body; unknown fields are ignored in JSON and kept in protobuf.
 
     Raises:
         RecordError: the body is not what its content type says.
     """
-    return _from_json(data) if content_type == JSON else decode_spans(data)
+    return _from_json(signal, data) if content_type == JSON else decode(signal, data)
 
 
-def _from_json(data: bytes) -> ExportTraceServiceRequest:
-    message = ExportTraceServiceRequest()
+def _from_json(signal: Signal, data: bytes) -> Message:
+    message = signal.request()
     try:
         # JavaScript cuts text between the halves of a pair, and a batch is not lost by it.
         body = msgspec.convert(decode_json(data), dict[str, Any])
         json_format.ParseDict(body, message, ignore_unknown_fields=True)
-        for _, _, span in spans_of(message):
-            for item in (span, *span.links):
-                _read_hex(item)
+        for _, _, item in items_of(signal, message):
+            for named in (item, *getattr(item, "links", ())):
+                _read_hex(named)
     except (ValueError, TypeError, AttributeError, RecursionError, json_format.Error) as error:
         raise RecordError(f"expected OTLP JSON, got {type(error).__name__}: {str(error)[:200]}") from error
     return message
 
 
-def _read_hex(item: Span | Span.Link) -> None:
+def _read_hex(item: Any) -> None:
     """OTLP JSON writes ids in hex, which protobuf's JSON mapping has just read as if they were base64."""
     for name in _IDS:
         if misread := getattr(item, name, b""):

@@ -1,6 +1,6 @@
-"""Which spans of a request their sender may send: those that name no rollout of this run, and those of its own.
+"""Which spans or log records of a request their sender may send: those that name no rollout of this run, and its own.
 
-A span names a rollout by an attribute of its own or of its resource, and by a trace id that begins with the run's hash.
+An item names a rollout by an attribute of its own or of its resource, and by a trace id beginning with the run's hash.
 In: a decoded request, whose credential it bore. Out: the request without what is not proved, each resource marked with
 the sender whose credential it was (`PROVED_BY`), and by nobody else: the mark is the gateway's. Failure: none.
 """
@@ -8,14 +8,15 @@ the sender whose credential it was (`PROVED_BY`), and by nobody else: the mark i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
 from tracegrad.schemas.credentials import Holder, is_host, may_claim
 from tracegrad.schemas.ids import RunHash, attempt_of, run_hash_of
+from tracegrad.schemas.records.otlp import Signal
 
 __all__ = ["keep_proved", "may_name"]
 
@@ -30,12 +31,11 @@ def may_name(body: bytes, run: RunHash) -> bool:
     return run.encode() in body or bytes.fromhex(run) in body
 
 
-def keep_proved(
-    request: ExportTraceServiceRequest, holder: Holder | None, run: RunHash, *, is_named: bool = True
-) -> int:
-    """Takes out the spans of a runner's rollouts that are not the holder's, and marks the rest as the holder's.
+def keep_proved(signal: Signal, request: Message, holder: Holder | None, run: RunHash, *, is_named: bool = True) -> int:
+    """Takes out the items of a runner's rollouts that are not the holder's, and marks the rest as the holder's.
 
     Args:
+        signal: what the request is of.
         request: decoded; changed in place.
         holder: whose credential it bore.
         run: whose rollouts need proof.
@@ -45,25 +45,26 @@ def keep_proved(
         that assemble judges by the mark.
     """
     num_before = num_after = 0
-    for resource_spans in request.resource_spans:
-        attributes = resource_spans.resource.attributes
+    for of_resource in getattr(request, signal.resources):
+        attributes = of_resource.resource.attributes
         if is_named and (holder is None or not is_host(holder)):
-            of_resource = _claims(attributes)
-            for scope_spans in resource_spans.scope_spans:
-                spans = list(scope_spans.spans)
-                kept = [span for span in spans if _is_proved(span, of_resource, holder, run)]
-                num_before, num_after = num_before + len(spans), num_after + len(kept)
-                if len(kept) < len(spans):
-                    del scope_spans.spans[:]
-                    scope_spans.spans.extend(kept)
+            of_all = _claims(attributes)
+            for of_scope in getattr(of_resource, signal.scopes):
+                items = getattr(of_scope, signal.fields)
+                all_ = list(items)
+                kept = [item for item in all_ if _is_proved(item, of_all, holder, run)]
+                num_before, num_after = num_before + len(all_), num_after + len(kept)
+                if len(kept) < len(all_):
+                    del items[:]
+                    items.extend(kept)
         _mark(attributes, holder)
     return num_before - num_after
 
 
-def _is_proved(span: Span, of_resource: _Claims, holder: Holder | None, run: RunHash) -> bool:
-    rollouts, attempts = (one | other for one, other in zip(of_resource, _claims(span.attributes), strict=True))
+def _is_proved(item: Any, of_resource: _Claims, holder: Holder | None, run: RunHash) -> bool:
+    rollouts, attempts = (one | other for one, other in zip(of_resource, _claims(item.attributes), strict=True))
     named: list[tuple[str, str | None]] = [(rollout, None) for rollout in rollouts if run_hash_of(rollout) == run]
-    if (own := attempt_of(span.trace_id.hex(), {run})) is not None:
+    if (own := attempt_of(item.trace_id.hex(), {run})) is not None:
         named.append(own)
     if named:
         named += [(rollout, attempt) for rollout, _ in named for attempt in attempts]

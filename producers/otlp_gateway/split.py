@@ -1,23 +1,23 @@
 """One export request becomes records of one trace each, none larger than the record limit.
 
-In: a decoded request. Out: pieces (key = trace id in hex) and the items that fit nowhere. Invariant: every span
-is in exactly one piece or among the rejected; a piece keeps the resources and scopes of its spans, and says its size
-before it is built. Failure: RecordError, too many fit nowhere.
+In: a decoded request of spans or log records. Out: pieces (key = trace id in hex, none for log records of no trace) and
+the items that fit nowhere. Invariant: every item is in exactly one piece or among the rejected; a piece keeps the
+resources and scopes of its items, and says its size before it is built. Failure: RecordError, too many fit nowhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from tracegrad.schemas.attributes import AGENTLIGHTNING_ATTEMPT_ID, AGENTLIGHTNING_ROLLOUT_ID, ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.otlp import spans_of
+from tracegrad.schemas.records.otlp import Signal, items_of
 
 __all__ = ["Piece", "Rejected", "add_identity", "split"]
 
@@ -30,46 +30,48 @@ _MAX_REJECTED = 1_000
 
 
 class Piece:
-    """Spans of one trace, in the order they came, that one record will hold; the record is built when it is asked for,
+    """Items of one trace, in the order they came, that one record will hold; the record is built when it is asked for,
     for it repeats their resources and scopes and so may be much larger than what they came in."""
 
-    def __init__(self, trace_id: bytes) -> None:
+    def __init__(self, signal: Signal, trace_id: bytes) -> None:
         self.trace_id = trace_id.hex()
         self.num_bytes = 0
         """At least those of the record."""
-        self._spans: list[tuple[ResourceSpans, ScopeSpans, Span]] = []
+        self._signal = signal
+        self._items: list[tuple[Any, Any, Any]] = []
 
     @property
-    def num_spans(self) -> int:
+    def num_items(self) -> int:
         """How many it has."""
-        return len(self._spans)
+        return len(self._items)
 
-    def add(self, resource_spans: ResourceSpans, scope_spans: ScopeSpans, span: Span, *, head: int, size: int) -> None:
-        """Takes one span; `head` bytes wrap it, `size` are its own."""
-        last = self._spans[-1] if self._spans else (None, None, None)
-        self.num_bytes += size + head * ((last[0] is not resource_spans) + (last[1] is not scope_spans))
-        self._spans.append((resource_spans, scope_spans, span))
+    def add(self, of_resource: Any, of_scope: Any, item: Any, *, head: int, size: int) -> None:
+        """Takes one item; `head` bytes wrap it, `size` are its own."""
+        last = self._items[-1] if self._items else (None, None, None)
+        self.num_bytes += size + head * ((last[0] is not of_resource) + (last[1] is not of_scope))
+        self._items.append((of_resource, of_scope, item))
 
     def value(self) -> bytes:
-        """The bytes of an ExportTraceServiceRequest."""
-        request = ExportTraceServiceRequest()
-        resource_of = scope_of = None
-        for resource_spans, scope_spans, span in self._spans:
-            if resource_of is not resource_spans:
-                opened = request.resource_spans.add(schema_url=resource_spans.schema_url)
-                opened.resource.CopyFrom(resource_spans.resource)
-                resource_of, scope_of = resource_spans, None
-            if scope_of is not scope_spans:
-                scope = request.resource_spans[-1].scope_spans.add(schema_url=scope_spans.schema_url)
-                scope.scope.CopyFrom(scope_spans.scope)
-                scope_of = scope_spans
-            request.resource_spans[-1].scope_spans[-1].spans.append(span)
+        """The bytes of an export request."""
+        signal = self._signal
+        request = signal.request()
+        resource_of = scope_of = opened = scope = None
+        for of_resource, of_scope, item in self._items:
+            if resource_of is not of_resource:
+                opened = getattr(request, signal.resources).add(schema_url=of_resource.schema_url)
+                opened.resource.CopyFrom(of_resource.resource)
+                resource_of, scope_of = of_resource, None
+            if scope_of is not of_scope:
+                scope = getattr(opened, signal.scopes).add(schema_url=of_scope.schema_url)
+                scope.scope.CopyFrom(of_scope.scope)
+                scope_of = of_scope
+            getattr(scope, signal.fields).append(item)
         value: bytes = request.SerializeToString()
         return value
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
-    """A span that cannot be a record, by reference."""
+    """A span or log record that cannot be a record of the log, by reference."""
 
     reason: str
     """`item_too_large`, `invalid_id` or `identity_conflict`."""
@@ -79,29 +81,30 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-def add_identity(request: ExportTraceServiceRequest, rollout: str, attempt: str) -> list[Rejected]:
+def add_identity(signal: Signal, request: Message, rollout: str, attempt: str) -> list[Rejected]:
     """Writes the identity that the URL path told into every resource.
 
     Returns:
-        The spans whose resource, or which themselves, claim another identity; they are taken out of the request.
+        The items whose resource, or which themselves, claim another identity; they are taken out of the request.
     Raises:
         RecordError: these are more than a thousand.
     """
     told = {ROLLOUT_ID: rollout, ATTEMPT_ID: attempt}
     names = {**told, AGENTLIGHTNING_ROLLOUT_ID: rollout, AGENTLIGHTNING_ATTEMPT_ID: attempt}
     rejected: list[Rejected] = []
-    for resource_spans in request.resource_spans:
-        attributes = resource_spans.resource.attributes
+    for of_resource in getattr(request, signal.resources):
+        attributes = of_resource.resource.attributes
         is_other = _differs(attributes, names)
-        for scope_spans in resource_spans.scope_spans:
-            spans: dict[bool, list[Span]] = {True: [], False: []}
-            for span in scope_spans.spans:
-                spans[is_other or _differs(span.attributes, names)].append(span)
-            if spans[True]:
-                _check_rejected(len(rejected) + len(spans[True]))
-                rejected.extend(_reject(span, "identity_conflict") for span in spans[True])
-                del scope_spans.spans[:]
-                scope_spans.spans.extend(spans[False])
+        for of_scope in getattr(of_resource, signal.scopes):
+            items = getattr(of_scope, signal.fields)
+            found: dict[bool, list[Any]] = {True: [], False: []}
+            for item in items:
+                found[is_other or _differs(item.attributes, names)].append(item)
+            if found[True]:
+                _check_rejected(len(rejected) + len(found[True]))
+                rejected.extend(_reject(item, "identity_conflict") for item in found[True])
+                del items[:]
+                items.extend(found[False])
         kept = [attribute for attribute in attributes if attribute.key not in told]
         del attributes[:]
         attributes.extend(kept)
@@ -115,50 +118,54 @@ def _differs(attributes: Iterable[KeyValue], names: dict[str, str]) -> bool:
 
 
 def split(
-    request: ExportTraceServiceRequest, *, target_bytes: int, item_limit_bytes: int
+    signal: Signal, request: Message, *, target_bytes: int, item_limit_bytes: int
 ) -> tuple[list[Piece], list[Rejected]]:
     """Splits by trace, then by size.
 
     Args:
+        signal: what the request is of.
         request: the decoded request; not changed.
-        target_bytes: a piece is closed before it would grow beyond this; one larger span is a piece of its own.
-        item_limit_bytes: a span that, with its resource and scope, exceeds this is rejected.
+        target_bytes: a piece is closed before it would grow beyond this; one larger item is a piece of its own.
+        item_limit_bytes: an item that, with its resource and scope, exceeds this is rejected.
     Raises:
         RecordError: more than a thousand would be rejected.
     """
     growing: dict[bytes, Piece] = {}
     pieces: list[Piece] = []
     rejected: list[Rejected] = []
-    for resource_spans, scope_spans, span in spans_of(request):
+    for of_resource, of_scope, item in items_of(signal, request):
         _check_rejected(len(rejected))
-        if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id):
-            rejected.append(_reject(span, "invalid_id"))
+        # A log record of no trace has no ids, or zeros.
+        trace_id: bytes = item.trace_id if any(item.trace_id) else b""
+        has_ids = len(trace_id) == 16 and len(item.span_id) == 8
+        if not has_ids and (signal.requires_ids or len(trace_id) not in (0, 16) or len(item.span_id) not in (0, 8)):
+            rejected.append(_reject(item, "invalid_id"))
             continue
-        head = resource_spans.resource.ByteSize() + scope_spans.scope.ByteSize()
-        head += len(resource_spans.schema_url) + len(scope_spans.schema_url) + _ENVELOPE_BYTES
-        size = span.ByteSize() + _ENVELOPE_BYTES
+        head = of_resource.resource.ByteSize() + of_scope.scope.ByteSize()
+        head += len(of_resource.schema_url) + len(of_scope.schema_url) + _ENVELOPE_BYTES
+        size = item.ByteSize() + _ENVELOPE_BYTES
         if head + size > item_limit_bytes:
-            rejected.append(_reject(span, "item_too_large"))
+            rejected.append(_reject(item, "item_too_large"))
             continue
-        piece = growing.get(span.trace_id)
+        piece = growing.get(trace_id)
         if piece is None or piece.num_bytes + head + size > target_bytes:
-            piece = growing[span.trace_id] = Piece(span.trace_id)
+            piece = growing[trace_id] = Piece(signal, trace_id)
             pieces.append(piece)
-        piece.add(resource_spans, scope_spans, span, head=head, size=size)
+        piece.add(of_resource, of_scope, item, head=head, size=size)
     return pieces, rejected
 
 
 def _check_rejected(num: int) -> None:
     if num > _MAX_REJECTED:
-        raise RecordError(f"expected spans that records can hold, got more than {_MAX_REJECTED} others")
+        raise RecordError(f"expected items that records can hold, got more than {_MAX_REJECTED} others")
 
 
-def _reject(span: Span, reason: str) -> Rejected:
-    data = span.SerializeToString()
+def _reject(item: Any, reason: str) -> Rejected:
+    data = item.SerializeToString()
     return Rejected(
         reason=reason,
-        trace_id=span.trace_id.hex()[:64],
-        span_id=span.span_id.hex()[:32],
+        trace_id=item.trace_id.hex()[:64],
+        span_id=item.span_id.hex()[:32],
         num_bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
     )

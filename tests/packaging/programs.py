@@ -44,6 +44,7 @@ DISTRIBUTIONS = {
     "faust": "faust-streaming",
     "google.protobuf": "protobuf",
     "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
     "mode": "mode-streaming",
     "opentelemetry": "opentelemetry-api",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",

@@ -22,15 +22,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from tests.memory_log import MemoryLog
 from tests.producers.keys import KEY
 from tests.producers.otlp_gateway.bodies import OTHER_TRACE, TRACE, request_of, span_ids
-from tracegrad.producers.otlp_gateway import app
+from tracegrad.producers.otlp_gateway import receive
 from tracegrad.producers.otlp_gateway.app import OtlpGateway
 from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
-from tracegrad.producers.otlp_gateway.decode import decode_traces
+from tracegrad.producers.otlp_gateway.decode import decode_body
 from tracegrad.producers.otlp_gateway.split import split
 from tracegrad.producers.otlp_gateway.weigh import weigh_protobuf
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.otlp import TRACES
 from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
@@ -164,15 +165,15 @@ async def test_one_large_body_is_computed_at_a_time(log: MemoryLog, monkeypatch:
     assert len(body) > 64 * 1024
     at_once, most = 0, 0
 
-    def decode(*given: Any) -> ExportTraceServiceRequest:
+    def decode(*given: Any) -> Any:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
         time.sleep(0.02)
         at_once -= 1
-        return decode_traces(*given)
+        return decode_body(*given)
 
-    monkeypatch.setattr(app, "decode_traces", decode)
+    monkeypatch.setattr(receive, "decode_body", decode)
     async with client_of(log) as client:
         answers = await asyncio.gather(*(client.post("/v1/traces", content=body, headers=PROTOBUF) for _ in range(4)))
     assert [answer.status_code for answer in answers] == [200] * 4
@@ -322,9 +323,9 @@ def test_split_keeps_every_span_within_the_target() -> None:
             expected.append((trace.hex(), number))
             part = request_of([(trace, number)], payload="p" * random_.randrange(300))
             request.resource_spans.extend(part.resource_spans)
-        pieces, _ = split(request, target_bytes=600, item_limit_bytes=10_000)
+        pieces, _ = split(TRACES, request, target_bytes=600, item_limit_bytes=10_000)
         assert span_ids(piece.value() for piece in pieces) == sorted(expected)
-        assert all(len(piece.value()) <= 600 or piece.num_spans == 1 for piece in pieces)
+        assert all(len(piece.value()) <= 600 or piece.num_items == 1 for piece in pieces)
         assert all(len(piece.value()) <= piece.num_bytes for piece in pieces)
         assert {piece.trace_id for piece in pieces} == {trace for trace, _ in expected}
 
