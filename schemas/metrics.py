@@ -22,6 +22,8 @@ __all__ = [
     "CALLS_CAPTURED",
     "CALLS_FAILED",
     "CALLS_JOINED",
+    "CALLS_JOINED_BY",
+    "CALLS_NAMED_BY",
     "CALLS_NOT_REMEMBERED",
     "CALLS_SERVED",
     "CALLS_TOO_LARGE",
@@ -136,6 +138,8 @@ NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
 EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.", ("disposition",))
 EPISODES_CLOSED_BY = Counter("episodes_closed_by", "Episodes by why they closed.", ("reason",))
+CALLS_JOINED_BY = Counter("calls_joined_by", "Calls of episodes by what joined them to spans.", ("rung",))
+CALLS_NAMED_BY = Counter("calls_named_by", "Calls of episodes by what named their agent.", ("rung",))
 TOOLS_WITHOUT_ID = Counter(
     "tools_without_id",
     "Tool executions joined by name and time alone; AIR rewards them only with [air] pays_without_id.",

@@ -60,7 +60,7 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     agent: str | None
     """From the spans; None when no span was matched."""
     joined_by: str
-    """Which rung of the cascade matched: `response_id`, `traceparent`, `none`."""
+    """Which rung of the cascade matched: `response_id`, `traceparent`, `content`, `tool_call_id`, `none`."""
     policy: str
     parent_call_id: str | None
     shared_tokens: int
@@ -80,6 +80,9 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolExecution, ...] = ()
     rewards: tuple[AppliedReward, ...] = ()
     """Intermediate rewards that this call earned (AIR, or rewards that target it)."""
+    named_by: str = ""
+    """What named the agent: `agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `sole_agent`; `conflict`
+    where names disagree and so none counts; empty when nothing told."""
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +124,10 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     calls_omitted: str = ""
     """Why the calls that it made are not in the record: `too_large` (for a message), `too_many_open_bytes` (credit had
     no room for them); else empty."""
+    num_joined_by: dict[str, int] = {}
+    """Calls by `joined_by`."""
+    num_named_by: dict[str, int] = {}
+    """Calls by `named_by`; `none` where nothing told."""
 
     def __repr__(self) -> str:
         return f"Episode({self.episode_id}, {self.state}, {len(self.calls)} calls, reward={self.reward})"

@@ -21,6 +21,8 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import (
+    CALLS_JOINED_BY,
+    CALLS_NAMED_BY,
     EPISODES_CLOSED,
     EPISODES_CLOSED_BY,
     FACTS_LATE,
@@ -226,6 +228,9 @@ class Assemble(StageFold[OpenEpisode]):
         written = write_episode(episode, self._rules.air, closed_by=closed_by)
         if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
             self.metrics.add(TOOLS_WITHOUT_ID, num=num_without)
+        for metric, rungs in ((CALLS_JOINED_BY, written.num_joined_by), (CALLS_NAMED_BY, written.num_named_by)):
+            for rung, num in rungs.items():
+                self.metrics.add(metric, rung, num=num)
         value = EPISODES.encode(written)
         letters: tuple[Output, ...] = ()
         try:

@@ -1,27 +1,29 @@
-"""Joins an episode's calls to its spans, and its tool executions to the calls that asked for them.
+"""Joins an episode's calls to its spans and to the agents that made them.
 
-In: calls in their order on the log, spans in any order. Out: for each call its agent, how it was matched, and its
-tools. A call matches by a cascade, first match wins: the response id on an LLM span; the span that `traceparent`
-named; nothing (the call still trains, without an agent's name). The agent is the nearest agent span above.
-A tool execution matches the request whose minted id it repeats; one without any id an open request; else none. Either
-way request and execution name the same tool, the tool began when the answer was there (both times are the agent's own
-clock; where the answer's is not known, any) and a request has one execution: AIR pays nothing else.
-Invariant: the outcome does not depend on the order of the spans, and n turns cost O(n log n). Broken or circular
-parents end a walk.
+In: calls in their order on the log, spans in any order. Out: for each call what it was joined by, its agent, and what
+named it. A call is joined by the first of: the response id that a model's span repeats; the model's span above the one
+that `traceparent` names; a model's span that tells its answer (join_content.py); the span that `traceparent` names;
+a tool's span that repeats an id which the call minted; nothing (the call still trains). What it was joined by names
+its agent (span_tree.py): of several model's spans the innermost agent, if each of the others set that one to work.
+Failing that, the episode's only agent is it, unless the same instrumentation shows the call outside of it.
+Invariant: wrong is worse than unknown, so names that disagree name nobody (`conflict`); the outcome does not depend on
+the order of the spans, and n turns cost O(n log n). Broken or circular parents end a walk.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from itertools import count
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-__all__ = ["Joined", "SpanTree", "join_calls", "join_tools", "tool_spans"]
+from .join_content import join_content
+from .span_tree import CONFLICT, Named, SpanTree, encloses
+
+__all__ = ["Joined", "join_calls"]
+
+SOLE_AGENT = "sole_agent"
 
 
 class Joined(NamedTuple):
@@ -29,158 +31,111 @@ class Joined(NamedTuple):
 
     agent: str | None
     joined_by: str
-    """`response_id`, `traceparent` or `none`."""
+    """`response_id`, `traceparent`, `content`, `tool_call_id` or `none`."""
     answered_ns: int | None
     """When the agent had the answer, by its own clock: the end of the LLM span; None when no such span."""
+    named_by: str = ""
+    """What named the agent: a rung of `Named`, `sole_agent`; or `conflict`, or nothing, where it is unknown."""
 
 
-class SpanTree:
-    """The spans of one episode by their places; the parts of a tree may be missing."""
+class _Anchors(NamedTuple):
+    """The spans by which a call is in the tree."""
 
-    def __init__(self, spans: Iterable[SpanFact]) -> None:
-        self._spans = {(span.trace_id, span.span_id): span for span in spans}
-        self._above: dict[tuple[str, str], tuple[int, str | None]] = {}
+    answering: list[SpanFact]
+    """Model's spans that repeat its response id."""
+    around: SpanFact | None
+    """The model's span above the caller."""
+    telling: list[SpanFact]
+    """Model's spans that tell its answer."""
+    caller: SpanFact | None
+    tools: list[SpanFact]
 
-    def get(self, trace_id: str | None, span_id: str | None) -> SpanFact | None:
-        """The span at a place, if it is here."""
-        return self._spans.get((trace_id or "", span_id or ""))
+    @property
+    def llm(self) -> list[SpanFact]:
+        return [*self.answering, *((self.around,) if self.around else ()), *self.telling]
 
-    def above(self, span: SpanFact) -> tuple[int, str | None]:
-        """(number of spans above, name of the nearest agent at or above)."""
-        path: dict[tuple[str, str], SpanFact] = {}
-        step: SpanFact | None = span
-        known: tuple[int, str | None] = (-1, None)
-        while step is not None and (place := (step.trace_id, step.span_id)) not in path:
-            if place in self._above:
-                known = self._above[place]
-                break
-            path[place] = step
-            step = self.get(step.trace_id, step.parent_span_id) if step.parent_span_id else None
-        for place, step in reversed(path.items()):
-            agent = (step.agent_name or step.name) if step.kind is SpanKind.AGENT else known[1]
-            known = self._above[place] = (known[0] + 1, agent)
-        return known
+    @property
+    def joined_by(self) -> str:
+        if self.answering:
+            return "response_id"
+        if self.around is not None:
+            return "traceparent"
+        if self.telling:
+            return "content"
+        if self.caller is not None:
+            return "traceparent"
+        return "tool_call_id" if self.tools else "none"
 
 
 def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[Joined]:
     """How each call was matched, in the order of the calls."""
     tree = SpanTree(spans)
-    by_response: dict[str, list[SpanFact]] = {}
+    anchors = _anchors(calls, spans, tree)
+    named = [_named_by(found, tree) for found in anchors]
+    sole = next(iter(tree.agents)) if len(tree.agents) == 1 else None
+    # An instrumentation that shows models under the agent also shows when one is not.
+    shown = {span.dialect for found, name in zip(anchors, named, strict=True) if name for span in found.llm}
+    joined = []
+    for found, name in zip(anchors, named, strict=True):
+        ends = [span.end_ns for span in (found.answering or found.telling)]
+        agent, rung = (name.name, name.rung) if name is not None else (None, "")
+        if name is None and sole is not None and not any(span.dialect in shown for span in found.llm):
+            agent, rung = sole, SOLE_AGENT
+        joined.append(Joined(agent, found.joined_by, min(ends, default=None), rung))
+    return joined
+
+
+def _anchors(calls: Sequence[CallRecord], spans: Sequence[SpanFact], tree: SpanTree) -> list[_Anchors]:
+    by_response: dict[str, list[SpanFact]] = {call.call_id: [] for call in calls}
+    by_tool: dict[str, list[SpanFact]] = {asked.id: [] for call in calls for asked in call.tool_calls}
     for span in spans:
-        if span.kind is SpanKind.LLM and span.response_id:
-            by_response.setdefault(span.response_id, []).append(span)
-    return [_join_call(call, tree, by_response.get(call.call_id, [])) for call in calls]
+        if span.kind is SpanKind.LLM and span.response_id in by_response:
+            by_response[span.response_id].append(span)
+        elif span.kind is SpanKind.TOOL and span.tool_call_id in by_tool:
+            by_tool[span.tool_call_id].append(span)
+    callers = [tree.get(call.trace_id, call.parent_span_id) for call in calls]
+    around = [_llm_around(caller, tree) for caller in callers]
+    claimed = [span for answering in by_response.values() for span in answering]
+    claimed += [span for span in around if span is not None]
+    joined = [bool(by_response[call.call_id]) or llm is not None for call, llm in zip(calls, around, strict=True)]
+    telling = join_content(calls, joined, spans, claimed, tree)
+    return [
+        _Anchors(
+            answering=by_response[call.call_id],
+            around=around[index],
+            telling=telling.get(index, []),
+            caller=callers[index],
+            tools=[span for asked in call.tool_calls for span in by_tool[asked.id]],
+        )
+        for index, call in enumerate(calls)
+    ]
 
 
-def _join_call(call: CallRecord, tree: SpanTree, answering: list[SpanFact]) -> Joined:
-    caller = tree.get(call.trace_id, call.parent_span_id)
-    from_caller = tree.above(caller)[1] if caller is not None else None
-    if not answering:
-        return Joined(from_caller, "none" if caller is None else "traceparent", None)
-    # Stacked instrumentations each report the call; the one that knows the agent, then the leaf-most, tells most.
-    best = max(answering, key=lambda span: _rank(tree, span))
-    agent = tree.above(best)[1] or best.agent_name or from_caller
-    return Joined(agent, "response_id", min(span.end_ns for span in answering))
+def _llm_around(caller: SpanFact | None, tree: SpanTree) -> SpanFact | None:
+    place = tree.above(caller).llm if caller is not None else None
+    return tree.get(*place) if place is not None else None
 
 
-def _rank(tree: SpanTree, span: SpanFact) -> tuple[bool, int, int, str]:
-    depth, agent = tree.above(span)
-    return agent is not None, depth, span.start_ns, span.span_id
-
-
-def tool_spans(spans: Sequence[SpanFact]) -> list[SpanFact]:
-    """Tool executions by start; of stacked spans with one tool-call id only the leaf-most, then the last."""
-    tree = SpanTree(spans)
-    chosen: dict[str, SpanFact] = {}
-    for span in spans:
-        if span.kind is SpanKind.TOOL:
-            key = span.tool_call_id or f"{span.trace_id}/{span.span_id}"
-            old = chosen.get(key)
-            if old is None or _leaf_rank(tree, span) > _leaf_rank(tree, old):
-                chosen[key] = span
-    return sorted(chosen.values(), key=_by_start)
-
-
-def _by_start(span: SpanFact) -> tuple[int, str, str]:
-    return span.start_ns, span.trace_id, span.span_id
-
-
-def _leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:
-    return tree.above(span)[0], span.end_ns, span.trace_id, span.span_id
-
-
-class _Request(NamedTuple):
-    """A tool call in an answer, that an execution may claim."""
-
-    call: int
-    """Index of the call that asked."""
-    id: str
-    name: str
-
-
-def join_tools(
-    calls: Sequence[CallRecord], joined: Sequence[Joined], spans: Sequence[SpanFact], *, answered: Container[str] = ()
-) -> list[list[tuple[SpanFact, str]]]:
-    """For each call, the executions that it asked for, by start, each with the tool-call id that it answers.
-
-    `answered`: tool-call ids that have an execution already.
-    """
-    tree = SpanTree(spans)
-    asked = [_Request(index, asked.id, asked.name) for index, call in enumerate(calls) for asked in call.tool_calls]
-    requests = [request for request in asked if request.id not in answered]
-    by_id = {request.id: request for request in reversed(requests)}
-    answers: dict[str, SpanFact] = {}
-    tools = tool_spans(spans)
-    for tool in (span for span in spans if span.kind is SpanKind.TOOL and span.tool_call_id in by_id):
-        request = by_id[tool.tool_call_id or ""]
-        old = answers.get(request.id)
-        # Judged before one of several is chosen, so that a span which answers nothing displaces none that does.
-        if _answers(tool, request, joined) and (old is None or _leaf_rank(tree, tool) > _leaf_rank(tree, old)):
-            answers[request.id] = tool
-    open_by_name: dict[str, _OpenRequests] = {}
-    for request in requests:
-        if request.id not in answers:
-            open_by_name.setdefault(request.name, _OpenRequests()).add(request, joined[request.call].answered_ns)
-    executions: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
-    for tool in sorted((*answers.values(), *(tool for tool in tools if tool.tool_call_id is None)), key=_by_start):
-        if tool.tool_call_id is not None:
-            found: _Request | None = by_id[tool.tool_call_id]
-        else:
-            candidates = open_by_name.get(tool.tool_name or tool.name)
-            found = candidates.take(tool.start_ns) if candidates else None
+def _named_by(anchors: _Anchors, tree: SpanTree) -> Named | None:
+    """Who made the call; the first kind of anchors that names anybody tells."""
+    callers = [anchors.caller] if anchors.caller is not None else []
+    for level in (anchors.llm, callers, anchors.tools):
+        names = [(span, named) for span in level if (named := tree.above(span).named) is not None]
+        # A tool that bears an agent's name is the agent, called as a tool; it did not make the call.
+        found = _agreed(
+            named for span, named in names if span.kind is not SpanKind.TOOL or named.name != span.tool_name
+        )
         if found is not None:
-            executions[found.call].append((tool, found.id))
-    return executions
+            return found
+    return None
 
 
-def _answers(tool: SpanFact, request: _Request, joined: Sequence[Joined]) -> bool:
-    """Whether an execution that names the request's id can be its: the same tool, begun once the answer was there."""
-    answered_ns = joined[request.call].answered_ns
-    return (tool.tool_name or tool.name) == request.name and (answered_ns is None or answered_ns <= tool.start_ns)
-
-
-class _OpenRequests:
-    """The open requests of one tool's name, for executions that come by start; n of each in O(n log n)."""
-
-    def __init__(self) -> None:
-        self._untimed: deque[_Request] = deque()
-        self._later: list[tuple[int, int, _Request]] = []
-        """(when its answer was there, its number, request), a heap; those of `_before` by (last call, first number)."""
-        self._before: list[tuple[int, int, _Request]] = []
-        self._numbers = count()
-
-    def add(self, request: _Request, answered_ns: int | None) -> None:
-        """One more, in the order of the calls."""
-        if answered_ns is None:
-            self._untimed.append(request)
-        else:
-            heapq.heappush(self._later, (answered_ns, next(self._numbers), request))
-
-    def take(self, start_ns: int) -> _Request | None:
-        """The latest request that was answered before a tool began at `start_ns`, else the first one without times."""
-        while self._later and self._later[0][0] <= start_ns:
-            _, number, request = heapq.heappop(self._later)
-            heapq.heappush(self._before, (-request.call, number, request))
-        if self._before:
-            return heapq.heappop(self._before)[2]
-        return self._untimed.popleft() if self._untimed else None
+def _agreed(names: Iterable[Named]) -> Named | None:
+    """The innermost of several, if each of the others is the same or set that one to work; else a conflict."""
+    best: Named | None = None
+    for named in sorted(set(names), key=lambda one: (one.place, one.name or "")):
+        if best is None or encloses(best, named):
+            best = named
+        elif named.rung == CONFLICT or (named.name != best.name and not encloses(named, best)):
+            return Named(None, CONFLICT, named.place, None)
+    return best

@@ -8,6 +8,7 @@ were here is chance.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -18,7 +19,8 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import Reward, RolloutState, is_usable
 
 from .air.rules import AirConfig, apply_air
-from .join import Joined, join_calls, join_tools, tool_spans
+from .join import Joined, join_calls
+from .join_tools import join_tools, tool_spans
 from .open_episode import OpenEpisode
 
 __all__ = ["has_structure", "write_episode"]
@@ -67,7 +69,13 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
         num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
         num_unauthorised_rewards=sum(not counts for counts, _, _ in episode.rewards) if is_graded else 0,
         duration_s=episode.end.duration_s if episode.end else None,
+        num_joined_by=_counted(call.joined_by for call in calls),
+        num_named_by=_counted(call.named_by or "none" for call in calls),
     )
+
+
+def _counted(rungs: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(rungs).items()))
 
 
 def _authorised(episode: OpenEpisode, awaited: Sequence[str]) -> tuple[Reward, ...]:
@@ -119,6 +127,7 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
                 turn=turn,
                 agent=match.agent,
                 joined_by=match.joined_by,
+                named_by=match.named_by,
                 # JSON has no NaN; a reader of the record would refuse the whole episode.
                 temperature=temperature if math.isfinite(temperature) else 0.0,
                 outcome=outcome,
@@ -160,8 +169,7 @@ def _joined(
         of_call += [(*answer, False) for answer in more]
     named = zip(joined, join_calls(records, spans), strict=True)
     return [
-        match if match.agent is not None else match._replace(agent=other.agent, joined_by=other.joined_by)
-        for match, other in named
+        match if match.named_by else other._replace(answered_ns=match.answered_ns) for match, other in named
     ], executions
 
 

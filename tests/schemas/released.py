@@ -192,6 +192,7 @@ RELEASED: dict[str, Any] = {
     "facts-1-k.msgpack": facts.EPISODE_EVENTS,
     "close-1.msgpack": facts.EPISODE_EVENTS,
     "episode-1.json": episodes.EPISODES,
+    "episode-1-k.json": episodes.EPISODES,
     "closed-1.json": episodes.CLOSED,
     "epoch_claim-1.json": weights.WEIGHTS,
     "version-1.json": weights.WEIGHTS,

@@ -102,10 +102,10 @@ def test_raw_records_become_arrow_rows() -> None:
         [0, 0, 1, 0, 0, 0],
         1,
     )
-    # The second call has no span: it trains without a name, and is still compared with second turns.
+    # The second call has no span: it is the only agent's, and is compared with second turns.
     assert [(t.agent, t.peers, t.return_, t.masked) for t in bad.turns] == [
         ("calculator", "calculator:0", 0.0, ""),
-        (None, "calculator:1", 0.0, "truncated"),
+        ("calculator", "calculator:1", 0.0, "truncated"),
     ]
     tools = [EPISODES.decode(value).calls[0].tools for value in streams.values(Topic.EPISODES)]
     assert {(t[0].status.value, t[0].status_from, t[0].tool_call_id) for t in tools} == {

@@ -309,7 +309,8 @@ def test_a_missing_span_moves_no_call_to_another_turn(lost: set[int]) -> None:
     end = event(R1, spans_exported=1 + len(spans))
     episode = one(*calls, closed(R1, calls), reward(R1), sent, end)
     assert [c.turn for c in episode.calls] == [0, 1, 2]
-    assert [c.agent for c in episode.calls] == [None if n in lost else "solver" for n in range(3)]
+    assert {c.agent for c in episode.calls} == {"solver"}
+    assert episode.num_named_by == {"agent_span": 3 - len(lost), "sole_agent": len(lost)}
 
 
 def test_a_missing_span_moves_no_call_of_another_agent() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 from tests.streams.make import call, call_id, tool_call
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.streams.assemble.join import Joined, SpanTree, join_calls, join_tools, tool_spans
+from tracegrad.streams.assemble.join import Joined, join_calls
+from tracegrad.streams.assemble.join_tools import join_tools, tool_spans
+from tracegrad.streams.assemble.span_tree import SpanTree
 
 TRACE = "11" * 16
 
@@ -33,19 +35,21 @@ def test_response_id_comes_first() -> None:
     """An LLM span that names the response is the call's, wherever the request came from."""
     spans = [AGENT, fact("llm", SpanKind.LLM, parent="agent", response_id=call_id("a"), at=5)]
     (joined,) = join_calls([call("a", None, trace_id=TRACE, parent_span_id="elsewhere")], spans)
-    assert joined == Joined("planner", "response_id", 6)
+    assert joined == Joined("planner", "response_id", 6, "agent_span")
 
 
 def test_traceparent_ancestor_comes_second() -> None:
     """The caller's span leads up to its agent through spans of any kind."""
     spans = [AGENT, fact("chain", parent="agent"), fact("POST", parent="chain")]
     (joined,) = join_calls([call("a", None, trace_id=TRACE, parent_span_id="POST")], spans)
-    assert joined == Joined("planner", "traceparent", None)
+    assert joined == Joined("planner", "traceparent", None, "agent_span")
 
 
-def test_an_unmatched_call_has_no_agent() -> None:
-    """It trains all the same."""
-    assert join_calls([call("a", None)], [AGENT]) == [Joined(None, "none", None)]
+def test_an_unmatched_call_is_the_only_agents_or_nobodys() -> None:
+    """It trains all the same; of two agents nobody knows which it was."""
+    assert join_calls([call("a", None)], [AGENT]) == [Joined("planner", "none", None, "sole_agent")]
+    other = fact("other", SpanKind.AGENT, agent_name="coder")
+    assert join_calls([call("a", None)], [AGENT, other]) == [Joined(None, "none", None)]
 
 
 def test_stacked_llm_spans_prefer_the_one_under_an_agent() -> None:
@@ -59,16 +63,17 @@ def test_stacked_llm_spans_prefer_the_one_under_an_agent() -> None:
         fact("client", SpanKind.LLM, parent="y", response_id=call_id("a"), at=2),
     ]
     for order in itertools.permutations(spans):
-        assert join_calls([call("a", None)], list(order)) == [Joined("planner", "response_id", 2)]
+        assert join_calls([call("a", None)], list(order)) == [Joined("planner", "response_id", 2, "agent_span")]
 
 
 def test_nearest_agent_wins_and_circles_end() -> None:
     """A sub-agent's call is the sub-agent's; spans that are each other's parents do not hang the fold."""
     inner = fact("inner", SpanKind.AGENT, parent="agent", agent_name="coder")
     leaf = fact("leaf", parent="inner")
-    assert SpanTree([AGENT, inner, leaf]).above(leaf) == (2, "coder")
+    above = SpanTree([AGENT, inner, leaf]).above(leaf)
+    assert (above.depth, above.named and above.named.name) == (2, "coder")
     one, two = fact("one", parent="two"), fact("two", parent="one")
-    assert SpanTree([one, two]).above(one)[1] is None
+    assert SpanTree([one, two]).above(one).named is None
 
 
 def test_tool_call_id_joins_a_tool_to_its_call() -> None:

@@ -1,0 +1,122 @@
+"""Joins tool executions to the calls that asked for them.
+
+In: calls in their order on the log, how each was joined (join.py), spans in any order. Out: for each call its
+executions. An execution matches the request whose minted id it repeats; one without any id an open request; else none.
+Either way request and execution name the same tool, the tool began when the answer was there (both times are the
+agent's own clock; where the answer's is not known, any) and a request has one execution: AIR pays nothing else.
+Invariant: the outcome does not depend on the order of the spans, and n turns cost O(n log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Container, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.facts import SpanFact, SpanKind
+
+from .join import Joined
+from .span_tree import SpanTree
+
+__all__ = ["join_tools", "tool_spans"]
+
+
+def tool_spans(spans: Sequence[SpanFact]) -> list[SpanFact]:
+    """Tool executions by start; of stacked spans with one tool-call id only the leaf-most, then the last."""
+    tree = SpanTree(spans)
+    chosen: dict[str, SpanFact] = {}
+    for span in spans:
+        if span.kind is SpanKind.TOOL:
+            key = span.tool_call_id or f"{span.trace_id}/{span.span_id}"
+            old = chosen.get(key)
+            if old is None or _leaf_rank(tree, span) > _leaf_rank(tree, old):
+                chosen[key] = span
+    return sorted(chosen.values(), key=_by_start)
+
+
+def _by_start(span: SpanFact) -> tuple[int, str, str]:
+    return span.start_ns, span.trace_id, span.span_id
+
+
+def _leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:
+    return tree.above(span).depth, span.end_ns, span.trace_id, span.span_id
+
+
+class _Request(NamedTuple):
+    """A tool call in an answer, that an execution may claim."""
+
+    call: int
+    """Index of the call that asked."""
+    id: str
+    name: str
+
+
+def join_tools(
+    calls: Sequence[CallRecord], joined: Sequence[Joined], spans: Sequence[SpanFact], *, answered: Container[str] = ()
+) -> list[list[tuple[SpanFact, str]]]:
+    """For each call, the executions that it asked for, by start, each with the tool-call id that it answers.
+
+    `answered`: tool-call ids that have an execution already.
+    """
+    tree = SpanTree(spans)
+    asked = [_Request(index, asked.id, asked.name) for index, call in enumerate(calls) for asked in call.tool_calls]
+    requests = [request for request in asked if request.id not in answered]
+    by_id = {request.id: request for request in reversed(requests)}
+    answers: dict[str, SpanFact] = {}
+    tools = tool_spans(spans)
+    for tool in (span for span in spans if span.kind is SpanKind.TOOL and span.tool_call_id in by_id):
+        request = by_id[tool.tool_call_id or ""]
+        old = answers.get(request.id)
+        # Judged before one of several is chosen, so that a span which answers nothing displaces none that does.
+        if _answers(tool, request, joined) and (old is None or _leaf_rank(tree, tool) > _leaf_rank(tree, old)):
+            answers[request.id] = tool
+    open_by_name: dict[str, _OpenRequests] = {}
+    for request in requests:
+        if request.id not in answers:
+            open_by_name.setdefault(request.name, _OpenRequests()).add(request, joined[request.call].answered_ns)
+    executions: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
+    for tool in sorted((*answers.values(), *(tool for tool in tools if tool.tool_call_id is None)), key=_by_start):
+        if tool.tool_call_id is not None:
+            found: _Request | None = by_id[tool.tool_call_id]
+        else:
+            candidates = open_by_name.get(tool.tool_name or tool.name)
+            found = candidates.take(tool.start_ns) if candidates else None
+        if found is not None:
+            executions[found.call].append((tool, found.id))
+    return executions
+
+
+def _answers(tool: SpanFact, request: _Request, joined: Sequence[Joined]) -> bool:
+    """Whether an execution that names the request's id can be its: the same tool, begun once the answer was there."""
+    answered_ns = joined[request.call].answered_ns
+    return (tool.tool_name or tool.name) == request.name and (answered_ns is None or answered_ns <= tool.start_ns)
+
+
+class _OpenRequests:
+    """The open requests of one tool's name, for executions that come by start; n of each in O(n log n)."""
+
+    def __init__(self) -> None:
+        self._untimed: deque[_Request] = deque()
+        self._later: list[tuple[int, int, _Request]] = []
+        """(when its answer was there, its number, request), a heap; those of `_before` by (last call, first number)."""
+        self._before: list[tuple[int, int, _Request]] = []
+        self._numbers = count()
+
+    def add(self, request: _Request, answered_ns: int | None) -> None:
+        """One more, in the order of the calls."""
+        if answered_ns is None:
+            self._untimed.append(request)
+        else:
+            heapq.heappush(self._later, (answered_ns, next(self._numbers), request))
+
+    def take(self, start_ns: int) -> _Request | None:
+        """The latest request that was answered before a tool began at `start_ns`, else the first one without times."""
+        while self._later and self._later[0][0] <= start_ns:
+            _, number, request = heapq.heappop(self._later)
+            heapq.heappush(self._before, (-request.call, number, request))
+        if self._before:
+            return heapq.heappop(self._before)[2]
+        return self._untimed.popleft() if self._untimed else None

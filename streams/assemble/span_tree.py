@@ -1,0 +1,126 @@
+"""The spans of one episode by their places, and which agent is at work at each.
+
+In: span facts in any order; parents may be missing or go in circles. Out: for a span, the nearest name above it and
+what gave it (its rung): an agent's own span, LangChain's `lc_agent_name`, OpenLLMetry's entity path (a name in it
+counts if something else calls an agent so), or another attribute. Invariant: the nearest place that names anybody
+decides; where one place names several, nobody is named (`conflict`). Each place is visited once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tracegrad.schemas.records.facts import SpanFact, SpanKind
+
+__all__ = ["AGENT_SPAN", "CONFLICT", "Above", "Named", "Place", "SpanTree", "encloses", "place_of"]
+
+Place = tuple[str, str]
+"""Trace id and span id."""
+AGENT_SPAN = "agent_span"
+ENTITY_PATH = "entity_path"
+CONFLICT = "conflict"
+_MAX_OUTER = 64
+"""Agents within agents that are looked through; beyond it nothing encloses anything."""
+
+
+class Named(NamedTuple):
+    """Who is at work, by a place that says so."""
+
+    name: str | None
+    """None: names there disagree."""
+    rung: str
+    """`agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute` or `conflict`."""
+    place: Place
+    outer: Named | None
+    """Who is at work above that place, if anybody else."""
+
+
+class Above(NamedTuple):
+    """What a span hangs under, itself included."""
+
+    depth: int
+    """Spans above it."""
+    named: Named | None
+    llm: Place | None
+    """The nearest model's span, unless an agent or a tool lies between."""
+
+
+_NOTHING = Above(-1, None, None)
+
+
+class SpanTree:
+    """The tree; the parts of it may be missing."""
+
+    def __init__(self, spans: Iterable[SpanFact]) -> None:
+        self._spans = {place_of(span): span for span in spans}
+        self._above: dict[Place, Above] = {}
+        own = {span.agent_name for span in self._spans.values() if span.kind is SpanKind.AGENT and span.agent_name}
+        hints = (hint for span in self._spans.values() for hint in span.agent_hints.items())
+        self.agents = own.union(name for rung, name in hints if rung != ENTITY_PATH)
+        """Every agent that anything names."""
+
+    def get(self, trace_id: str | None, span_id: str | None) -> SpanFact | None:
+        """The span at a place, if it is here."""
+        return self._spans.get((trace_id or "", span_id or ""))
+
+    def parent(self, span: SpanFact) -> SpanFact | None:
+        """The span above, if it is here."""
+        return self.get(span.trace_id, span.parent_span_id) if span.parent_span_id else None
+
+    def above(self, span: SpanFact) -> Above:
+        """What it hangs under."""
+        path: dict[Place, SpanFact] = {}
+        step: SpanFact | None = span
+        known = _NOTHING
+        while step is not None and (place := place_of(step)) not in path:
+            if place in self._above:
+                known = self._above[place]
+                break
+            path[place] = step
+            step = self.parent(step)
+        for place, step in reversed(path.items()):
+            llm = place if step.kind is SpanKind.LLM else known.llm
+            ends = step.kind in (SpanKind.AGENT, SpanKind.TOOL)
+            known = Above(known.depth + 1, self._named(step, known.named), None if ends else llm)
+            self._above[place] = known
+        return known
+
+    def _named(self, span: SpanFact, outer: Named | None) -> Named | None:
+        """Who is at work at a span, `outer` being at work above it."""
+        found = dict(self._names(span))
+        names = set(found.values())
+        if not names or (outer is not None and names == {outer.name}):
+            return outer
+        if len(names) > 1:
+            return Named(None, CONFLICT, place_of(span), outer)
+        return Named(names.pop(), next(iter(found)), place_of(span), outer)
+
+    def _names(self, span: SpanFact) -> Iterable[tuple[str, str]]:
+        is_agent = span.kind is SpanKind.AGENT
+        if is_agent:
+            yield AGENT_SPAN, span.agent_name or span.name
+        elif span.agent_name:
+            yield "agent_attribute", span.agent_name
+        for rung, name in sorted(span.agent_hints.items(), reverse=True):
+            if rung != ENTITY_PATH:
+                yield rung, name
+            elif not is_agent:
+                # Of an agent's own span it tells what the agent hangs under.
+                known = (part for part in reversed(name.split(".")) if part in self.agents)
+                yield from ((rung, part) for part in (next(known, None),) if part)
+
+
+def place_of(span: SpanFact) -> Place:
+    """Where a span stands."""
+    return span.trace_id, span.span_id
+
+
+def encloses(outer: Named, inner: Named) -> bool:
+    """Whether who is at work at `inner` was set to work by `outer`."""
+    step, num_steps = inner.outer, 0
+    while step is not None and num_steps < _MAX_OUTER:
+        if step.place == outer.place:
+            return True
+        step, num_steps = step.outer, num_steps + 1
+    return False
