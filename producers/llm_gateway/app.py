@@ -4,6 +4,7 @@
                                                                       in an agent host
     POST /rollout/{r}/attempt/{a}/end                                 it ends, with the list of its calls
     POST [/rollout/{r}/attempt/{a}]/v1/chat/completions    agents, by the APIs of `APIS` (chat.py: a request in order)
+    POST [/rollout/{r}/attempt/{a}]/v1/messages/count_tokens          what a prompt of Anthropic Messages would cost
     GET  /v1/models, /health
 
 In: requests of agents and runners. Out: answers, and `llm_calls` records acknowledged before them: `calls_closed`
@@ -58,6 +59,7 @@ from tracegrad.schemas.topics import Topic, Topics, episode_key, original_key
 from ..asgi import serve
 from ..http_request import api_keys_of, holder_of, path_ids, read_object
 from .api.events import Api
+from .api.messages.api import COUNT_TOKENS, MESSAGES
 from .api.openai_chat import OPENAI_CHAT
 from .calls import CallServer, Parts
 from .chat import ChatEndpoints, problem_of, problem_response
@@ -70,7 +72,7 @@ from .render.local_render import prove
 
 __all__ = ["APIS", "Gateway", "run"]
 
-APIS = (OPENAI_CHAT,)
+APIS = (OPENAI_CHAT, MESSAGES)
 """What agents may speak; the first also words the errors of routes that belong to no API."""
 
 _LOGGER = logging.getLogger(__name__)
@@ -90,7 +92,9 @@ class Gateway:
 
     def _routes(self) -> list[BaseRoute]:
         chats = [self._route("POST", api.path, functools.partial(self._chat.chat, api=api), api) for api in APIS]
-        agents = [self._route("GET", "/v1/models", self._models), *chats]
+        count = functools.partial(self._chat.count, api=COUNT_TOKENS)
+        counts = self._route("POST", COUNT_TOKENS.path, count, COUNT_TOKENS)
+        agents = [self._route("GET", "/v1/models", self._models), *chats, counts]
         runners = [self._route("POST", "/begin", self._begin), self._route("POST", "/end", self._end)]
         rollout = Mount("/rollout/{rollout}/attempt/{attempt}", routes=[*agents, *runners])
         return [*agents, rollout, self._route("GET", "/health", self._health)]

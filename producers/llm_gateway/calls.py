@@ -46,7 +46,7 @@ from .leaves import Leaf, Said
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import Answer, Session, Sessions
-from .splice import EarlierCall, EndOfMessage, Prompt, build_prompt, splice_context
+from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prompt, splice_context
 
 __all__ = ["CallServer", "Parts", "Served", "halved"]
 
@@ -145,8 +145,14 @@ class CallServer:
         )
         await self._append(session, record, answer, prompt, number)
         self._remember(session, request, prompt, generation, answer)
-        events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids))
+        events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids), generation.stop)
         return Served(answer=answer, events=tuple(events))
+
+    async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
+        """The tokens of the prompt that an answer to this request would be sampled from."""
+        waits = waits_until(hash(key), self._parts.config.engine_wait_s)
+        prompt, _ = await build_prompt(self.renderer, self._ends, history, request, waits)
+        return len(prompt.ids)
 
     async def _sample(
         self, session: Session, request: ChatRequest
@@ -227,12 +233,14 @@ def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest,
     )
 
 
-def _events(answer: Answer, logprobs: Any, model: str, prompt_tokens: int) -> Iterator[Event]:
+def _events(answer: Answer, logprobs: Any, model: str, prompt_tokens: int, stop: str | None) -> Iterator[Event]:
     """The answer, cut into the events of a stream."""
-    yield Started(call_id=answer.call_id, model=model, created_s=int(time.time()))
+    yield Started(call_id=answer.call_id, model=model, created_s=int(time.time()), prompt_tokens=prompt_tokens)
     if answer.reasoning is not None:
         yield Reasoning(answer.reasoning)
     if answer.content is not None or logprobs is not None:
         yield Text(answer.content, logprobs)
     yield from map(ToolCalled, answer.tool_calls)
-    yield Finished(reason=answer.finish_reason, prompt_tokens=prompt_tokens, sampled_tokens=answer.sampled_tokens)
+    yield Finished(
+        reason=answer.finish_reason, prompt_tokens=prompt_tokens, sampled_tokens=answer.sampled_tokens, stop=stop
+    )

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, UnavailableError
@@ -42,7 +42,7 @@ from .leaves import Leaf, Said
 from .models import check_model
 from .sampling import without_strict
 from .sessions import Session
-from .splice import last_said, splice_context
+from .splice import SpliceHistory, last_said, splice_context
 
 __all__ = ["CallResponse", "ChatEndpoints", "problem_of", "problem_response"]
 
@@ -62,9 +62,7 @@ class ChatEndpoints:
     async def chat(self, http: Request, api: Api) -> CallResponse:
         """Serves a request of one API."""
         parts, config = self._parts, self._parts.config
-        holder = holder_of(http, parts.handles.key)
-        caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
-        session = parts.sessions.find(caller)
+        caller, session = self._caller(http)
         if session is not None:
             # Who names its rollout alone is in one of its attempts all the same, and so is its record.
             caller = msgspec.structs.replace(caller, attempt_id=split_episode_id(session.key)[1])
@@ -117,6 +115,29 @@ class ChatEndpoints:
         session = sessions.captured(caller.key)
         session.scope = scope
         return caller, session, leaf
+
+    async def count(self, http: Request, api: Api) -> Response:
+        """How many tokens the prompt of a request would have; nothing is sampled or recorded."""
+        parts = self._parts
+        caller, session = self._caller(http)
+        with contextlib.ExitStack() as entered:
+            share = entered.enter_context(parts.budgets[session is not None].share())
+            body = await read_object(http, parts.config.max_body_bytes, share)
+            self._enter(session is not None)
+            entered.callback(self._leave, session is not None)
+            request = api.read(body)
+            check_model(request.model, parts.policy)
+            known = session or parts.sessions.known(caller.key)
+            history = known.history if known is not None else SpliceHistory()
+            num_tokens = await self._calls.count(caller.key, history, request)
+        return JSONResponse({"input_tokens": num_tokens})
+
+    def _caller(self, http: Request) -> tuple[Caller, Session | None]:
+        """Who asks, and in which attempt; None for a captured agent."""
+        parts = self._parts
+        holder = holder_of(http, parts.handles.key)
+        caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
+        return caller, parts.sessions.find(caller)
 
     def _settle(
         self,

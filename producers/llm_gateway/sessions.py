@@ -244,6 +244,10 @@ class Sessions:
             self._open(self._captured, key, Purpose.UNKNOWN)
         return self._touch(self._captured, key)
 
+    def known(self, key: str) -> Session | None:
+        """The session of an agent that nobody began, if there is one."""
+        return self._captured.get(key)
+
     def has_room(self, session: Session) -> bool:
         """Counts what a session holds now, forgets old captured traces; whether another call may be remembered."""
         registry = self._captured if session.purpose is Purpose.UNKNOWN else self._attempts

@@ -179,11 +179,17 @@ def _content(content: str | tuple[TextPart | OtherPart, ...] | None) -> Any:
 def _arguments(arguments: str) -> Any:
     """Frameworks write JSON arguments anew, so they are compared as values; other text as it is."""
     try:
-        value = [json.loads(arguments)]
+        value = [json.loads(arguments or "{}", parse_float=_number)]
         _ENCODER.encode(value)
         return value
     except (ValueError, OverflowError, RecursionError):
         return arguments
+
+
+def _number(text: str) -> float:
+    """JavaScript writes 1.0 as 1."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= 2**53 else value
 
 
 def splice(match: Match, up_to_answer: Sequence[int], in_full: Sequence[int], end_of_message: int | None) -> Prompt:

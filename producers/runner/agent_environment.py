@@ -21,6 +21,7 @@ from .config import AgentConfig, RewardConfig, RunnerHandles
 __all__ = ["agent_environment", "command_environment", "grader_environment", "host_environment", "inherited"]
 
 _KEY = "OPENAI_API_KEY"
+_ANTHROPIC = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _PASSED_ON = frozenset(
     {
@@ -43,16 +44,21 @@ def inherited(environ: Mapping[str, str], also: Collection[str] = ()) -> dict[st
     }
 
 
-def agent_environment(handles: RunnerHandles, service: str, *, holder: Holder | None = None) -> dict[str, str]:
-    """What any agent is given; `holder` is one that a runner starts.
+def agent_environment(
+    handles: RunnerHandles, service: str, *, holder: Holder | None = None, path: str = ""
+) -> dict[str, str]:
+    """What any agent is given; `holder` is one that a runner starts, `path` its rollout's at the gateway.
 
     The export time-out is not among it: OTEL_EXPORTER_OTLP_TIMEOUT is seconds to Python's SDK and milliseconds to the
     others', and every SDK's own default is 10 s.
     """
     shown = credential(handles.key, holder) if holder is not None else None
+    base, key = handles.llm_url.rstrip("/") + path, shown or handles.llm_token or "tracegrad"
     variables = {
-        "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/v1",
-        _KEY: shown or handles.llm_token or "tracegrad",
+        "OPENAI_BASE_URL": f"{base}/v1",
+        _KEY: key,
+        # Its clients add /v1 themselves.
+        **dict(zip(_ANTHROPIC, (base, key), strict=True)),
         "OTEL_EXPORTER_OTLP_ENDPOINT": handles.otlp_endpoint.rstrip("/"),
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_TRACES_EXPORTER": "otlp",
@@ -76,9 +82,16 @@ def host_environment(
     agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str], *, holder: Holder
 ) -> dict[str, str]:
     """The environment of an agent host, which is Python; identity travels by `traceparent`, so none is named in it."""
-    given = agent_environment(handles, agent.service, holder=holder)
+    given = _given(agent, handles, holder)
     timeout = {"OTEL_EXPORTER_OTLP_TIMEOUT": f"{agent.flush_timeout_s:g}"}
     return {**inherited(environ, agent.pass_env), **given, **timeout, **agent.env, **_shown(given, agent)}
+
+
+def _given(agent: AgentConfig, handles: RunnerHandles, holder: Holder, path: str = "") -> dict[str, str]:
+    """As `agent_environment`; an agent with an Anthropic account of its own (a judge, a tool) keeps it whole."""
+    given = agent_environment(handles, agent.service, holder=holder, path=path)
+    has_own = not {*agent.env, *agent.pass_env}.isdisjoint(_ANTHROPIC)
+    return {name: value for name, value in given.items() if not has_own or name not in _ANTHROPIC}
 
 
 def _shown(given: Mapping[str, str], agent: AgentConfig) -> dict[str, str]:
@@ -98,13 +111,14 @@ def command_environment(
     """The environment of a command: every variable by which some client learns its rollout."""
     identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
     attributes = agent.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
-    given = agent_environment(handles, agent.service, holder=attempt_holder(rollout, attempt))
+    path = f"/rollout/{rollout}/attempt/{attempt}"
+    given = _given(agent, handles, attempt_holder(rollout, attempt), path)
     return {
         **inherited(environ, agent.pass_env),
         **given,
         **agent.env,
         **_shown(given, agent),
-        "OPENAI_BASE_URL": f"{handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/v1",
+        "OPENAI_BASE_URL": given["OPENAI_BASE_URL"],
         "OTEL_RESOURCE_ATTRIBUTES": f"{attributes},{identity}" if attributes else identity,
         "TRACEPARENT": f"00-{episode_id(rollout, attempt)}-{span}-01",
         "BAGGAGE": identity,

@@ -90,6 +90,8 @@ class ScriptedEngine(FakeWeights):
     """Every logprob is then NaN, which vLLM spells -9999."""
     forgetful: bool = False
     """The template then drops the content of every assistant turn but the last."""
+    reasons: bool = False
+    """Derender then takes `<think>..</think>` at a text's beginning for reasoning."""
     broken_parser: bool = False
     """Derender then answers 500."""
 
@@ -214,7 +216,11 @@ class ScriptedEngine(FakeWeights):
         if not choice["token_ids"]:
             return _error(400, "choice 0 has empty or null token_ids")
         text = self.tokenizer.decode(choice["token_ids"])
+        thought = re.match(r"<think>(.*?)</think>", text, re.DOTALL) if self.reasons else None
+        text = text[thought.end() :] if thought else text
         message = _parse(text, tools=bool((body.get("chat_request") or {}).get("tools")))
+        if thought:
+            message["reasoning"] = thought[1]
         return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
     async def _detokenize(self, request: Request) -> Response:

@@ -28,6 +28,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """As the agent named it."""
     created_s: int
+    prompt_tokens: int = 0
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -58,6 +59,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """`stop`, `length` or `tool_calls`."""
     prompt_tokens: int
     sampled_tokens: int
+    stop: str | None = None
+    """The agent's stop string that ended it."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ _TOOLS = (
 
 
 def _calls(*arguments: str) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(id=f"call_{i}", name="look_up", arguments=text) for i, text in enumerate(arguments))
+    return tuple(ToolCall(id=f"c{i}", name="look_up", arguments=text) for i, text in enumerate(arguments))
 
 
 _ASK = Message(role="user", content="What is 1234 times  56?\n\n- first\n- \u4f60\u597d <|im_end|>  ")
@@ -56,8 +56,8 @@ _SYSTEM = Message(role="system", content="Be brief. ")
 _PLAIN = Message(role="assistant", content=" 69104, it is.\n")
 _ONE = Message(role="assistant", tool_calls=_calls('{"thing":"a \\"b\\"", "n": 1.50}'))
 _TWO = Message(role="assistant", content="Let me see.", tool_calls=_calls('{"thing": "\u00e9"}', "{}"))
-_RESULT = Message(role="tool", tool_call_id="call_0", content='{"size": 7}\n')
-_EMPTY = Message(role="tool", tool_call_id="call_1", content="")
+_RESULT = Message(role="tool", tool_call_id="c0", content='{"size": 7}\n')
+_EMPTY = Message(role="tool", tool_call_id="c1", content="")
 _CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
     (_ASK,),
     (_SYSTEM, _ASK),

@@ -232,7 +232,7 @@ def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
     agent = wiring.settings.agent
     assert agent is not None
     given = host_environment(agent, wiring.runner(), {}, holder=new_host())
-    shown = {name: given[name] for name in ("OPENAI_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS")}
+    shown = {name: given[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS")}
     assert given == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"} | shown
 
 

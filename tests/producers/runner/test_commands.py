@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -121,6 +122,8 @@ def test_the_environment_names_the_rollout_in_every_way() -> None:
     environ = {"OTEL_RESOURCE_ATTRIBUTES": "team=a"}
     env = command_environment(agent, HANDLES, environ, rollout=rollout, attempt="0a0b", span="f" * 16)
     assert env["OPENAI_BASE_URL"] == f"http://gw:1/rollout/{rollout}/attempt/0a0b/v1"
+    assert env["ANTHROPIC_BASE_URL"] == f"http://gw:1/rollout/{rollout}/attempt/0a0b"
+    assert env["ANTHROPIC_API_KEY"] == env["OPENAI_API_KEY"]
     holder = attempt_holder(rollout, "0a0b")
     assert proved_holder(KEY, env["OPENAI_API_KEY"]) == holder == f"rt-{rollout}.0a0b"
     assert env["OTEL_EXPORTER_OTLP_HEADERS"] == f"x-api-key={env['OPENAI_API_KEY']}"
@@ -142,7 +145,21 @@ def test_only_a_host_is_told_an_export_time_out() -> None:
         "OTEL_EXPORTER_OTLP_HEADERS",
         "OPENAI_API_KEY",
         "OPENAI_BASE_URL",
+        "ANTHROPIC_API_KEY",
+        "ANTHROPIC_BASE_URL",
     }
+
+
+@pytest.mark.parametrize("own", [{"env": {"ANTHROPIC_API_KEY": "mine"}}, {"pass_env": ("ANTHROPIC_API_KEY",)}])
+def test_an_agents_own_anthropic_account_is_left_to_it(own: dict[str, Any]) -> None:
+    """Neither the key nor where it is sent is the gateway's then."""
+    agent, rollout = AgentConfig(command=("x",), **own), "ab12cd34" + "0" * 20
+    environ = {"ANTHROPIC_API_KEY": "mine"}
+    for env in (
+        command_environment(agent, HANDLES, environ, rollout=rollout, attempt="0a0b", span="f" * 16),
+        host_environment(agent, HANDLES, environ, holder=HOST),
+    ):
+        assert env["ANTHROPIC_API_KEY"] == "mine" and "ANTHROPIC_BASE_URL" not in env
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,275 @@
+"""Anthropic Messages: the body becomes a ChatRequest. Pure.
+
+In: a decoded body. Out: ChatRequest, or RequestError with the field at fault. One assistant turn of blocks is one
+message (its texts joined), each tool result is a message of its own, in the order of the blocks; so the same
+conversation gives the same messages as by chat completions. What has no meaning here is left out (cache marks,
+citations, redacted thinking, whether a tool failed: its words say it); what would need another's server is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.records.calls import ToolCall
+
+from ..chat_request import (
+    ChatRequest,
+    Message,
+    NamedTool,
+    OtherPart,
+    TextPart,
+    Tool,
+    ToolUse,
+    Wishes,
+    check_arguments,
+    read_as,
+    rest_of,
+)
+
+__all__ = ["UNPARSED", "read", "read_to_count"]
+
+UNPARSED = "_unparsed_arguments"
+"""A tool_use's `input` is an object: arguments that a model wrote otherwise go out and come back under this name."""
+_ASKED = (
+    "temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "tool_choice", "output_config", "thinking",
+)  # fmt: skip
+_REFUSED = ("mcp_servers", "container")
+_BILLING = "x-anthropic-billing-header"
+"""Begins a line of Claude Code's system prompt that differs with each request: no prompt would continue another."""
+
+
+class _Text(msgspec.Struct, tag="text"):
+    text: str
+
+
+class _Source(msgspec.Struct):
+    type: str
+    media_type: str = "image/jpeg"
+    data: str | None = None
+    url: str | None = None
+
+
+class _Image(msgspec.Struct, tag="image"):
+    source: _Source
+
+
+class _Document(msgspec.Struct, tag="document"):
+    source: _Source
+
+
+class _Thinking(msgspec.Struct, tag="thinking"):
+    thinking: str
+
+
+class _Redacted(msgspec.Struct, tag="redacted_thinking"):
+    pass
+
+
+class _ToolUse(msgspec.Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _ToolResult(msgspec.Struct, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[_Text | _Image | _Document] | None = None
+
+
+_Part = _Text | _Image | _Document
+
+
+class _User(msgspec.Struct, tag_field="role", tag="user"):
+    content: str | list[_Text | _Image | _Document | _ToolResult]
+
+
+class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
+    content: str | list[_Text | _Thinking | _Redacted | _ToolUse]
+
+
+class _System(msgspec.Struct, tag_field="role", tag="system"):
+    content: str | list[_Text]
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+
+
+class _Choice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Format(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class _Output(msgspec.Struct):
+    format: _Format | None = None
+
+
+class _Asked(msgspec.Struct):
+    """What a request to count and one to answer share."""
+
+    messages: Annotated[list[_User | _Assistant | _System], Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[_Text] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    output_config: _Output | None = None
+
+
+class _Body(_Asked, kw_only=True):
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+
+
+def read(body: dict[str, Any]) -> ChatRequest:
+    """A request for an answer."""
+    asked = read_as(body, _Body)
+    if isinstance(asked.messages[-1], _Assistant):
+        raise RequestError(
+            "messages: expected a user's message or tool results last, got the assistant's; the policy does not "
+            "continue an answer that was begun for it",
+            param="messages",
+        )
+    named = {name: body[name] for name in ("temperature", "top_p", "top_k") if body.get(name) is not None}
+    named |= {"max_tokens": asked.max_tokens, "stop": asked.stop_sequences or []}
+    return _request(body, asked, wishes=read_as(named, Wishes), is_stream=bool(asked.stream))
+
+
+def read_to_count(body: dict[str, Any]) -> ChatRequest:
+    """A request whose tokens are only counted; it may do without all that only sampling needs."""
+    return _request(body, read_as(body, _Asked))
+
+
+def _request(body: dict[str, Any], asked: _Asked, **fields: Any) -> ChatRequest:
+    for name in _REFUSED:
+        if body.get(name):
+            raise RequestError(f"{name}: expected none, got some; the policy runs no servers' tools", param=name)
+    system = _texts(asked.system)
+    messages = [Message(role="system", content=system)] if system else []
+    for message in asked.messages:
+        messages.extend(_messages(message))
+    choice, output = asked.tool_choice, asked.output_config
+    extra = rest_of(body, _Body)
+    if output is not None and output.format is not None:
+        schema = {"name": "answer", "schema": output.format.schema}
+        extra["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return ChatRequest(
+        messages=tuple(messages),
+        model=asked.model,
+        tools=None if asked.tools is None else tuple(map(_tool, asked.tools)),
+        tool_choice=None if choice is None else _tool_choice(choice),
+        allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
+        sampling_asked={name: body[name] for name in _ASKED if name in body},
+        extra=extra,
+        **fields,
+    )
+
+
+def _messages(message: _User | _Assistant | _System) -> Iterator[Message]:
+    match message:
+        case _Assistant():
+            yield _assistant(message.content)
+        case _System():
+            if content := _texts(message.content):
+                yield Message(role="system", content=content)
+        case _User(str(content)):
+            yield Message(role="user", content=content)
+        case _User():
+            yield from _user([*message.content])
+
+
+def _user(blocks: list[_Text | _Image | _Document | _ToolResult]) -> Iterator[Message]:
+    said: list[_Part] = []
+    for block in blocks:
+        if not isinstance(block, _ToolResult):
+            said.append(block)
+            continue
+        if said:
+            yield Message(role="user", content=_content(said))
+            said = []
+        result = block.content or ""
+        content = result if isinstance(result, str) else _content(result)
+        yield Message(role="tool", tool_call_id=block.tool_use_id, content=content)
+    if said or not blocks:
+        yield Message(role="user", content=_content(said))
+
+
+def _assistant(content: str | list[_Text | _Thinking | _Redacted | _ToolUse]) -> Message:
+    blocks: list[Any] = [_Text(content)] if isinstance(content, str) else content
+    texts = [block.text for block in blocks if isinstance(block, _Text)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, _Thinking)]
+    calls = tuple(_tool_call(block) for block in blocks if isinstance(block, _ToolUse))
+    return Message(
+        role="assistant",
+        content="".join(texts) if texts or not calls else None,
+        tool_calls=calls,
+        reasoning="".join(thoughts) if thoughts else None,
+    )
+
+
+def _tool_call(block: _ToolUse) -> ToolCall:
+    unparsed = block.input.get(UNPARSED) if len(block.input) == 1 else None
+    arguments = unparsed if isinstance(unparsed, str) else msgspec.json.encode(block.input).decode()
+    check_arguments(arguments)
+    return ToolCall(id=block.id, name=block.name, arguments=arguments)
+
+
+def _texts(content: str | list[_Text] | None) -> str | tuple[TextPart | OtherPart, ...]:
+    """A system prompt without the lines that are no prompt."""
+    if isinstance(content, str):
+        return "" if content.startswith(_BILLING) else content
+    return _content([block for block in content or () if block.text and not block.text.startswith(_BILLING)])
+
+
+def _content(blocks: list[Any]) -> str | tuple[TextPart | OtherPart, ...]:
+    """One text as a string, which every template knows; more as parts."""
+    parts = tuple(map(_part, blocks))
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
+        return parts[0].text
+    return parts or ""
+
+
+def _part(block: _Part) -> TextPart | OtherPart:
+    if isinstance(block, _Text):
+        return TextPart(block.text)
+    source = block.source
+    if isinstance(block, _Document):
+        if source.type == "text" and source.data is not None:
+            return TextPart(source.data)
+        raise RequestError(
+            f"messages: expected a document of source type text, got {source.type[:60]!r}; send its text",
+            param="messages",
+        )
+    url = source.url if source.type == "url" else source.data and f"data:{source.media_type};base64,{source.data}"
+    if source.type not in ("url", "base64") or url is None:
+        raise RequestError(
+            f"messages: expected an image of source type base64 or url, got {source.type[:60]!r}", param="messages"
+        )
+    return OtherPart({"type": "image_url", "image_url": {"url": url}})
+
+
+def _tool(tool: _Tool) -> Tool:
+    return Tool(name=tool.name, description=tool.description, parameters=tool.input_schema, is_strict=tool.strict)
+
+
+def _tool_choice(choice: _Choice) -> ToolUse | NamedTool:
+    if choice.type != "tool":
+        return {"auto": ToolUse.AUTO, "any": ToolUse.REQUIRED, "none": ToolUse.NONE}[choice.type]
+    if not choice.name:
+        raise RequestError("tool_choice.name: expected the tool's name, got none", param="tool_choice")
+    return NamedTool(choice.name)

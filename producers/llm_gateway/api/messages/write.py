@@ -1,0 +1,167 @@
+"""Anthropic Messages: events become a message, or the events of its stream; errors in Anthropic's words. Pure.
+
+In: events. Out: the wire form. Blocks are thinking, text, tool_use, in the order of the answer; an answer that says
+nothing has none, for Anthropic's clients refuse empty texts. Arguments keep the letters that were sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from tracegrad.schemas.ids import WirePrefix, wire_id
+from tracegrad.schemas.records.calls import ToolCall
+
+from ..chat_request import ChatRequest
+from ..events import Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from .read import UNPARSED
+
+__all__ = ["MessageWriter", "write_error"]
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessageWriter:
+    """See Writer."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._signature = ""
+        self._index = -1
+        self._open: str | None = None
+        """The type of the block that is being written."""
+        self._has_called = False
+
+    def whole(self, events: Iterable[Event]) -> bytes:
+        """See Writer."""
+        body: dict[str, Any] = {}
+        blocks: list[dict[str, Any]] = []
+        for event in events:
+            match event:
+                case Started():
+                    body = self._head(event)
+                    body["content"] = blocks
+                case Reasoning(text) if text:
+                    _joined(blocks, "thinking", "thinking", signature=self._signature)["thinking"] += text
+                case Text(text) if text:
+                    _joined(blocks, "text", "text")["text"] += text
+                case ToolCalled(call):
+                    self._has_called = True
+                    blocks.append(_tool_use(call, msgspec.Raw(_input(call))))
+                case Finished():
+                    body |= self._ending(event)
+                    body["usage"] = _usage(event)
+        return msgspec.json.encode(body)
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """See Writer."""
+        match event:
+            case Started():
+                yield _event("message_start", message=self._head(event))
+                yield _event("ping")
+            case Reasoning(text) if text:
+                yield from self._into("thinking", thinking="", signature="")
+                yield self._delta("thinking_delta", thinking=text)
+            case Text(text) if text:
+                yield from self._into("text", text="")
+                yield self._delta("text_delta", text=text)
+            case ToolCalled(call):
+                self._has_called = True
+                yield from self._close()
+                yield self._start(_tool_use(call, {}))
+                yield self._delta("input_json_delta", partial_json=_input(call).decode())
+            case Finished():
+                yield from self._close()
+                yield _event("message_delta", delta=self._ending(event), usage=_usage(event))
+                yield _event("message_stop")
+            case Failed(problem):
+                yield b"event: error\ndata: " + write_error(problem) + b"\n\n"
+
+    def _into(self, kind: str, **empty: str) -> Iterator[bytes]:
+        """Opens a block of a kind, unless it is open."""
+        if self._open != kind:
+            yield from self._close()
+            yield self._start({"type": kind, **empty})
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._index, self._open = self._index + 1, block["type"]
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open == "thinking":
+            yield self._delta("signature_delta", signature=self._signature)
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._index)
+        self._open = None
+
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": kind, **fields})
+
+    def _head(self, started: Started) -> dict[str, Any]:
+        # Nothing checks it, but clients drop thoughts that bear none.
+        self._signature = wire_id(started.call_id, WirePrefix.MESSAGE)
+        return {
+            "id": self._signature,
+            "type": "message",
+            "role": "assistant",
+            "model": started.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": started.prompt_tokens, "output_tokens": 0},
+        }
+
+    def _ending(self, finished: Finished) -> dict[str, str | None]:
+        reason, stop = "end_turn", None
+        if finished.reason == "length":
+            reason = "max_tokens"
+        elif self._has_called:
+            reason = "tool_use"
+        elif finished.stop is not None:
+            reason, stop = "stop_sequence", finished.stop
+        return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _joined(blocks: list[dict[str, Any]], kind: str, field: str, **fields: str) -> dict[str, Any]:
+    """The last block, if it is of the kind, or a new one."""
+    if not blocks or blocks[-1]["type"] != kind:
+        blocks.append({"type": kind, field: "", **fields})
+    return blocks[-1]
+
+
+def _tool_use(call: ToolCall, arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _input(call: ToolCall) -> bytes:
+    """The arguments, JSON of an object: as they were sampled, or as `read` knows them again."""
+    try:
+        if isinstance(msgspec.json.decode(call.arguments or "{}"), dict):
+            return (call.arguments or "{}").encode()
+    except (ValueError, RecursionError):
+        pass
+    return msgspec.json.encode({UNPARSED: call.arguments})
+
+
+def _usage(finished: Finished) -> dict[str, int]:
+    return {"input_tokens": finished.prompt_tokens, "output_tokens": finished.sampled_tokens}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
+
+
+def write_error(problem: Problem) -> bytes:
+    """The body of an answer that is an error."""
+    kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": problem.message}})

@@ -1,0 +1,126 @@
+"""An agent's conversation in each API: what it says, and how it sends back what it was answered.
+
+Each speaker keeps its history as clients of its API do. `habits` are a random stream of ways in which frameworks write
+an answer anew: texts split into parts, thoughts dropped, arguments with other spaces and numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig
+
+__all__ = ["SPEAKERS", "Chat", "Messages", "Speaker", "Spoken"]
+
+PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1"
+SCHEMA = {"type": "object", "properties": {"expr": {"type": "string"}}}
+SYSTEM = "be brief"
+Spoken = tuple[str, list[str]]
+"""What the agent takes from an answer: its text, and the ids of its tool calls."""
+
+
+class Speaker(Protocol):
+    """One conversation of the attempt."""
+
+    async def ask(self, text: str) -> Spoken:
+        """The user says something."""
+
+    async def tell(self, results: dict[str, str]) -> Spoken:
+        """The tools have run."""
+
+
+def rewritten(arguments: str, habits: random.Random) -> str:
+    """Arguments as another serialiser would write them."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return json.dumps(value, indent=habits.choice([None, 2]), sort_keys=habits.random() < 0.5)
+
+
+def split(text: str, habits: random.Random) -> list[str]:
+    """A text in two pieces, or one."""
+    at = habits.randint(0, len(text))
+    return [text[:at], text[at:]] if habits.random() < 0.5 else [text]
+
+
+async def _post(r: Rig, path: str, body: Any) -> Any:
+    status, answer = await r.post(PATH + path, body)
+    assert status == 200, answer
+    return answer
+
+
+class Chat:
+    """OpenAI's chat completions."""
+
+    def __init__(self, rig: Rig, habits: random.Random) -> None:
+        self._rig, self._habits = rig, habits
+        self._messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+
+    async def ask(self, text: str) -> Spoken:
+        """See Speaker."""
+        self._messages.append({"role": "user", "content": text})
+        return await self._answer()
+
+    async def tell(self, results: dict[str, str]) -> Spoken:
+        """See Speaker."""
+        self._messages += [{"role": "tool", "tool_call_id": it, "content": text} for it, text in results.items()]
+        return await self._answer()
+
+    async def _answer(self) -> Spoken:
+        tools = [{"type": "function", "function": {"name": "calc", "description": "d", "parameters": SCHEMA}}]
+        body = {"model": "policy", "messages": self._messages, "tools": tools}
+        message = (await _post(self._rig, "/chat/completions", body))["choices"][0]["message"]
+        calls = message.get("tool_calls") or []
+        text = message["content"] or ""
+        for call in calls:
+            call["function"]["arguments"] = rewritten(call["function"]["arguments"], self._habits)
+        if self._habits.random() < 0.5:
+            message = {name: message[name] for name in ("role", "content", "tool_calls") if name in message}
+        self._messages.append(message)
+        return text, [call["id"] for call in calls]
+
+
+class Messages:
+    """Anthropic's."""
+
+    def __init__(self, rig: Rig, habits: random.Random) -> None:
+        self._rig, self._habits = rig, habits
+        self._messages: list[Any] = []
+
+    async def ask(self, text: str) -> Spoken:
+        """See Speaker."""
+        blocks = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+        self._messages.append({"role": "user", "content": self._habits.choice([text, blocks])})
+        return await self._answer()
+
+    async def tell(self, results: dict[str, str]) -> Spoken:
+        """See Speaker."""
+        blocks = [{"type": "tool_result", "tool_use_id": it, "content": text} for it, text in results.items()]
+        self._messages.append({"role": "user", "content": blocks})
+        return await self._answer()
+
+    async def _answer(self) -> Spoken:
+        body = {
+            "model": "policy",
+            "max_tokens": 1000,
+            "system": self._habits.choice([SYSTEM, [{"type": "text", "text": SYSTEM}]]),
+            "messages": self._messages,
+            "tools": [{"name": "calc", "description": "d", "input_schema": SCHEMA}],
+        }
+        blocks = (await _post(self._rig, "/messages", body))["content"]
+        kept: list[Any] = []
+        for block in blocks:
+            if block["type"] == "text":
+                kept += [{"type": "text", "text": piece} for piece in split(block["text"], self._habits)]
+            elif block["type"] != "thinking" or self._habits.random() < 0.5:
+                kept.append(block)
+        self._messages.append({"role": "assistant", "content": kept})
+        texts = [block["text"] for block in blocks if block["type"] == "text"]
+        return "".join(texts), [block["id"] for block in blocks if block["type"] == "tool_use"]
+
+
+SPEAKERS: dict[str, Callable[[Rig, random.Random], Speaker]] = {"chat": Chat, "messages": Messages}

@@ -1,0 +1,89 @@
+"""The same conversation by each API: the same prompts, the same sampled ids, every turn merged."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fake_engine.scripted import Reply, tool_call_text
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, full_prompt, rig
+from tests.producers.llm_gateway.speakers import SPEAKERS, Speaker
+from tracegrad.schemas.records.tokens import ids_from_bytes
+
+pytestmark = pytest.mark.slow
+TEXT = st.text(alphabet="ab 12\n", min_size=1, max_size=9)
+VALUE = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | TEXT | st.lists(st.integers(), max_size=2)
+CALLS = st.lists(st.dictionaries(TEXT, VALUE, max_size=2).map(lambda it: tool_call_text("calc", **it)), max_size=2)
+REPLY = st.builds(
+    lambda thought, text, calls: f"{thought and f'<think>{thought}</think>'}{text}{''.join(calls)}",
+    st.just("") | TEXT,
+    st.just("") | TEXT,
+    CALLS,
+)
+
+
+async def converse(speaker: str, replies: list[str], habits: int) -> tuple[list[str], list[tuple[list[int], Any]]]:
+    """Until the model has said all; the texts, and for each call its prompt and what was sampled."""
+    async with rig() as r:
+        r.engine.reasons = True
+        r.engine.replies.extend(map(Reply, replies))
+        await r.begin()
+        agent: Speaker = SPEAKERS[speaker](r, random.Random(habits))
+        heard, calls = [], list[str]()
+        for i in range(len(replies)):
+            if calls:
+                text, calls = await agent.tell(dict.fromkeys(calls, f"{i}12"))
+            else:
+                text, calls = await agent.ask(f"use the tool {i}34")
+            heard.append(text)
+        records = r.calls()
+        for before, record in itertools.pairwise(records):
+            assert (record.splice.kind, record.parent_call_id) == ("extended", before.call_id), record.splice
+        return heard, [(full_prompt(it, records), ids_from_bytes(it.sampled_ids).tolist()) for it in records]
+
+
+@given(st.lists(REPLY, min_size=1, max_size=4), st.integers(0, 99))
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_a_conversation_has_the_same_ids_by_every_api(replies: list[str], habits: int) -> None:
+    """However the agent writes the answers that it sends back; and each turn continues the one before."""
+    expected = asyncio.run(converse("chat", replies, habits))
+    for speaker in SPEAKERS:
+        assert asyncio.run(converse(speaker, replies, habits)) == expected, speaker
+
+
+async def test_a_count_is_the_prompts_that_would_be_sampled_from() -> None:
+    """With the ids of earlier answers, not what their texts would be encoded to; nothing is recorded."""
+    async with rig() as r:
+        r.engine.replies.extend([Reply("1234"), Reply("ok")])
+        await r.begin()
+        path = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/messages"
+        messages: list[Any] = [{"role": "user", "content": "count"}]
+        body = {"model": "policy", "max_tokens": 99, "messages": messages}
+        answer = (await r.post(path, body))[1]
+        messages += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": "on"}]
+        status, counted = await r.post(f"{path}/count_tokens", {"model": "policy", "messages": messages})
+        assert status == 200 and len(r.calls()) == 1
+        usage = (await r.post(path, body))[1]["usage"]
+        assert counted == {"input_tokens": usage["input_tokens"]}
+        assert usage["input_tokens"] == len(full_prompt(r.calls()[1], r.calls()))
+
+
+@pytest.mark.parametrize("path", ["", f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}"])
+async def test_a_refused_message_is_told_in_anthropics_words(path: str) -> None:
+    """Of a body, of an attempt that ended, for a count."""
+    async with rig() as r:
+        await r.begin()
+        for route in ("/v1/messages", "/v1/messages/count_tokens"):
+            status, answer = await r.post(path + route, {"messages": []})
+            assert (status, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
+        await r.end()
+        if path:
+            body = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+            status, answer = await r.post(f"{path}/v1/messages", body)
+            assert (status, answer["error"]["type"]) == (410, "invalid_request_error")
