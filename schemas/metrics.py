@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 __all__ = [
+    "AGENT_EVENTS",
     "ALARMS_BEGUN",
     "ASSIGNED",
     "ATTEMPTS_BEGUN",
@@ -179,6 +180,7 @@ CALLS_JOINED = Counter(
 )
 CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
+AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
 ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")
 SPLICES = Counter("splices", "Prompts by how they go on from the call before.", ("kind", "reason"))

@@ -190,7 +190,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         raw=True,
         key=rollout_key,
         value="reward (JSON)",
-        written_by="runner (graders)",
+        written_by="runner (graders), LLM gateway (what agents say of themselves)",
         read_by="normalize, audit",
     ),
     TopicSpec(

@@ -117,7 +117,7 @@ class Wiring:
         return StreamRules(
             run_hash=self.record.hash,
             policies=(settings.policy.name,),
-            reward_sources=(reward.source, *reward.sources) if reward else ("grader:*",),
+            reward_sources=reward.counted if reward else ("grader:*",),
             streams=settings.streams,
             air=settings.air,
             select=settings.select,
@@ -146,7 +146,7 @@ class Wiring:
             groups_per_step=settings.trainer.groups_per_step,
             concurrency=settings.agent.concurrency,
             time_limit_s=settings.agent.time_limit_s,
-            rewards_awaited=settings.reward.names,
+            rewards_awaited=settings.reward.awaited,
             episode_wait_s=max(settings.streams.deadline_s, settings.streams.incomplete_s) + _EPISODE_MARGIN_S,
         )
 

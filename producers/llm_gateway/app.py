@@ -5,6 +5,8 @@
     POST /rollout/{r}/attempt/{a}/end                                 it ends, with the list of its calls
     POST [/rollout/{r}/attempt/{a}]/v1/chat/completions    agents, by the APIs of `APIS` (chat.py: a request in order)
     POST [/rollout/{r}/attempt/{a}]/v1/messages/count_tokens          what a prompt of Anthropic Messages would cost
+    POST /api/rollouts/{r}/attempt/{a}/events              agents of Agent Lightning 1.0 (agent_events.py); their calls:
+    POST /proxy/rollout/{r}/attempt/{a}/mode/{train|val}/openai/v1/chat/completions    likewise by all of `APIS`
     GET  /v1/models, /health
 
 In: requests of agents and runners. Out: answers, and `llm_calls` records acknowledged before them: `calls_closed`
@@ -58,6 +60,7 @@ from tracegrad.schemas.topics import Topic, Topics, episode_key, original_key
 
 from ..asgi import serve
 from ..http_request import api_keys_of, holder_of, path_ids, read_object
+from .agent_events import EVENTS_PATH, AgentEvents
 from .api.events import Api
 from .api.messages.api import COUNT_TOKENS, MESSAGES
 from .api.openai_chat import OPENAI_CHAT
@@ -77,6 +80,8 @@ APIS = (OPENAI_CHAT, MESSAGES)
 
 _LOGGER = logging.getLogger(__name__)
 _PROOF_RETRY_S = 2.0
+_LIGHTNING = "/proxy/rollout/{rollout}/attempt/{attempt}/mode"
+"""What the mode says is not asked: the runner has told the attempt's purpose."""
 
 
 class Gateway:
@@ -88,6 +93,7 @@ class Gateway:
         self._client = EngineClient(parts.handles.engines, metrics=parts.metrics)
         self._calls = CallServer(parts, self._client, self.versions)
         self._chat = ChatEndpoints(parts, self._calls)
+        self._events = AgentEvents(parts)
         self.application = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
     def _routes(self) -> list[BaseRoute]:
@@ -97,7 +103,9 @@ class Gateway:
         agents = [self._route("GET", "/v1/models", self._models), *chats, counts]
         runners = [self._route("POST", "/begin", self._begin), self._route("POST", "/end", self._end)]
         rollout = Mount("/rollout/{rollout}/attempt/{attempt}", routes=[*agents, *runners])
-        return [*agents, rollout, self._route("GET", "/health", self._health)]
+        lightning: list[BaseRoute] = [Mount(f"{_LIGHTNING}/{mode}/openai", routes=agents) for mode in ("train", "val")]
+        lightning.append(self._route("POST", EVENTS_PATH, self._events.post))
+        return [*agents, rollout, *lightning, self._route("GET", "/health", self._health)]
 
     def _route(
         self, verb: str, path: str, endpoint: Callable[[Request], Awaitable[ASGIApp]], api: Api = APIS[0]
@@ -168,6 +176,7 @@ class Gateway:
         async with session.end_lock:
             if session.end_answer is None:
                 await session.close(self.parts.config.end_wait_s)
+                await self._events.settle(session)
                 answers = session.answers()
                 outcomes: dict[str, CallOutcome] = {answer.call_id: answer.outcome for answer in answers}
                 closed = LLM_CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))

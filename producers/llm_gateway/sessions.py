@@ -25,6 +25,7 @@ from tracegrad.schemas.errors import ProofError, SessionError
 from tracegrad.schemas.ids import AttemptId, CallId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
 from tracegrad.schemas.records.calls import CallOutcome, Purpose, ToolCall
+from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.records.tokens import Ids
 
 from .config import LlmConfig
@@ -81,6 +82,8 @@ class Session:
         """Token ids of its history as its registry counted them."""
         self.last_fault: int | None = None
         """Status of the call that ended last, if that was the gateway's or the engine's fault (503)."""
+        self.agent_reward: Reward | None = None
+        """What its agent said last of its own reward; on the log with the attempt's end."""
         self._was_waiting = False
         self._calls: list[_Registered] = []
         self._running: set[asyncio.Task[Any]] = set()

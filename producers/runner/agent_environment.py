@@ -9,7 +9,9 @@ stands in a header alone, never in a URL, which clients write into errors, logs 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 from tracegrad.schemas.attributes import ATTEMPT_ID, ROLLOUT_ID
@@ -18,7 +20,7 @@ from tracegrad.schemas.ids import episode_id
 
 from .config import AgentConfig, RewardConfig, RunnerHandles
 
-__all__ = ["agent_environment", "command_environment", "grader_environment", "host_environment", "inherited"]
+__all__ = ["agent_environment", "command_environment", "grader_environment", "host_environment", "inherited", "of_task"]
 
 _KEY = "OPENAI_API_KEY"
 _ANTHROPIC = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
@@ -105,10 +107,57 @@ def grader_environment(reward: RewardConfig, environ: Mapping[str, str]) -> dict
     return {**inherited(environ, reward.pass_env), **reward.env}
 
 
+def of_task(env_map: Mapping[str, str], task: Any) -> dict[str, str]:
+    """Variables made of a task's input; `[agent] env_map` says how.
+
+    Raises ValueError: the input has nothing there, or what no variable can hold.
+    """
+    variables = {}
+    for name, path in env_map.items():
+        value = _found(task, path.split(".")[1:], name) if path == "input" or path.startswith("input.") else path
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if "\0" in text:
+            raise ValueError(f"env_map: {name} = {path!r}: expected a text without NUL, got one with it")
+        variables[name] = text
+    return variables
+
+
+def _found(value: Any, keys: Sequence[str], name: str) -> Any:
+    for key in keys:
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            raise ValueError(f"env_map: {name}: expected {key!r} in the task's input, found none; mend the path or it")
+    return value
+
+
+def _lightning(handles: RunnerHandles, rollout: str, attempt: str, key: str) -> dict[str, str]:
+    """What agents of Agent Lightning 1.0 read. The path says `train` to all: no agent is told its purpose, and the
+    gateway goes by what the runner told it."""
+    url = handles.llm_url.rstrip("/")
+    return {
+        "AGL_KEY": key,
+        "AGL_OPENAI_BASE_URL": f"{url}/proxy/rollout/{rollout}/attempt/{attempt}/mode/train/openai/v1",
+        "AGL_EVENT_URL": f"{url}/api/rollouts/{rollout}/attempt/{attempt}/events",
+    }
+
+
 def command_environment(
-    agent: AgentConfig, handles: RunnerHandles, environ: Mapping[str, str], *, rollout: str, attempt: str, span: str
+    agent: AgentConfig,
+    handles: RunnerHandles,
+    environ: Mapping[str, str],
+    *,
+    rollout: str,
+    attempt: str,
+    span: str,
+    task: Any = None,
 ) -> dict[str, str]:
-    """The environment of a command: every variable by which some client learns its rollout."""
+    """The environment of a command: every variable by which some client learns its rollout.
+
+    Raises ValueError when `env_map` finds nothing in the task's input.
+    """
     identity = f"{ROLLOUT_ID}={rollout},{ATTEMPT_ID}={attempt}"
     attributes = agent.env.get("OTEL_RESOURCE_ATTRIBUTES") or environ.get("OTEL_RESOURCE_ATTRIBUTES")
     path = f"/rollout/{rollout}/attempt/{attempt}"
@@ -117,8 +166,10 @@ def command_environment(
         **inherited(environ, agent.pass_env),
         **given,
         **agent.env,
+        **of_task(agent.env_map, task),
         **_shown(given, agent),
         "OPENAI_BASE_URL": given["OPENAI_BASE_URL"],
+        **_lightning(handles, rollout, attempt, given[_KEY]),
         "OTEL_RESOURCE_ATTRIBUTES": f"{attributes},{identity}" if attributes else identity,
         "TRACEPARENT": f"00-{episode_id(rollout, attempt)}-{span}-01",
         "BAGGAGE": identity,

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.records.rollouts import (
+    AGENT_REWARD,
     REWARDS,
     ROLLOUT_EVENTS,
     RolloutEvent,
@@ -56,7 +57,7 @@ def records_of(
         host=outcome.host,
         spans_marked=outcome.spans_exported is not None,
         calls_closed=outcome.calls_closed,
-        rewards_awaited=tuple(reward.name for reward in outcome.rewards) or request.rewards_awaited,
+        rewards_awaited=_awaited(request, outcome),
         duration_s=outcome.duration_s,
     )
     try:
@@ -66,6 +67,13 @@ def records_of(
     except (ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         plain = _unrecordable(outcome, type(error).__name__)
         return records_of(request, attempt, number, plain, is_final=is_final)
+
+
+def _awaited(request: RolloutRequest, outcome: Outcome) -> tuple[str, ...]:
+    """What the grader gave names to, and the agent's own where that is awaited."""
+    graded = tuple(reward.name for reward in outcome.rewards)
+    own = tuple(name for name in request.rewards_awaited if name == AGENT_REWARD)
+    return (*graded, *own) if graded else request.rewards_awaited
 
 
 async def perform(

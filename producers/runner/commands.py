@@ -56,9 +56,11 @@ class CommandPool:
         await begin(None)
         started = time.monotonic()
         agent, span = self._launcher.agent, secrets.token_hex(8)
-        env = command_environment(
-            agent, self._launcher.handles, os.environ, rollout=request.rollout_id, attempt=attempt, span=span
-        )
+        names = {"rollout": request.rollout_id, "attempt": attempt, "span": span}
+        try:
+            env = command_environment(agent, self._launcher.handles, os.environ, task=request.input, **names)
+        except ValueError as error:
+            return Outcome(state=RolloutState.FAILED, error=str(error))
         try:
             child = await self._launcher.start(agent.argv, env=env, name="agent-command", is_agent=True)
         except OSError as error:

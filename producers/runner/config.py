@@ -14,6 +14,7 @@ from msgspec import Meta, field
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, AGENT_SOURCE
 from tracegrad.schemas.section import Count, Folder, Function, Program, Seconds, Section
 
 __all__ = ["AgentConfig", "RewardConfig", "RunnerHandles"]
@@ -50,6 +51,9 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     """Further folders and files that agents in a sandbox may read."""
     env: dict[str, str] = field(default_factory=dict)
     """More variables for the agent."""
+    env_map: dict[str, str] = field(default_factory=dict)
+    """Variables made of the task (commands only): name = `input` or `input.<key>.<key or index>`, JSON unless it is a
+    text; any other value is given as it is."""
     pass_env: tuple[str, ...] = ()
     """Names of variables that it gets from the environment of tracegrad, besides PATH, HOME, LANG and their like: it
     gets no others. For secrets of its tools, which then stand in no file."""
@@ -58,6 +62,8 @@ class AgentConfig(Section, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.callable is None) == (self.command is None):
             raise ConfigurationError('needs either callable = "file.py:function" or command = "...", one of them')
+        if self.env_map and self.command is None:
+            raise ConfigurationError("env_map is of a command, a process per task; a callable is given the task")
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -68,8 +74,8 @@ class AgentConfig(Section, frozen=True, kw_only=True):
 class RewardConfig(Section, frozen=True, kw_only=True):
     """`[reward]`: what an attempt is worth."""
 
-    grader: Function
-    """`file.py:function`, called as grade(task, output, attempt) in a process of its own."""
+    grader: Function | None = None
+    """`file.py:function`, called as grade(task, output, attempt) in a process of its own; None: trust_agent."""
     time_limit_s: Seconds = 30.0
     """Seconds for one grade; beyond it the attempt is unscored."""
     names: tuple[str, ...] = ("reward",)
@@ -80,11 +86,29 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     """Names of variables that it gets from the environment of tracegrad, as `[agent] pass_env`."""
     sources: tuple[str, ...] = ()
     """Sources that count besides the grader; rewards from any other are shown and ignored."""
+    trust_agent: bool = False
+    """Count what the agent says of its own reward (docs/agent_lightning.md says how), beside the grader's. Off: it is
+    shown and ignored, for whoever is trained to raise a reward that they name learns to name a higher one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.grader is None and not self.trust_agent:
+            raise ConfigurationError('needs grader = "file.py:function", or trust_agent = true')
 
     @property
     def source(self) -> str:
         """What the grader's own rewards name as their source."""
-        return f"grader:{self.grader.rpartition(':')[2]}"
+        return f"grader:{(self.grader or '').rpartition(':')[2]}"
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Names of the rewards without which an attempt is unscored."""
+        return (*(self.names if self.grader else ()), *((AGENT_REWARD,) if self.trust_agent else ()))
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Globs on the sources that count."""
+        return (*((self.source,) if self.grader else ()), *self.sources, *((AGENT_SOURCE,) if self.trust_agent else ()))
 
 
 class RunnerHandles(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
-from tracegrad.schemas.records.rollouts import Reward, RolloutRequest
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutRequest
 
 from .agent_environment import grader_environment
 from .children import Child, Launcher
@@ -38,7 +38,7 @@ def rewards_of(
 
     A grader that returns other names than the default one replaces it, so that nobody waits for `reward`.
     """
-    awaited = request.rewards_awaited or (DEFAULT_REWARD,)
+    awaited = tuple(name for name in request.rewards_awaited if name != AGENT_REWARD) or (DEFAULT_REWARD,)
     if not values or awaited != (DEFAULT_REWARD,):
         values = {**dict.fromkeys(awaited), **values}
     return tuple(
@@ -73,8 +73,14 @@ class Grader:
         self._turn = asyncio.Lock()
         self._child: Child | None = None
 
-    async def start(self) -> Child:
+    async def begin(self) -> None:
+        """Starts the process, where a grader is named. Raises ConfigurationError when it cannot be imported."""
+        if self._reward.grader is not None:
+            await self._start()
+
+    async def _start(self) -> Child:
         """Starts the process. Raises ConfigurationError when the grader cannot be imported."""
+        assert self._reward.grader is not None
         env, grader = grader_environment(self._reward, os.environ), self._reward.grader
         try:
             self._child, _ = await self._launcher.start_host(
@@ -87,7 +93,9 @@ class Grader:
     async def grade(
         self, request: RolloutRequest, attempt: str, output: Any, how: dict[str, Any]
     ) -> tuple[Reward, ...]:
-        """The rewards of one attempt. Waits for its turn."""
+        """The rewards of one attempt; none where the agent's own is all that counts. Waits for its turn."""
+        if self._reward.grader is None:
+            return ()
         task = {"id": request.task_id, "input": request.input, "expected": request.expected}
         question = {"id": request.rollout_id, "task": task, "output": output, "attempt": how}
         async with self._turn:
@@ -102,7 +110,7 @@ class Grader:
         """What the grader said, or why it could not; None when its process died."""
         answer, reason = None, ""
         try:
-            child = self._child or await self.start()
+            child = self._child or await self._start()
             async with asyncio.timeout(self._reward.time_limit_s):
                 await child.send(question)
                 answer = await child.receive(_Grade)

@@ -96,7 +96,7 @@ class Runner:
         # First of all, since its beats must come while hosts start.
         loops = [asyncio.create_task(self._until_stop())]
         try:
-            await self._grader.start()
+            await self._grader.begin()
             async with self._pool.slot():
                 pass  # the agent can be started at all
             loops += [asyncio.create_task(loop) for loop in (self._journal.follow(self._note), self._read())]

@@ -11,6 +11,8 @@ from .calls import Purpose
 from .codec import Codec, OpenEnum
 
 __all__ = [
+    "AGENT_REWARD",
+    "AGENT_SOURCE",
     "MAX_GIVEN_UP",
     "MAX_REWARD",
     "REWARDS",
@@ -28,6 +30,11 @@ __all__ = [
 
 MAX_REWARD = 1e12
 """A greater one is a grader's fault; sums of usable rewards stay finite."""
+
+AGENT_SOURCE = "agent"
+"""Source of what an agent says of itself; counts with `[reward] trust_agent` alone."""
+AGENT_REWARD = "agent"
+"""Name of that reward, beside the grader's. `agent.<name>` are further dimensions, shown and never summed."""
 
 MAX_GIVEN_UP = 3
 """Times that a rollout is given up, each as an attempt of its own, before its group counts as lost: an event can be
@@ -140,16 +147,18 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "reward/1"
     rollout_id: str
+    """Empty, as the attempt: of a captured episode."""
     attempt_id: str
     name: str
-    """`reward` unless the grader returned a dict of names."""
+    """`reward` unless the grader returned a dict of names; `agent` and `agent.<name>` are the agent's own."""
     value: float | None
     reason: str = ""
     """Why there is no value."""
     target: str | None = None
     """None: the episode; else a call id."""
     source: str
-    """`grader:<name>`; only sources that the configuration lists count."""
+    """`grader:<name>`, `agent` (the agent itself), `anonymous` (somebody without a credential); only sources that the
+    configuration lists count."""
     idempotency_key: str
     """rollout, attempt and name, joined by `/`."""
     at_ms: int = 0
