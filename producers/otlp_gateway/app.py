@@ -26,7 +26,7 @@ from starlette.routing import Route
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.otlp import LOGS, TRACES, Signal
+from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal
 from tracegrad.schemas.topics import Topics
 
 from ..asgi import serve

@@ -16,7 +16,8 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import RecordError, RequestError
-from tracegrad.schemas.records.otlp import Signal, decode, items_of
+from tracegrad.schemas.otlp.salvage import Salvaged, salvage
+from tracegrad.schemas.otlp.signal import Signal, items_of
 from tracegrad.schemas.text import decode_json
 
 __all__ = ["JSON", "PROTOBUF", "decode_body", "gunzip"]
@@ -59,13 +60,13 @@ def gunzip(data: bytes, *, limit: int) -> Iterator[bytes]:
             yield piece
 
 
-def decode_body(signal: Signal, data: bytes, content_type: str) -> Message:
-    """The message of a body; unknown fields are ignored in JSON and kept in protobuf.
+def decode_body(signal: Signal, data: bytes, content_type: str) -> Salvaged:
+    """The message of a body, and what is damaged of it; unknown fields are ignored in JSON and kept in protobuf.
 
     Raises:
         RecordError: the body is not what its content type says.
     """
-    return _from_json(signal, data) if content_type == JSON else decode(signal, data)
+    return Salvaged(_from_json(signal, data)) if content_type == JSON else salvage(signal, data)
 
 
 def _from_json(signal: Signal, data: bytes) -> Message:

@@ -22,7 +22,7 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import OverloadedError, RequestError, UnavailableError
-from tracegrad.schemas.records.otlp import LOGS, TRACES, Signal
+from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal
 
 from ..http_request import retry_after_s
 from .decode import PROTOBUF

@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
 from tracegrad.schemas.credentials import Holder, is_host, may_claim
 from tracegrad.schemas.ids import RunHash, attempt_of, run_hash_of
-from tracegrad.schemas.records.otlp import Signal
+from tracegrad.schemas.otlp.signal import Signal
 
 __all__ = ["keep_proved", "may_name"]
 

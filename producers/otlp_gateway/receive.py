@@ -36,8 +36,9 @@ from tracegrad.schemas.metrics import (
     SPANS,
     Metrics,
 )
+from tracegrad.schemas.otlp.salvage import DAMAGED
+from tracegrad.schemas.otlp.signal import TRACES, Signal
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.records.otlp import TRACES, Signal
 from tracegrad.schemas.topics import Topic, Topics, original_key, trace_key
 
 from ..budget import Budget, Share, weigh_json
@@ -161,8 +162,9 @@ class Receiver:
         return found
 
     def _decode_now(self, signal: Signal, sender: Sender, body: bytes, form: str) -> _Split:
-        message = decode_body(signal, body, form)
-        rejected = add_identity(signal, message, *sender.attempt) if sender.attempt else []
+        message, lost = decode_body(signal, body, form)
+        rejected = [Rejected(reason=DAMAGED, num_bytes=part.num_bytes, sha256=part.sha256) for part in lost]
+        rejected += add_identity(signal, message, *sender.attempt) if sender.attempt else []
         run = self._handles.run_hash
         is_named = form != PROTOBUF or sender.attempt is not None or may_name(body, run)
         num_unproved = keep_proved(signal, message, sender.holder, run, is_named=is_named)

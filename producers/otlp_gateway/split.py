@@ -17,7 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from tracegrad.schemas.attributes import AGENTLIGHTNING_ATTEMPT_ID, AGENTLIGHTNING_ROLLOUT_ID, ATTEMPT_ID, ROLLOUT_ID
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.records.otlp import Signal, items_of
+from tracegrad.schemas.otlp.signal import Signal, items_of
 
 __all__ = ["Piece", "Rejected", "add_identity", "split"]
 
@@ -74,9 +74,9 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """A span or log record that cannot be a record of the log, by reference."""
 
     reason: str
-    """`item_too_large`, `invalid_id` or `identity_conflict`."""
-    trace_id: str
-    span_id: str
+    """`item_too_large`, `invalid_id`, `identity_conflict`, or `damaged`: a part of a request that cannot be read."""
+    trace_id: str = ""
+    span_id: str = ""
     num_bytes: int
     sha256: str
 

@@ -87,6 +87,8 @@ class Normalize(StageFold[None]):
         for refused in scan.refused.values():
             value = refused.request.SerializeToString()
             outputs.append(dead_letter(record, refused.error, stage=self.stage, value=value, item=refused.item))
+        if scan.damage is not None:
+            outputs.append(dead_letter(record, scan.damage, stage=self.stage))
         return outputs
 
     def _fold_item(self, record: Record, codec: Codec[Any]) -> list[Output]:

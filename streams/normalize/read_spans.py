@@ -2,7 +2,8 @@
 
 In: `ExportTraceServiceRequest` bytes, from our gateway or any Collector. Out: SpanScan. Invariant: each span of a
 request that parses is in exactly one of facts, skipped and refused; one bad span does not harm its neighbours.
-A request that does not parse at all is refused whole (RecordError `undecodable`).
+Of a request that is damaged what can be read is read; one of which nothing can is refused whole (RecordError
+`undecodable`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import attempt_of, canonical_call
 from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
+from tracegrad.schemas.otlp.salvage import damaged, salvage
+from tracegrad.schemas.otlp.signal import TRACES
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
-from tracegrad.schemas.records.otlp import decode_spans
 
 from .dialects.agent_hints import HINT_KEYS, agent_hints
 from .dialects.dialect import Dialect, Reading
@@ -59,6 +61,8 @@ class SpanScan(NamedTuple):
     """Reason -> its spans."""
     signer: str | None
     """The run whose OTLP gateway wrote it."""
+    damage: RecordError | None = None
+    """Some of the request cannot be read, and is neither facts nor refused."""
 
 
 class SpanReader:
@@ -74,8 +78,8 @@ class SpanReader:
 
         `signer`: the run whose OTLP gateway wrote it; only then is it known whose credential the gateway saw.
         """
-        request = decode_spans(value)
-        scan = SpanScan({}, {}, signer)
+        request, lost = salvage(TRACES, value)
+        scan = SpanScan({}, {}, signer, damaged(lost))
         item = 0
         for resource_spans in request.resource_spans:
             resource = _attributes(resource_spans.resource.attributes, _RESOURCE_KEYS)

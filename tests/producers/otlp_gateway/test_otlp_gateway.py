@@ -31,7 +31,7 @@ from tracegrad.producers.otlp_gateway.weigh import weigh_protobuf
 from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.otlp import TRACES
+from tracegrad.schemas.otlp.signal import TRACES
 from tracegrad.schemas.topics import Topic, Topics
 
 TOPICS = Topics(run=RunName("test"))
@@ -299,6 +299,17 @@ async def test_spans_without_valid_ids_are_rejected(log: MemoryLog) -> None:
     answer = await post(log, request.SerializeToString())
     assert ExportTraceServiceResponse.FromString(answer.content).partial_success.rejected_spans == 2
     assert span_ids(values(log)) == [(TRACE.hex(), 2)]
+
+
+async def test_a_damaged_span_costs_its_request_nothing_else(log: MemoryLog) -> None:
+    """One invalid byte in a text, which protobuf refuses the whole request for: a dead letter by reference."""
+    body = request_of([(TRACE, 1), (TRACE, 2)], payload="\u00e9").SerializeToString()
+    answer = await post(log, body.replace(b"\xc3\xa9", b"\xc3\x28", 1))
+    told = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    assert (answer.status_code, told.rejected_spans, "damaged" in told.error_message) == (200, 1, True)
+    assert span_ids(values(log)) == [(TRACE.hex(), 2)]
+    [letter] = log.records(DEAD)
+    assert dict(letter.headers)["tracegrad.reason"] == b"damaged"
 
 
 async def test_a_request_of_bad_spans_alone_is_no_flood_of_dead_letters(log: MemoryLog) -> None:

@@ -130,6 +130,14 @@ def test_bad_spans_are_dead_letters_with_a_reason(value: bytes, expected: str) -
     assert reason(output) == expected
 
 
+def test_a_damaged_record_gives_the_spans_that_can_be_read() -> None:
+    """A Collector's, with one invalid byte in a name: its neighbours are facts, the record a dead letter."""
+    value = otlp(span(OWN, 1), span(OWN, 2, "\u00e9"), span(OWN, 3)).replace(b"\xc3\xa9", b"\xc3\x28")
+    good, letter = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, value).outputs
+    assert len(facts(good).facts) == 2
+    assert (reason(letter), letter.value) == ("damaged", value)
+
+
 def test_a_bad_span_does_not_harm_its_neighbours() -> None:
     """Its dead letter holds that span only, as a request that can be sent again."""
     bad = span(OWN, 2, "bad")

@@ -1,0 +1,58 @@
+"""The two kinds of OTLP request that we take, spans and log records, by the one shape that they have.
+
+Resource over scope over item: a Signal names its messages and fields, so that who only sorts, judges and counts reads
+either. In: bytes. Out: protobuf messages. Failure: UndecodableError (`undecodable`), never protobuf's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from ..errors import UndecodableError
+from ..topics import Topic
+
+__all__ = ["LOGS", "TRACES", "Signal", "items_of", "parsed"]
+
+
+class Signal(NamedTuple):
+    """One kind of OTLP request: its messages, the names of their fields, and where it lies on the log."""
+
+    items: str
+    """As people say it: `spans`, `log records`."""
+    topic: Topic
+    request: type[Message]
+    resources: str
+    """The request's field; of its messages `scopes` is one, of whose messages `fields` is one."""
+    scopes: str
+    fields: str
+    requires_ids: bool
+    """Whether an item without trace and span id is none."""
+
+
+TRACES = Signal("spans", Topic.OTLP_SPANS, ExportTraceServiceRequest, "resource_spans", "scope_spans", "spans", True)
+LOGS = Signal(
+    "log records", Topic.OTLP_LOGS, ExportLogsServiceRequest, "resource_logs", "scope_logs", "log_records", False
+)
+
+
+def parsed(signal: Signal, data: bytes) -> Any:
+    """The request, as protobuf reads it: unknown fields are kept. Raises UndecodableError."""
+    request = signal.request()
+    try:
+        request.ParseFromString(data)
+    except DecodeError as error:
+        raise UndecodableError(f"expected {type(request).__name__} bytes, got {error}", reason="undecodable") from error
+    return request
+
+
+def items_of(signal: Signal, request: Message) -> Iterator[tuple[Any, Any, Any]]:
+    """Every item of a request of this kind with its resource's message and its scope's."""
+    for of_resource in getattr(request, signal.resources):
+        for of_scope in getattr(of_resource, signal.scopes):
+            for item in getattr(of_scope, signal.fields):
+                yield of_resource, of_scope, item

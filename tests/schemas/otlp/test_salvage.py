@@ -1,0 +1,165 @@
+"""What is read of a damaged OTLP request: everything but what the damage touches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tracegrad.schemas.errors import UndecodableError
+from tracegrad.schemas.otlp.salvage import Salvaged, salvage
+from tracegrad.schemas.otlp.signal import LOGS, TRACES, Signal, items_of
+from tracegrad.schemas.records.otlp import service_of
+
+NUM_RESOURCES, NUM_SCOPES, NUM_SPANS = 2, 2, 3
+
+
+def fill(item: Any, number: int) -> None:
+    """As an SDK does: ids, times, texts, attributes."""
+    item.trace_id, item.span_id = bytes([0xAB, number]) * 8, bytes([number]) * 8
+    for key, text in (("gen_ai.operation.name", "execute_tool"), ("result", "42 \u00e9" * 9)):
+        item.attributes.add(key=key).value.string_value = text
+    item.attributes.add(key="many").value.array_value.values.add().int_value = number
+
+
+def request(signal: Signal) -> Any:
+    """Two resources with two scopes of three items each."""
+    made, number = signal.request(), 0
+    for service in range(NUM_RESOURCES):
+        of_resource = getattr(made, signal.resources).add(schema_url="https://example.org/1")
+        for key, text in (("service.name", f"service-{service}"), ("host", "h")):
+            of_resource.resource.attributes.add(key=key).value.string_value = text
+        for scope in range(NUM_SCOPES):
+            of_scope = getattr(of_resource, signal.scopes).add(schema_url="https://example.org/2")
+            of_scope.scope.name = f"scope-{scope}"
+            for _ in range(NUM_SPANS):
+                number += 1
+                item = getattr(of_scope, signal.fields).add()
+                fill(item, number)
+                if signal is TRACES:
+                    item.name, item.start_time_unix_nano, item.end_time_unix_nano = "work", 10**18, 10**18 + number
+                else:
+                    item.time_unix_nano, item.observed_time_unix_nano = 10**18 + number, 10**18
+                    item.event_name = "gen_ai.choice"
+    return made
+
+
+@functools.cache
+def bytes_of(signal: Signal) -> tuple[bytes, dict[bytes, range]]:
+    """The request, and where each item lies in it, its tag and length included."""
+    made = request(signal)
+    data = made.SerializeToString()
+    items = [item.SerializeToString() for _, _, item in items_of(signal, made)]
+    return data, {item: range(data.index(item) - 3, data.index(item) + len(item)) for item in items}
+
+
+def found(signal: Signal, salvaged: Salvaged) -> list[bytes]:
+    """The items of what was read."""
+    return [item.SerializeToString() for _, _, item in items_of(signal, salvaged.request)]
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    """With one bit changed."""
+    changed = bytearray(data)
+    changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("signal", [TRACES, LOGS], ids=["spans", "logs"])
+@given(data=st.data())
+def test_one_bit_costs_no_item_that_it_does_not_touch(signal: Signal, data: st.DataObject) -> None:
+    """Anywhere in the request: in a text, a length, a tag, a resource; what is lost is told."""
+    body, places = bytes_of(signal)
+    place = data.draw(st.integers(0, 8 * len(body) - 1))
+    check(signal, body, places, place)
+
+
+def check(signal: Signal, body: bytes, places: dict[bytes, range], place: int) -> None:
+    """Of one bit."""
+    salvaged = salvage(signal, flipped(body, place))
+    read = found(signal, salvaged)
+    touched = [item for item, where in places.items() if place // 8 in where]
+    assert len(touched) <= 1
+    missing = [item for item in places if item not in read and item not in touched]
+    assert not missing
+    if len(read) < len(places):
+        assert salvaged.lost or len(read) == len(places) - 1
+    assert len(read) <= len(places)
+
+
+@pytest.mark.parametrize("signal", [TRACES, LOGS], ids=["spans", "logs"])
+def test_what_decodes_is_what_protobuf_reads(signal: Signal) -> None:
+    """Nothing lost, nothing changed; an empty record is an empty request."""
+    body, _ = bytes_of(signal)
+    assert salvage(signal, body) == Salvaged(request(signal))
+    assert salvage(signal, None) == Salvaged(signal.request())
+
+
+def test_one_invalid_character_costs_one_span() -> None:
+    """Protobuf refuses the whole request; the others keep their resource and scope, in order."""
+    body, places = bytes_of(TRACES)
+    bad = body.replace(b"\xc3\xa9", b"\xc3\x28", 1)
+    with pytest.raises(Exception, match="parsing"):
+        ExportTraceServiceRequest.FromString(bad)
+    salvaged = salvage(TRACES, bad)
+    assert found(TRACES, salvaged) == list(places)[1:]
+    assert [(part.num_bytes) for part in salvaged.lost] == [len(next(iter(places)))]
+    got = [(service_of(r), s.scope.name, i.span_id[0]) for r, s, i in items_of(TRACES, salvaged.request)]
+    want = [(service_of(r), s.scope.name, i.span_id[0]) for r, s, i in items_of(TRACES, request(TRACES))]
+    assert got == want[1:]
+
+
+def test_a_damaged_resource_keeps_its_other_attributes() -> None:
+    """And its spans."""
+    body, places = bytes_of(TRACES)
+    salvaged = salvage(TRACES, body.replace(b"service-0", b"service-\xff", 1))
+    assert found(TRACES, salvaged) == list(places)
+    first = salvaged.request.resource_spans[0].resource.attributes
+    assert [pair.key for pair in first] == ["host"]
+    assert len(salvaged.lost) == 1
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_request_or_none(body: bytes) -> None:
+    """Never another error."""
+    for signal in (TRACES, LOGS):
+        try:
+            salvage(signal, body)
+        except UndecodableError as error:
+            assert error.reason == "undecodable"
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=3)), max_size=6))
+def test_any_damage_is_survived(cuts: list[tuple[int, bytes]]) -> None:
+    """Bytes replaced, inserted and removed: no item comes twice."""
+    body, places = bytes_of(TRACES)
+    for place, piece in cuts:
+        at = place % (len(body) + 1)
+        body = body[:at] + piece + body[at + place % 3 :]
+    try:
+        read = found(TRACES, salvage(TRACES, body))
+    except UndecodableError:
+        return
+    assert all(read.count(item) <= 1 for item in places)
+
+
+def test_work_is_bounded_by_the_size() -> None:
+    """Starts within starts, each of which claims all that follows: given up, not tried one by one."""
+    start = b"\x12\xff\xff\x0f\x0a\x10" + b"\xab" * 16 + b"\x12\x08"
+    with pytest.raises(UndecodableError):
+        salvage(TRACES, start * 20_000 + bytes(400_000))
+
+
+def test_a_request_within_a_text_is_not_taken_for_spans() -> None:
+    """A span that quotes OTLP bytes, in a request that is damaged elsewhere."""
+    made = request(TRACES)
+    quoting = made.resource_spans[0].scope_spans[0].spans[1]
+    quoting.attributes.add(key="quoted").value.bytes_value = bytes_of(TRACES)[0]
+    head, _, tail = made.SerializeToString().rpartition(b"scope-1")
+    body = head + b"scope-\xff" + tail
+    read = found(TRACES, salvage(TRACES, body))
+    assert read == [item.SerializeToString() for _, _, item in items_of(TRACES, made)]
