@@ -20,6 +20,8 @@ __all__ = ["check_links", "gaps"]
 
 _RAW = {
     "call": Topic.LLM_CALLS,
+    "call_ended": Topic.LLM_CALLS,
+    "call_open": Topic.LLM_CALLS,
     "calls_closed": Topic.LLM_CALLS,
     "event": Topic.ROLLOUT_EVENTS,
     "reward": Topic.REWARDS,
@@ -61,7 +63,7 @@ def _facts_to_raw(seen: Evidence) -> Iterator[str]:
         # Facts of other runs and of captured agents' spans are here by selection; their raw keys were not kept.
         if (kind == "span" or "/" in rest) and run_hash_of(rest) != seen.run:
             continue
-        if kind == "call" and rest in seen.foreign_calls:
+        if kind in ("call", "call_ended", "call_open") and rest in seen.foreign_calls:
             continue
         yield f"fact of episode {episode} without its raw record: {key}"
 

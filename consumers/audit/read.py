@@ -22,12 +22,14 @@ from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.mac import KeyRing, Refusal, is_by_own_run, signer_of
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallRecord, CallsClosed, LlmCall
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    CallEndedFact,
     CallFact,
+    CallOpenFact,
     CallsClosedFact,
     Close,
     Fact,
@@ -216,18 +218,18 @@ def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
             seen.given_up.setdefault(event.rollout_id, set()).add(event.attempt_id)
 
 
-def _is_own(call: CallRecord | CallsClosed, run: RunHash) -> bool:
+def _is_own(call: LlmCall, run: RunHash) -> bool:
     """Whether the record says that it is of a runner's rollout of the run."""
     if call.rollout_id is not None:
         return run_hash_of(call.rollout_id) == run
-    return isinstance(call, CallRecord) and attempt_of(call.trace_id or "", {run}) is not None
+    return not isinstance(call, CallsClosed) and attempt_of(call.trace_id or "", {run}) is not None
 
 
 def _is_proved(record: Record, run: RunHash, ring: KeyRing) -> bool:
     return ring.vouches(Topic.LLM_CALLS, record) and is_by_own_run(signer_of(record), run)
 
 
-def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> None:
+def _call(seen: Evidence, record: Record, call: LlmCall) -> None:
     if call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
         if isinstance(call, CallRecord):
             seen.foreign_calls.add(call.call_id)
@@ -235,6 +237,10 @@ def _call(seen: Evidence, record: Record, call: CallRecord | CallsClosed) -> Non
         seen.raw[f"call:{call.call_id}"] = record.position
         for span in call.versions:
             seen.sampled.setdefault(span.label, call.call_id)
+    elif isinstance(call, CallOpen):
+        seen.raw[f"call_open:{call.call_id}"] = record.position
+    elif isinstance(call, CallEnded):
+        seen.raw[f"call_ended:{call.call_id}"] = record.position
     else:
         seen.raw[f"calls_closed:{call.rollout_id}/{call.attempt_id}"] = record.position
         seen.outcomes[episode_id(call.rollout_id, call.attempt_id)] = frozenset(call.outcomes)
@@ -289,6 +295,10 @@ def _fact_key(fact: Fact) -> str:
     match fact:
         case CallFact(call=call):
             return f"call:{call.call_id}"
+        case CallOpenFact(open=opened):
+            return f"call_open:{opened.call_id}"
+        case CallEndedFact(ended=ended):
+            return f"call_ended:{ended.call_id}"
         case CallsClosedFact(closed=closed):
             return f"calls_closed:{closed.rollout_id}/{closed.attempt_id}"
         case RolloutFact(event=event):

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.held_out import HeldOutPasses
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
@@ -195,7 +195,7 @@ class RunState:
         if first is not None and self.first_span is None:
             self.first_span = (first[2].name, service_of(first[0]))
 
-    def _call(self, call: CallRecord | CallsClosed) -> None:
+    def _call(self, call: LlmCall) -> None:
         if isinstance(call, CallRecord):
             self.first_call = self.first_call or call
 

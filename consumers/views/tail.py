@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallRecord, CallsClosed
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
@@ -121,6 +121,10 @@ def _describe(value: Any) -> str:
             versions = ",".join(span.label for span in value.versions)
             said = tools or repr(_cut(value.content))
             return f"call {value.num_sampled} tokens by {versions}, {value.finish_reason}: {said}"
+        case CallOpen():
+            return f"call {value.call_id} is in flight"
+        case CallEnded():
+            return f"call {value.call_id} ended: {value.reason or value.outcome}"
         case CallsClosed():
             return f"calls closed: {len(value.outcomes)}"
         case Reward():

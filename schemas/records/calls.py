@@ -1,7 +1,8 @@
 """`llm_calls`: what the LLM gateway served, token by token; the truth that training rests on.
 
-One CallRecord per generation, acknowledged by Kafka before its answer leaves the gateway, and one CallsClosed
-after an attempt's last call. Prompts are stored as a difference: (parent call, shared length, suffix ids).
+One CallRecord per generation, acknowledged by Kafka before its answer leaves the gateway, and one CallsClosed after an
+attempt's last call; of a captured agent's call CallEnded tells what became of it. Prompts are stored as a difference:
+(parent call, shared length, suffix ids).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from .versions import VersionSpan
 
 __all__ = [
     "LLM_CALLS",
+    "CallEnded",
+    "CallOpen",
     "CallOutcome",
     "CallRecord",
     "CallsClosed",
     "Claims",
+    "LlmCall",
     "Purpose",
     "SamplingParameters",
     "SpliceOutcome",
@@ -47,6 +51,19 @@ class CallOutcome(OpenEnum):
     SUPERSEDED = "superseded"
     """The client asked the same again and got that answer; this one leaves the loss."""
     UNKNOWN = "unknown"
+
+    @property
+    def known(self) -> int:
+        """How much it tells, when several are told of one call: that it was superseded is known last."""
+        return _BY_KNOWLEDGE.index(self)
+
+
+_BY_KNOWLEDGE = (
+    CallOutcome.UNKNOWN,
+    CallOutcome.CLIENT_DISCONNECTED,
+    CallOutcome.DELIVERED,
+    CallOutcome.SUPERSEDED,
+)
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +180,39 @@ class CallsClosed(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed")
     """Call id -> outcome; its length is the number of calls."""
 
 
-LLM_CALLS: Codec[CallRecord | CallsClosed] = Codec(
-    CallRecord | CallsClosed, released=("call/1", "calls_closed/1"), wire="msgpack"
+class CallOpen(msgspec.Struct, frozen=True, kw_only=True, tag="call_open"):
+    """A captured call that lasts: its episode is not over, however silent it is. It is no call; its record, or
+    CallEnded, ends it."""
+
+    schema: str = "call_open/1"
+    call_id: CallId
+    """Of its record, if it comes to that."""
+    rollout_id: str | None = None
+    """These four as in CallRecord."""
+    attempt_id: str | None = None
+    trace_id: str | None = None
+    conversation_key: str | None = None
+    started_at_ns: int = 0
+
+
+class CallEnded(msgspec.Struct, frozen=True, kw_only=True, tag="call_ended"):
+    """What became of a captured call, told after its answer was sent or could not be; of an attempt's calls its end
+    tells it. Of several for one call the one that tells most counts, in the order of CallOutcome.known."""
+
+    schema: str = "call_ended/1"
+    call_id: CallId
+    rollout_id: str | None = None
+    """These four as in CallRecord."""
+    attempt_id: str | None = None
+    trace_id: str | None = None
+    conversation_key: str | None = None
+    outcome: CallOutcome = CallOutcome.UNKNOWN
+    """Of the call with this id; `unknown`: it has no record."""
+    reason: str = ""
+    """Why it has none: the class of the error."""
+
+
+LlmCall = CallRecord | CallsClosed | CallOpen | CallEnded
+LLM_CALLS: Codec[LlmCall] = Codec(
+    LlmCall, released=("call/1", "calls_closed/1", "call_open/1", "call_ended/1"), wire="msgpack"
 )

@@ -9,13 +9,15 @@ import hashlib
 
 import msgspec
 
-from .calls import CallRecord, CallsClosed
+from .calls import CallEnded, CallOpen, CallRecord, CallsClosed
 from .codec import Codec, OpenEnum
 from .rollouts import Reward, RolloutEvent
 
 __all__ = [
     "EPISODE_EVENTS",
+    "CallEndedFact",
     "CallFact",
+    "CallOpenFact",
     "CallsClosedFact",
     "Close",
     "Facts",
@@ -87,6 +89,8 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     `agent_attribute`) -> name. Never the name of a wrapper: a workflow, a graph, a crew."""
     parent_is_remote: bool = False
     """Its parent is of another process, which may export nothing: nobody waits for it."""
+    parent_is_local: bool = False
+    """Its parent is of its own process, which will export it once it has ended. Neither: nobody told."""
 
 
 class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
@@ -104,6 +108,18 @@ class CallsClosedFact(msgspec.Struct, frozen=True, kw_only=True, tag="calls_clos
     closed: CallsClosed
 
 
+class CallOpenFact(msgspec.Struct, frozen=True, kw_only=True, tag="call_open"):
+    """A captured call is in flight."""
+
+    open: CallOpen
+
+
+class CallEndedFact(msgspec.Struct, frozen=True, kw_only=True, tag="call_ended"):
+    """What became of a captured call."""
+
+    ended: CallEnded
+
+
 class RewardFact(msgspec.Struct, frozen=True, kw_only=True, tag="reward"):
     """One reward from an authorised or unauthorised source; the assembler judges."""
 
@@ -116,7 +132,7 @@ class RolloutFact(msgspec.Struct, frozen=True, kw_only=True, tag="rollout"):
     event: RolloutEvent
 
 
-Fact = SpanFact | CallFact | CallsClosedFact | RewardFact | RolloutFact
+Fact = SpanFact | CallFact | CallsClosedFact | CallOpenFact | CallEndedFact | RewardFact | RolloutFact
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
@@ -135,6 +151,8 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     reason: str
     """`deadline` (a count stayed incomplete), `idle` (an episode of which no runner spoke fell silent) or `bound` (too
     many were open)."""
+    num_records: int = 0
+    """Of `idle`: how many records of the episode were folded then; once it has more, it was not silent. 0: any."""
 
 
 EPISODE_EVENTS: Codec[Facts | Close] = Codec(Facts | Close, released=("facts/1", "close/1"), wire="msgpack")

@@ -33,7 +33,9 @@ from tracegrad.schemas.metrics import (
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    CallEndedFact,
     CallFact,
+    CallOpenFact,
     CallsClosedFact,
     Close,
     Fact,
@@ -47,7 +49,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_ke
 from ..config import SelectConfig, StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
-from .open_episode import CALLS, NOBODY, OpenEpisode, Waiting, is_authorised
+from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting, is_authorised
 from .strays import Strays
 from .write_episode import has_structure, write_episode
 
@@ -184,9 +186,11 @@ class Assemble(StageFold[OpenEpisode]):
         if not num_new:
             return
         limits, sender = self._rules.streams, _sender(facts)
-        of_calls = sender == CALLS
+        of_calls = sender in (CALLS, OUTCOMES)
         what = "calls" if of_calls else "spans"
         most = limits.max_calls_per_episode if of_calls else limits.max_spans_per_episode
+        # That a call lasts, how it went, and that it was superseded.
+        most *= 3 if sender == OUTCOMES else 1
         if episode.num_facts(sender) + num_new > most:
             raise RecordError(f"expected at most {most} {what} of {episode.episode_id}", reason=f"too_many_{what}")
         num_bytes = len(record.value or b"")
@@ -249,6 +253,8 @@ def _sender(facts: Facts) -> str:
     for fact in facts.facts:
         if isinstance(fact, CallFact | CallsClosedFact):
             return CALLS
+        if isinstance(fact, CallOpenFact | CallEndedFact):
+            return OUTCOMES
         if isinstance(fact, SpanFact):
             return fact.proved_by
     return NOBODY

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -20,14 +20,24 @@ import msgspec
 from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId
 from tracegrad.schemas.log.protocol import Position
-from tracegrad.schemas.records.calls import CallsClosed
-from tracegrad.schemas.records.facts import CallFact, CallsClosedFact, Fact, RewardFact, SpanFact
+from tracegrad.schemas.records.calls import CallEnded, CallOutcome, CallsClosed
+from tracegrad.schemas.records.facts import (
+    CallEndedFact,
+    CallFact,
+    CallOpenFact,
+    CallsClosedFact,
+    Fact,
+    RewardFact,
+    SpanFact,
+)
 from tracegrad.schemas.records.rollouts import Reward, RolloutEvent, RolloutState
 
-__all__ = ["CALLS", "Held", "OpenEpisode", "Waiting", "is_authorised"]
+__all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting", "is_authorised"]
 
 CALLS = "calls"
 """Beside the senders of spans; no holder is so called."""
+OUTCOMES = "outcomes"
+"""Likewise: of what is told about captured calls."""
 NOBODY = ""
 """The sender of what came without a credential."""
 Place = tuple[str, str]
@@ -77,6 +87,9 @@ class OpenEpisode:
         """Likewise, those that their agent host counted."""
         self.calls: dict[str, CallFact] = {}
         self.closed: CallsClosed | None = None
+        self._opened: set[str] = set()
+        self._ended: dict[str, CallEnded] = {}
+        """Of captured calls, by their id."""
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
         """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
         self.started: RolloutEvent | None = None
@@ -100,8 +113,25 @@ class OpenEpisode:
     def num_facts(self, sender: str) -> int:
         """What it holds of CALLS, or of a sender's spans (rewards beside those that came without a credential); or the
         records that these came in, whichever is more."""
-        num = len(self.calls) if sender == CALLS else len(self._spans[sender]) + (sender == NOBODY) * len(self.rewards)
+        if sender == CALLS:
+            num = len(self.calls)
+        elif sender == OUTCOMES:
+            num = len(self._opened) + len(self._ended)
+        else:
+            num = len(self._spans[sender]) + (sender == NOBODY) * len(self.rewards)
         return max(num, self.held[sender].num_records)
+
+    @property
+    def outcomes(self) -> Mapping[str, CallOutcome]:
+        """What became of its calls, as far as that is known."""
+        if self.closed is not None:
+            return self.closed.outcomes
+        return {call_id: ended.outcome for call_id, ended in self._ended.items()}
+
+    @property
+    def has_open_calls(self) -> bool:
+        """Whether a captured call is in flight."""
+        return bool(self._opened - self.calls.keys() - self._ended.keys())
 
     @property
     def spans(self) -> list[SpanFact]:
@@ -145,6 +175,11 @@ class OpenEpisode:
             self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
         elif isinstance(fact, CallsClosedFact):
             self.closed = _later(self.closed, fact.closed, lambda closed: len(closed.outcomes))
+        elif isinstance(fact, CallOpenFact):
+            self._opened.add(fact.open.call_id)
+        elif isinstance(fact, CallEndedFact):
+            call_id = fact.ended.call_id
+            self._ended[call_id] = _later(self._ended.get(call_id), fact.ended, lambda ended: ended.outcome.known)
         elif isinstance(fact, RewardFact):
             reward = fact.reward
             key = (is_authorised(reward, reward_sources), reward.idempotency_key, reward.target or "")

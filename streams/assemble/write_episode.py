@@ -116,7 +116,7 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
     facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
     records = [fact.call for fact in facts]
     joined, executions = _joined(records, spans, own)
-    outcomes = episode.closed.outcomes if episode.closed else {}
+    outcomes = episode.outcomes
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
     turns = _turns([match.agent for match in joined], fates)
     calls: list[EpisodeCall] = []
@@ -131,7 +131,7 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
                 # JSON has no NaN; a reader of the record would refuse the whole episode.
                 temperature=temperature if math.isfinite(temperature) else 0.0,
                 outcome=outcome,
-                masked=_masked(record, outcome if episode.attempt else None),
+                masked=_masked(record, outcome, is_told=episode.attempt is not None),
                 tools=tuple(
                     ToolExecution(
                         span_id=span.span_id,
@@ -190,12 +190,13 @@ def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> lis
     return turns
 
 
-def _masked(record: CallRecord, outcome: CallOutcome | None) -> str:
-    """Why the call leaves the loss. `outcome` is None for an agent without rollout, whose outcomes nobody tells."""
-    if outcome is CallOutcome.UNKNOWN:
-        return "outcome_unknown"
-    if outcome is not None and outcome is not CallOutcome.DELIVERED:
+def _masked(record: CallRecord, outcome: CallOutcome, *, is_told: bool) -> str:
+    """Why the call leaves the loss. `is_told`: an attempt's end tells all outcomes; of a captured call the gateway may
+    have died before it told."""
+    if outcome in _NOT_TAKEN:
         return outcome.value
+    if outcome is CallOutcome.UNKNOWN and is_told:
+        return "outcome_unknown"
     if record.is_constrained:
         return "constrained"
     return "truncated" if record.is_truncated else ""

@@ -21,11 +21,13 @@ from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.mac import is_by_own_run, signer_of
 from tracegrad.schemas.metrics import CALLS_UNPROVED, FACTS, NOT_SELECTED, Metrics
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallRecord, CallsClosed, LlmCall
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    CallEndedFact,
     CallFact,
+    CallOpenFact,
     CallsClosedFact,
     Fact,
     Facts,
@@ -93,27 +95,32 @@ class Normalize(StageFold[None]):
 
     def _fold_item(self, record: Record, codec: Codec[Any]) -> list[Output]:
         """The single fact of a record, by the identity that it claims."""
-        item: CallRecord | CallsClosed | Reward | RolloutEvent = codec.decode(record.value)
+        item: LlmCall | Reward | RolloutEvent = codec.decode(record.value)
         self._refusals.accept(record)
         fact: Fact
         trace = None
         match item:
             case CallRecord():
                 what, fact = "calls", CallFact(call=item, order=record.offset)
-                # Behind the rollout path the caller's trace id is its framework's, and names no episode.
-                trace = (item.conversation_key or item.trace_id) if item.rollout_id is None else None
+            case CallOpen():
+                what, fact = "calls_open", CallOpenFact(open=item)
+            case CallEnded():
+                what, fact = "calls_ended", CallEndedFact(ended=item)
             case CallsClosed():
                 what, fact = "calls_closed", CallsClosedFact(closed=item)
             case Reward():
                 what, fact = "rewards", RewardFact(reward=item)
             case RolloutEvent():
                 what, fact = "rollout_events", RolloutFact(event=item)
+        if isinstance(item, CallRecord | CallOpen | CallEnded) and item.rollout_id is None:
+            # Behind the rollout path the caller's trace id is its framework's, and names no episode.
+            trace = item.conversation_key or item.trace_id
         episode = episode_of(item.rollout_id, item.attempt_id, trace, self._runs)
         if episode is None:
             self.metrics.add(NOT_SELECTED, what)
             return []
         attempt = attempt_of(episode, self._runs)
-        if isinstance(item, CallRecord | CallsClosed) and attempt and not is_by_own_run(signer_of(record), episode):
+        if isinstance(item, LlmCall) and attempt and not is_by_own_run(signer_of(record), episode):
             # Another run's gateway knows no key of this one, and writes what its clients claim.
             self.metrics.add(CALLS_UNPROVED, what)
             return []

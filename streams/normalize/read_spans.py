@@ -132,6 +132,7 @@ class SpanReader:
             is_counted=resource.get(COUNTED_SPAN) is True,
             proved_by=proved_by,
             parent_is_remote=_parent_is_remote(span),
+            parent_is_local=bool(span.parent_span_id) and span.flags & 768 == 256,
             agent_hints=agent_hints(attributes),
             **msgspec.structs.asdict(_canonical(reading)),
         )

@@ -71,6 +71,23 @@ CALLS_CLOSED = calls.CallsClosed(
     attempt_id="9a3c",
     outcomes={"chatcmpl-1": calls.CallOutcome.DELIVERED, "chatcmpl-2": calls.CallOutcome.CLIENT_DISCONNECTED},
 )
+CALL_OPEN = calls.CallOpen(
+    call_id=CALL.call_id,
+    rollout_id=ROLLOUT,
+    attempt_id="9a3c",
+    trace_id="cd" * 16,
+    conversation_key="ab" * 16,
+    started_at_ns=1_700_000_000_000_000_000,
+)
+CALL_ENDED = calls.CallEnded(
+    call_id=CALL.call_id,
+    rollout_id=ROLLOUT,
+    attempt_id="9a3c",
+    trace_id="cd" * 16,
+    conversation_key="ab" * 16,
+    outcome=calls.CallOutcome.SUPERSEDED,
+    reason="UnavailableError",
+)
 REWARD = rollouts.REWARDS.decode((GOLDEN / "reward-1.json").read_bytes())
 SPAN = facts.SpanFact(
     trace_id=EPISODE,
@@ -167,6 +184,14 @@ JOINING_FACTS = facts.Facts(
         ),
     ),
 )
+CAPTURED_FACTS = facts.Facts(
+    episode_id=EPISODE,
+    facts=(
+        msgspec.structs.replace(SPAN, parent_is_local=True),
+        facts.CallOpenFact(open=CALL_OPEN),
+        facts.CallEndedFact(ended=CALL_ENDED),
+    ),
+)
 
 
 class _Groups:
@@ -183,6 +208,8 @@ RELEASED: dict[str, Any] = {
     "call-1.msgpack": calls.LLM_CALLS,
     "call-1-c.msgpack": calls.LLM_CALLS,
     "calls_closed-1.msgpack": calls.LLM_CALLS,
+    "call_open-1.msgpack": calls.LLM_CALLS,
+    "call_ended-1.msgpack": calls.LLM_CALLS,
     "rollout-1.json": rollouts.ROLLOUTS,
     "rollout_event-1.json": rollouts.ROLLOUT_EVENTS,
     "rollout_event-1-b.json": rollouts.ROLLOUT_EVENTS,
@@ -190,6 +217,8 @@ RELEASED: dict[str, Any] = {
     "facts-1.msgpack": facts.EPISODE_EVENTS,
     "facts-1-b.msgpack": facts.EPISODE_EVENTS,
     "facts-1-k.msgpack": facts.EPISODE_EVENTS,
+    "facts-1-l.msgpack": facts.EPISODE_EVENTS,
+    "close-1-b.msgpack": facts.EPISODE_EVENTS,
     "close-1.msgpack": facts.EPISODE_EVENTS,
     "episode-1.json": episodes.EPISODES,
     "episode-1-k.json": episodes.EPISODES,
@@ -210,9 +239,13 @@ WRITTEN = {
     "call-1.msgpack": CALL,
     "call-1-c.msgpack": CONTINUED_CALL,
     "calls_closed-1.msgpack": CALLS_CLOSED,
+    "call_open-1.msgpack": CALL_OPEN,
+    "call_ended-1.msgpack": CALL_ENDED,
     "facts-1.msgpack": FACTS,
     "facts-1-b.msgpack": COUNTED_FACTS,
     "facts-1-k.msgpack": JOINING_FACTS,
+    "facts-1-l.msgpack": CAPTURED_FACTS,
+    "close-1-b.msgpack": facts.Close(episode_id=EPISODE, reason="idle", num_records=7),
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),
 }

@@ -23,6 +23,7 @@ from tracegrad.schemas.records.calls import (
     CallOutcome,
     CallRecord,
     CallsClosed,
+    LlmCall,
     Purpose,
     SamplingParameters,
     SpliceOutcome,
@@ -225,7 +226,7 @@ def signed_by(run: str) -> Headers:
     return ((MAC_HEADER, f"{run}:{'0' * 64}".encode()),)
 
 
-Item = bytes | CallRecord | CallsClosed | Reward | RolloutEvent
+Item = bytes | LlmCall | Reward | RolloutEvent
 Raw = tuple[Topic, bytes]
 
 
@@ -233,7 +234,7 @@ def raw(item: Item) -> Raw:
     """The topic and bytes of a raw item; bytes are OTLP."""
     if isinstance(item, bytes):
         return Topic.OTLP_SPANS, item
-    if isinstance(item, CallRecord | CallsClosed):
+    if isinstance(item, LlmCall):
         return Topic.LLM_CALLS, LLM_CALLS.encode(item)
     if isinstance(item, Reward):
         return Topic.REWARDS, REWARDS.encode(item)
@@ -274,7 +275,7 @@ class Streams:
             if isinstance(item, bytes):
                 self.append(Topic.OTLP_SPANS, let_in(item, holder), headers=signed_by(self.config.run_hash))
             else:
-                is_call = isinstance(item, CallRecord | CallsClosed)
+                is_call = isinstance(item, LlmCall)
                 self.append(*raw(item), headers=signed_by(run_hash_of(item.rollout_id or RUN_HASH)) if is_call else ())
 
     def tick(self, now_s: float) -> None:

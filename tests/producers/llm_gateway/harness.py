@@ -23,7 +23,7 @@ from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHand
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -78,7 +78,7 @@ class Rig:
         assert status == 200, answer
         return answer["calls"]
 
-    def records(self) -> list[CallRecord | CallsClosed]:
+    def records(self) -> list[LlmCall]:
         """All of `llm_calls`."""
         return [LLM_CALLS.decode(record.value) for record in self.log.records(TOPICS.name(Topic.LLM_CALLS))]
 

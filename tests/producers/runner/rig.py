@@ -36,7 +36,7 @@ from tracegrad.schemas.ids import RolloutId, RunName, group_id, rollout_id
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, CallsClosed, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, LlmCall, Purpose
 from tracegrad.schemas.records.rollouts import (
     REWARDS,
     ROLLOUT_EVENTS,
@@ -200,7 +200,7 @@ class Rig:
         rewards = [REWARDS.decode(value) for value in self.values(Topic.REWARDS)]
         return {reward.name: reward for reward in rewards if reward.rollout_id == rollout}
 
-    def calls(self, rollout: str) -> list[CallRecord | CallsClosed]:
+    def calls(self, rollout: str) -> list[LlmCall]:
         """The call records of a rollout, in order."""
         calls = [LLM_CALLS.decode(value) for value in self.values(Topic.LLM_CALLS)]
         return [call for call in calls if call.rollout_id == rollout]
