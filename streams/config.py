@@ -15,7 +15,7 @@ from tracegrad.schemas.records.rollouts import PeersRule
 from tracegrad.schemas.section import Count, Folder, Seconds, Section
 
 from .assemble.air.rules import AirConfig
-from .normalize.dialects.judge_tool import ToolRule
+from .normalize.reading.judge_tool import ToolRule
 
 __all__ = ["SelectConfig", "StreamRules", "StreamsConfig"]
 

@@ -60,7 +60,7 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     name: str
     kind: SpanKind
     dialect: str
-    """`otel_genai`, `openinference` or `none`."""
+    """Those that the span speaks (docs/dialects.md), sorted and joined by `+`; or `none`."""
     service: str
     start_ns: int
     end_ns: int

@@ -39,9 +39,9 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
-from .dialects.judge_tool import ToolJudge
 from .identity import episode_of
 from .read_spans import SpanReader
+from .reading.judge_tool import ToolJudge
 
 __all__ = ["ORIGIN_HEADER", "Normalize"]
 

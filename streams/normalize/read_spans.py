@@ -11,34 +11,65 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
-import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from tracegrad.schemas.attributes import ATTEMPT_KEYS, COUNTED_SPAN, PROVED_BY, ROLLOUT_KEYS, SERVICE_NAME
+from tracegrad.schemas.attributes import ATTEMPT_KEYS, COUNTED_SPAN, ERROR_TYPE, PROVED_BY, ROLLOUT_KEYS, SERVICE_NAME
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import attempt_of, canonical_call
+from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
 from tracegrad.schemas.otlp.signal import TRACES
-from tracegrad.schemas.records.facts import SpanFact, SpanKind
+from tracegrad.schemas.records.facts import SpanFact
 
-from .dialects.agent_hints import HINT_KEYS, agent_hints
-from .dialects.dialect import Dialect, Reading
-from .dialects.judge_tool import JUDGED_KEYS, ToolJudge
+from .dialects.agent_lightning import AGENT_LIGHTNING
+from .dialects.agentops import AGENTOPS
+from .dialects.dialect import Dialect
+from .dialects.frameworks import ADK, CLAUDE_CODE, PYDANTIC_AI
+from .dialects.langfuse import LANGFUSE
+from .dialects.langsmith import LANGSMITH
+from .dialects.merge import merge
+from .dialects.mlflow import MLFLOW
 from .dialects.openinference import OPENINFERENCE
 from .dialects.otel_genai import OTEL_GENAI
-from .dialects.span_view import AttributeValue, SpanView
+from .dialects.servers import LITELLM, MCP, VLLM
+from .dialects.traceloop import TRACELOOP
+from .dialects.vercel_ai import VERCEL_AI
 from .identity import episode_of
+from .reading.agent_hints import HINT_KEYS, agent_hints
+from .reading.judge_tool import JUDGED_KEYS, ToolJudge
+from .reading.span_view import AttributeValue, SpanView
 
 __all__ = ["DIALECTS", "Refused", "SpanReader", "SpanScan"]
 
-DIALECTS: tuple[Dialect, ...] = (OTEL_GENAI, OPENINFERENCE)
-"""Tried in order: the first that understands a span reads it. A new dialect is a new row."""
+DIALECTS: tuple[Dialect, ...] = (
+    ADK,
+    AGENTOPS,
+    AGENT_LIGHTNING,
+    CLAUDE_CODE,
+    LANGFUSE,
+    LANGSMITH,
+    LITELLM,
+    MCP,
+    MLFLOW,
+    OPENINFERENCE,
+    OTEL_GENAI,
+    PYDANTIC_AI,
+    TRACELOOP,
+    VERCEL_AI,
+    VLLM,
+)
+"""Each reads what it finds on a span, whatever the others find. A new dialect is a new row."""
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
-_SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, HINT_KEYS, *(dialect.keys for dialect in DIALECTS))
+_SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, HINT_KEYS, *(dialect.marks | dialect.keys for dialect in DIALECTS))
+_BY_MARK: dict[str, list[Dialect]] = {}
+for _dialect in DIALECTS:
+    for _mark in _dialect.marks:
+        _BY_MARK.setdefault(_mark, []).append(_dialect)
+_NAMES = tuple(name for dialect in DIALECTS for name in dialect.names)
+_EVENTS = {name: keys for dialect in DIALECTS for name, keys in dialect.events.items()}
 _RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN, PROVED_BY}
 _MAX_NAME = 200
 _MAX_NESTING = 8
@@ -86,13 +117,13 @@ class SpanReader:
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
                     try:
-                        self._read_span(span, resource, scan)
+                        self._read_span(span, resource, scope_spans.scope.name, scan)
                     except RecordError as error:
                         _refuse(scan, error, item, resource_spans, scope_spans, span)
                     item += 1
         return scan
 
-    def _read_span(self, span: Span, resource: dict[str, AttributeValue], scan: SpanScan) -> None:
+    def _read_span(self, span: Span, resource: dict[str, AttributeValue], scope: str, scan: SpanScan) -> None:
         if len(span.trace_id) != 16 or not any(span.trace_id):
             raise RecordError(f"expected a trace id of 16 bytes, got {len(span.trace_id)}", reason="bad_trace_id")
         if len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
@@ -106,20 +137,37 @@ class SpanReader:
             return
         # Which credential it came with matters to a runner's episode alone, and to that of the gateway's own run.
         is_seen = attempt_of(episode, self._runs) is not None and is_by_own_run(scan.signer, episode)
-        fact = self._fact(span, attributes, resource, proved_by=str(resource.get(PROVED_BY, "")) if is_seen else "")
+        proved_by = str(resource.get(PROVED_BY, "")) if is_seen else ""
+        fact = self._fact(span, attributes, resource, scope=scope, proved_by=proved_by)
         scan.facts.setdefault(episode, []).append(fact)
 
     def _fact(
-        self, span: Span, attributes: dict[str, AttributeValue], resource: dict[str, AttributeValue], *, proved_by: str
+        self,
+        span: Span,
+        attributes: dict[str, AttributeValue],
+        resource: dict[str, AttributeValue],
+        *,
+        scope: str,
+        proved_by: str,
     ) -> SpanFact:
+        events, hints = span.events, agent_hints(attributes)
         view = SpanView(
             name=span.name[:_MAX_NAME],
             attributes=attributes,
             status=span.status.code,
-            has_exception=any(event.name == "exception" for event in span.events),
+            has_exception=any(event.name == "exception" for event in events),
             is_cut=span.dropped_attributes_count > 0 or span.end_time_unix_nano == 0,
+            scope=scope,
+            is_server=span.kind == Span.SPAN_KIND_SERVER,
+            events={
+                event.name: _attributes(event.attributes, _EVENTS[event.name])
+                for event in events
+                if event.name in _EVENTS
+            },
+            hints=hints,
         )
-        dialect, reading = self._meaning(view)
+        readings = {dialect.name: found for dialect in _spoken(view) if (found := dialect.read(view)) is not None}
+        dialect, meaning = merge(view, readings, self._judge)
         return SpanFact(
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),
@@ -133,17 +181,18 @@ class SpanReader:
             proved_by=proved_by,
             parent_is_remote=_parent_is_remote(span),
             parent_is_local=bool(span.parent_span_id) and span.flags & 768 == 256,
-            agent_hints=agent_hints(attributes),
-            **msgspec.structs.asdict(_canonical(reading)),
+            agent_hints=hints,
+            error_type=view.text(ERROR_TYPE) if readings else None,
+            **meaning._asdict(),
         )
 
-    def _meaning(self, view: SpanView) -> tuple[str, Reading]:
-        """(dialect, reading); a span that no dialect understands keeps only its place in the tree."""
-        for dialect in DIALECTS:
-            reading = dialect.read(view, self._judge)
-            if reading is not None:
-                return dialect.name, reading
-        return "none", Reading(kind=SpanKind.OTHER)
+
+def _spoken(view: SpanView) -> Iterable[Dialect]:
+    """The dialects that the span bears a mark of; few, and mostly one or none."""
+    marked = [dialect for key in view.attributes if key in _BY_MARK for dialect in _BY_MARK[key]]
+    if view.name.startswith(_NAMES):
+        marked += [dialect for dialect in DIALECTS if dialect.names and view.name.startswith(dialect.names)]
+    return marked
 
 
 def _parent_is_remote(span: Span) -> bool:
@@ -151,12 +200,6 @@ def _parent_is_remote(span: Span) -> bool:
     if not span.parent_span_id:
         return False
     return bool(span.flags & 512) if span.flags & 256 else span.kind in (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CONSUMER)
-
-
-def _canonical(reading: Reading) -> Reading:
-    """With the response id as its call's record holds it, whatever API the agent speaks."""
-    call = canonical_call(reading.response_id or "")
-    return reading if call is None else msgspec.structs.replace(reading, response_id=call)
 
 
 def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:

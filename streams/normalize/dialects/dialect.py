@@ -1,35 +1,43 @@
 """What a dialect is: a reading of one span's attributes as agent, tool or LLM span.
 
 In: a SpanView, holding only the attributes that some dialect names. Out: a Reading, or None when the span does not
-speak the dialect. A dialect never raises for odd values. A tool's outcome is judged in one place, `judge_tool.py`.
+speak the dialect. A dialect never raises for odd values, and says AGENT only of a real agent: a workflow, a graph, a
+crew is OTHER. A span that speaks several is read by each; `merge.py` makes one meaning of them. How a tool ended is
+judged there, of what each of them found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from tracegrad.schemas.records.facts import SpanKind, ToolStatus
+from tracegrad.schemas.records.facts import SpanKind
 
-from .judge_tool import ToolJudge
-from .span_view import SpanView
+from ..reading.agent_hints import is_wrapper
+from ..reading.span_view import SpanView
 
-__all__ = ["Dialect", "Reading"]
+__all__ = ["OTHER", "WRAPPER", "Dialect", "Reading", "agent"]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a span says in its dialect; fields as in SpanFact."""
+    """What a span says in one dialect; fields as in SpanFact."""
 
     kind: SpanKind
+    overrules: bool = False
+    """It knows better than the other dialects of the span, whatever kind they say."""
+    is_guess: bool = False
+    """The name of the agent or tool is only that of the span; one that an attribute gives is better."""
     agent_name: str | None = None
     response_id: str | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    tool_status: ToolStatus = ToolStatus.UNKNOWN
-    tool_status_from: str = ""
-    error_type: str | None = None
+    results: tuple[object, ...] = ()
+    """Of a tool: what it returned, in each form that the span holds."""
+    declared: tuple[object, ...] = ()
+    """Likewise, the statuses that the framework gave the result."""
     output_digest: str | None = None
     requested_tool_call_ids: tuple[str, ...] = ()
 
@@ -38,7 +46,30 @@ class Dialect(NamedTuple):
     """One row of the table in `read_spans.py`."""
 
     name: str
+    marks: frozenset[str]
+    """Attributes one of which a span bears that may speak it; where none is, it is not asked."""
     keys: frozenset[str]
-    """The attributes that it reads, besides those that the judge reads; others are not even decoded."""
-    read: Callable[[SpanView, ToolJudge], Reading | None]
+    """Further attributes that it reads, besides those of the judge and the hints; others are not even decoded."""
+    read: Callable[[SpanView], Reading | None]
     """The span's meaning, or None when it does not speak this dialect."""
+    names: tuple[str, ...] = ()
+    """Beginnings of spans' names that mark it as well."""
+    events: Mapping[str, frozenset[str]] = MappingProxyType({})
+    """The span events that it reads, by name: their attributes."""
+
+
+OTHER = Reading(kind=SpanKind.OTHER)
+"""It speaks the dialect, and is no agent, tool or model."""
+WRAPPER = Reading(kind=SpanKind.OTHER, overrules=True)
+"""Likewise, though it looks like one in another dialect."""
+
+
+def agent(name: str | None, *, guess: str | None = None) -> Reading:
+    """An agent's span; OTHER where its name is a framework's machinery. None: an agent whose name nobody told.
+
+    `guess`: the name by the span's own name, where no attribute gives it.
+    """
+    said = name or guess
+    if said is not None and is_wrapper(said):
+        return OTHER
+    return Reading(kind=SpanKind.AGENT, agent_name=said, is_guess=name is None)

@@ -1,96 +1,84 @@
-"""OpenInference (`openinference.span.kind`), as openinference-instrumentation-langchain emits it for LangGraph.
+"""OpenInference (`openinference.span.kind`), as its instrumentations of frameworks emit it.
 
-Measured on 0.1.80: an LLM span names the response id only inside its JSON `output.value`; a tool span names the
-tool-call id only there too, and not at all when the tool raised; a span's status is OK or ERROR, never unset,
-once it ended; agents are the spans whose name contains "agent".
+Measured: an LLM span names the response id only inside its JSON `output.value`; a tool span names the tool-call id only
+there too (LangChain), or not at all; a span's status is OK or ERROR, never unset, once it ended. Who is an agent each
+instrumentation says in a way of its own: `agent.name` or `graph.node.id` (OpenAI Agents, AutoGen, CrewAI), the name
+of the span (smolagents, CrewAI: `NAME.run`), or any run whose name contains "agent" (LangChain). LlamaIndex
+makes an LLM span of each method of a model, also of those that call nothing.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-import msgspec
-
-from tracegrad.schemas.attributes import ERROR_TYPE
-from tracegrad.schemas.ids import CALL_ID
 from tracegrad.schemas.records.facts import SpanKind
 
-from .dialect import Dialect, Reading
-from .judge_tool import ToolJudge
-from .read_output import FLAT_KEYS, of_flat
-from .span_view import MAX_TEXT, SpanView
+from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span
+from ..reading.read_output import FLAT_KEYS, minted_in, of_flat
+from ..reading.span_view import SpanView
+from ..reading.tool_message import tool_message
+from .dialect import OTHER, Dialect, Reading, agent
 
 __all__ = ["OPENINFERENCE"]
 
 KIND = "openinference.span.kind"
-AGENT_NAME = "agent.name"
+_AGENT_NAMES = ("agent.name", "graph.node.id", "graph.node.name")
 TOOL_NAME = "tool.name"
-TOOL_ID = "tool.id"
-TOOL_CALL_ID = "tool_call.id"
+_TOOL_CALL_IDS = ("tool_call.id", "tool.id")
 OUTPUT = "output.value"
+_OPENAI_AGENTS = "openinference.instrumentation.openai_agents"
+_METHODS = ("__call__", "acall", "call")
+_NO_CALLS = ("_prepare", "get_tool_calls", "_get_")
+"""How the names of a model's methods begin that call no model (LlamaIndex)."""
 
-# Our gateway mints this form, so nothing else in an LLM span's output can be taken for it.
-_RESPONSE_ID = re.compile(rf'"id"\s*:\s*"({CALL_ID})"')
-_MAX_JSON = 1_000_000
-"""Characters of a tool's output that are parsed; of a longer one neither the tool-call id nor the status is read."""
 
-
-def _read(span: SpanView, judge: ToolJudge) -> Reading | None:
+def _read(span: SpanView) -> Reading | None:
     kind = span.text(KIND)
     if kind is None:
         return None
-    output = span.attributes.get(OUTPUT)
-    text = output if isinstance(output, str) else None
     if kind == "TOOL":
-        return _read_tool(span, text, judge)
-    if kind == "AGENT":
-        return Reading(kind=SpanKind.AGENT, agent_name=span.text(AGENT_NAME) or span.name)
+        return _read_tool(span)
     if kind == "LLM":
-        match = _RESPONSE_ID.search(text) if text else None
-        digest, ids = of_flat(span.attributes)
-        return Reading(
-            kind=SpanKind.LLM,
-            response_id=match[1] if match else None,
-            output_digest=None if span.is_cut else digest,
-            requested_tool_call_ids=ids,
-        )
-    return Reading(kind=SpanKind.OTHER)
+        return OTHER if span.name.rpartition(".")[2].startswith(_NO_CALLS) else _read_llm(span)
+    named_by_langchain = span.hints.get(LANGCHAIN_HINT)
+    if kind == "AGENT":
+        return _read_agent(span, named_by_langchain)
+    if kind == "CHAIN" and named_by_langchain == span.name:
+        return agent(span.name)
+    return OTHER
 
 
-def _read_tool(span: SpanView, output: str | None, judge: ToolJudge) -> Reading:
-    message = _tool_message(output)
-    content = message.get("content")
-    call_id = message.get("tool_call_id")
-    name = span.text(TOOL_NAME) or span.name
-    status, status_from = judge(span, name, output if content is None else content, message.get("status"))
+def _read_agent(span: SpanView, named_by_langchain: str | None) -> Reading:
+    name = span.text(*_AGENT_NAMES)
+    if name is None and named_by_langchain is not None:
+        # The agent's own run bears its name; others are steps within it, whatever they are called.
+        return agent(named_by_langchain) if span.name == named_by_langchain else OTHER
+    if name is None and span.scope == _OPENAI_AGENTS:
+        return OTHER  # the root, which bears the workflow's name
+    return agent(name, guess=agent_of_span(span.name))
+
+
+def _read_tool(span: SpanView) -> Reading:
+    message = tool_message(span.attributes.get(OUTPUT))
+    owner, _, method = span.name.rpartition(".")
+    name = span.text(TOOL_NAME)
     return Reading(
         kind=SpanKind.TOOL,
-        tool_name=name,
-        tool_call_id=(call_id[:MAX_TEXT] if isinstance(call_id, str) and call_id else None)
-        or span.text(TOOL_CALL_ID)
-        or span.text(TOOL_ID),
-        tool_status=status,
-        tool_status_from=status_from,
-        error_type=span.text(ERROR_TYPE),
+        is_guess=name is None,
+        tool_name=name or (owner if owner and method in _METHODS else span.name),
+        tool_call_id=message.call_id or span.text(*_TOOL_CALL_IDS),
+        results=() if message.content is None else (message.content,),
+        declared=() if message.status is None else (message.status,),
     )
 
 
-def _tool_message(output: str | None) -> dict[str, Any]:
-    """LangChain's ToolMessage in the output (bare, or in `data` or `kwargs`), or nothing."""
-    if output is None or not output.startswith("{") or len(output) > _MAX_JSON:
-        return {}
-    try:
-        decoded = msgspec.json.decode(output)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return {}
-    if not isinstance(decoded, dict):
-        return {}
-    for inner in (decoded.get("data"), decoded.get("kwargs"), decoded):
-        if isinstance(inner, dict) and "tool_call_id" in inner:
-            return inner
-    return {}
+def _read_llm(span: SpanView) -> Reading:
+    digest, asked = of_flat(span.attributes)
+    return Reading(
+        kind=SpanKind.LLM,
+        response_id=minted_in(span.attributes.get(OUTPUT)),
+        output_digest=digest,
+        requested_tool_call_ids=asked,
+    )
 
 
-_KEYS = frozenset({KIND, AGENT_NAME, TOOL_NAME, TOOL_ID, TOOL_CALL_ID, OUTPUT})
-OPENINFERENCE = Dialect("openinference", _KEYS | FLAT_KEYS, _read)
+_KEYS = frozenset({*_AGENT_NAMES, TOOL_NAME, *_TOOL_CALL_IDS, OUTPUT})
+OPENINFERENCE = Dialect("openinference", frozenset({KIND}), _KEYS | FLAT_KEYS, _read)

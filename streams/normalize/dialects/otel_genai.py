@@ -1,12 +1,15 @@
-"""OpenTelemetry's GenAI semantic conventions (`gen_ai.*`), as opentelemetry-instrumentation-genai-* emit them.
+"""OpenTelemetry's GenAI semantic conventions (`gen_ai.*`), new and old, as instrumentations and frameworks emit them.
 
-A span speaks it by `gen_ai.operation.name`: `execute_tool`, `invoke_agent`, `chat` and its kin.
+A span speaks it by `gen_ai.operation.name` (`execute_tool`, `invoke_agent`, `chat` and its kin), or, before there were
+operations, by the type of the request (`gen_ai.request.type`, `llm.request.type`). The answer stands in
+`gen_ai.output.messages`, in an event, or in `gen_ai.completion.N`; a tool's result likewise. The frameworks that emit
+it themselves (AutoGen, AG2, Agent Framework, Semantic Kernel, pydantic-ai, AgentScope, Strands, ADK, `ai` 7) need no
+dialect of their own for it.
 """
 
 from __future__ import annotations
 
 from tracegrad.schemas.attributes import (
-    ERROR_TYPE,
     GEN_AI_AGENT_NAME,
     GEN_AI_OPERATION_NAME,
     GEN_AI_RESPONSE_ID,
@@ -16,57 +19,96 @@ from tracegrad.schemas.attributes import (
 )
 from tracegrad.schemas.records.facts import SpanKind
 
-from .dialect import Dialect, Reading
-from .judge_tool import ToolJudge
-from .read_output import of_messages
-from .span_view import SpanView
+from ..reading.read_output import COMPLETION_KEYS, NOTHING, Output, of_completion, of_messages, of_response
+from ..reading.span_view import SpanView, json_value
+from ..reading.tool_message import tool_message
+from .dialect import OTHER, Dialect, Reading, agent
 
 __all__ = ["OTEL_GENAI"]
 
-_LLM_OPERATIONS = frozenset({"chat", "text_completion", "generate_content"})
+_LLM_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "completion"})
+_REQUEST_TYPES = ("gen_ai.request.type", "llm.request.type")
+_LLM_TYPES = frozenset({"chat", "completion"})
+_MODEL = "gen_ai.request.model"
 _OUTPUT = "gen_ai.output.messages"
+_RESULTS = (GEN_AI_TOOL_RESULT, "anthropic.tool_result.content")
+_CHOICE = "gen_ai.choice"
+_DETAILS = "gen_ai.client.inference.operation.details"
+_EVENTS = {
+    _CHOICE: frozenset({"index", "message", "content", "tool_calls"}),
+    _DETAILS: frozenset({_OUTPUT}),
+}
+_UNKNOWN = frozenset({"unknown", "none", ""})
+"""What frameworks write for an id that they do not have."""
+_MARKS = frozenset({GEN_AI_OPERATION_NAME, *_REQUEST_TYPES})
 _KEYS = (
+    *_RESULTS,
+    _MODEL,
     _OUTPUT,
-    GEN_AI_OPERATION_NAME,
     GEN_AI_AGENT_NAME,
     GEN_AI_RESPONSE_ID,
     GEN_AI_TOOL_NAME,
     GEN_AI_TOOL_CALL_ID,
-    GEN_AI_TOOL_RESULT,
-    ERROR_TYPE,
 )
 
 
-def _read(span: SpanView, judge: ToolJudge) -> Reading | None:
+def _read(span: SpanView) -> Reading | None:
     operation = span.text(GEN_AI_OPERATION_NAME)
     if operation is None:
-        return None
-    error_type = span.text(ERROR_TYPE)
+        return _read_llm(span) if span.text(*_REQUEST_TYPES) in _LLM_TYPES else None
     if operation == "execute_tool":
-        name = span.text(GEN_AI_TOOL_NAME) or span.name.removeprefix("execute_tool ")
-        status, status_from = judge(span, name, span.attributes.get(GEN_AI_TOOL_RESULT))
-        return Reading(
-            kind=SpanKind.TOOL,
-            tool_name=name,
-            tool_call_id=span.text(GEN_AI_TOOL_CALL_ID),
-            tool_status=status,
-            tool_status_from=status_from,
-            error_type=error_type,
-        )
+        return _read_tool(span)
     if operation == "invoke_agent":
-        name = span.text(GEN_AI_AGENT_NAME) or span.name.removeprefix("invoke_agent ")
-        return Reading(kind=SpanKind.AGENT, agent_name=name, error_type=error_type)
-    if operation in _LLM_OPERATIONS:
-        digest, ids = of_messages(span.attributes.get(_OUTPUT))
-        return Reading(
-            kind=SpanKind.LLM,
-            agent_name=span.text(GEN_AI_AGENT_NAME),
-            response_id=span.text(GEN_AI_RESPONSE_ID),
-            error_type=error_type,
-            output_digest=None if span.is_cut else digest,
-            requested_tool_call_ids=ids,
-        )
-    return Reading(kind=SpanKind.OTHER)
+        return agent(span.text(GEN_AI_AGENT_NAME), guess=_named_by_span(span))
+    return _read_llm(span) if operation in _LLM_OPERATIONS else OTHER
 
 
-OTEL_GENAI = Dialect("otel_genai", frozenset(_KEYS), _read)
+def _named_by_span(span: SpanView) -> str | None:
+    """The name in `invoke_agent NAME`, where no attribute has it; some write the model's there."""
+    name = span.name.removeprefix("invoke_agent ")
+    return None if name in (span.name, span.text(_MODEL)) else name
+
+
+def _read_tool(span: SpanView) -> Reading:
+    call_id = span.text(GEN_AI_TOOL_CALL_ID)
+    event = span.events.get(_CHOICE, {})
+    messages = [tool_message(span.attributes[key]) for key in _RESULTS if key in span.attributes]
+    messages += [tool_message(event[key]) for key in ("message", "content") if key in event]
+    ids = [message.call_id for message in messages if message.call_id]
+    name = span.text(GEN_AI_TOOL_NAME)
+    return Reading(
+        kind=SpanKind.TOOL,
+        is_guess=name is None,
+        tool_name=name or span.name.removeprefix("execute_tool "),
+        tool_call_id=next(iter(ids), None) if (call_id or "").lower() in _UNKNOWN else call_id,
+        results=tuple(message.content for message in messages),
+        declared=tuple(message.status for message in messages if message.status is not None),
+    )
+
+
+def _read_llm(span: SpanView) -> Reading:
+    digest, asked = _answer(span)
+    return Reading(
+        kind=SpanKind.LLM,
+        agent_name=span.text(GEN_AI_AGENT_NAME),
+        response_id=span.text(GEN_AI_RESPONSE_ID),
+        output_digest=digest,
+        requested_tool_call_ids=asked,
+    )
+
+
+def _answer(span: SpanView) -> Output:
+    details, choice = span.events.get(_DETAILS, {}), span.events.get(_CHOICE, {})
+    for messages in (span.attributes.get(_OUTPUT), details.get(_OUTPUT)):
+        if messages is not None:
+            return of_messages(messages)
+    if choice.get("index", 0) == 0 and (said := choice.get("message", choice.get("content"))) is not None:
+        decoded = json_value(said)
+        asked = json_value(choice.get("tool_calls"))
+        if isinstance(decoded, list | dict) or asked is None:
+            return of_response(said)
+        return of_response({"content": said, "tool_calls": asked})
+    return NOTHING if choice else of_completion(span.attributes)
+
+
+OTEL_GENAI = Dialect("otel_genai", _MARKS, COMPLETION_KEYS.union(_KEYS), _read, events=_EVENTS)

@@ -24,8 +24,8 @@ from tracegrad.producers.runner.hosted.span_ledger import SpanLedger
 from tracegrad.schemas import attributes
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.normalize.dialects.judge_tool import ToolJudge
 from tracegrad.streams.normalize.read_spans import SpanReader
+from tracegrad.streams.normalize.reading.judge_tool import ToolJudge
 
 ROLLOUT = "ab12cd34" + "0" * 19
 AGENT = """

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.streams.make import otlp, span
 from tests.streams.normalize.test_dialects import DATA, TRACE, read
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
-from tracegrad.streams.normalize.dialects.agent_hints import agent_hints
-from tracegrad.streams.normalize.dialects.read_output import NOTHING, of_flat, of_messages
+from tracegrad.streams.normalize.reading.agent_hints import agent_hints
+from tracegrad.streams.normalize.reading.read_output import NOTHING, of_flat, of_messages
 
 ODD = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -13,7 +13,7 @@ from tests.streams.make import config, otlp, pairs, span
 from tests.streams.normalize.test_dialects import TRACE, read, tool
 from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.streams.config import StreamsConfig
-from tracegrad.streams.normalize.dialects.judge_tool import ResultPart, ToolRule
+from tracegrad.streams.normalize.reading.judge_tool import ResultPart, ToolRule
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1\nZeroDivisionError: division by zero'
 RESULT = "gen_ai__tool__call__result"

@@ -9,7 +9,7 @@ Invariant: signs of one strength that disagree, and texts that may report a fail
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -18,7 +18,7 @@ from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.section import Section
 
 from .span_view import AttributeValue, SpanView
-from .tool_result import Sign, of_exit_code, of_flag, of_result, of_status
+from .tool_result import Sign, of_exit_code, of_flag, of_result, of_status, worst
 
 __all__ = ["JUDGED_KEYS", "ResultPart", "ToolJudge", "ToolRule"]
 
@@ -67,29 +67,37 @@ class ToolJudge:
     def __init__(self, rules: tuple[ToolRule, ...] = ()) -> None:
         self._rules = rules
 
-    def __call__(self, span: SpanView, name: str, result: object, declared: object = None) -> tuple[ToolStatus, str]:
+    def __call__(
+        self, span: SpanView, name: str, results: Sequence[object] = (), declared: Iterable[object] = ()
+    ) -> tuple[ToolStatus, str]:
         """(outcome, what it was read from) of an execution of tool `name`.
 
-        `declared` is the status that the framework gave the result. It fails, but proves no success: frameworks
-        declare success by default.
+        `results` are the forms in which the span holds the result, `declared` the statuses that frameworks gave it.
+        These fail, but prove no success: frameworks declare success by default.
         """
         if span.status == STATUS_ERROR:
             return ToolStatus.FAILED, "exception" if span.has_exception else "span_status"
         signs = set(_of_attributes(span.attributes))
-        mild = of_status(declared)
-        if Sign.FAILED in signs or mild is Sign.FAILED:
+        mild = {of_status(status) for status in declared}
+        if Sign.FAILED in signs or Sign.FAILED in mild:
             return ToolStatus.UNKNOWN if Sign.SUCCEEDED in signs else ToolStatus.FAILED, "attribute"
-        sign, sign_from = self._of_result(name, result)
+        sign, sign_from = self._of_results(name, results)
         if Sign.SUCCEEDED in signs:
             # A text that may mean anything says nothing against an attribute.
             return ToolStatus.UNKNOWN if sign is Sign.FAILED else ToolStatus.SUCCEEDED, "attribute"
         if sign is not Sign.NONE:
             return _STATUS[sign], sign_from
-        if mild is Sign.SUCCEEDED:
+        if Sign.SUCCEEDED in mild:
             return ToolStatus.SUCCEEDED, "attribute"
         # What was cut may have held a sign, and nobody says whether a recorded exception was dealt with.
         is_clean = span.status == STATUS_OK or not (span.is_cut or span.has_exception)
         return (ToolStatus.SUCCEEDED, "span_status") if is_clean else (ToolStatus.UNKNOWN, "")
+
+    def _of_results(self, name: str, results: Sequence[object]) -> tuple[Sign, str]:
+        found = [self._of_result(name, result) for result in results]
+        sign, sign_from = worst(found)
+        is_disputed = sign is Sign.FAILED and any(one is Sign.SUCCEEDED for one, _ in found)
+        return (Sign.DOUBTFUL if is_disputed else sign), sign_from
 
     def _of_result(self, name: str, result: object) -> tuple[Sign, str]:
         rule = next((rule for rule in self._rules if fnmatchcase(name, rule.tool)), _DEFAULT)

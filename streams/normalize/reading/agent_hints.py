@@ -15,7 +15,10 @@ from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME
 
 from .span_view import MAX_TEXT
 
-__all__ = ["HINT_KEYS", "agent_hints", "is_wrapper"]
+__all__ = ["HINT_KEYS", "LANGCHAIN_HINT", "agent_hints", "agent_of_span", "is_wrapper"]
+
+LANGCHAIN_HINT = "lc_agent_name"
+"""The rung of the name that LangChain gives in the metadata of each run within an agent."""
 
 _METADATA = "metadata"
 _LC_NAME = "lc_agent_name"
@@ -45,12 +48,31 @@ _WRAPPERS = frozenset(
     )
 )
 """What frameworks call their own machinery, in small letters and without spaces."""
+_RUNS = frozenset(
+    {
+        *("run", "run_sync", "run_stream", "arun", "invoke", "ainvoke", "kickoff", "kickoff_async", "execute"),
+        *("_execute_core", "on_messages", "on_messages_stream", "take_step", "run_step", "chat", "achat", "agent"),
+    }
+)
+"""Methods by which agents are run, at the end of a span's name."""
+_CLASSES = frozenset(("agent", "assistantagent", "baseagent", "agentrunner", "agentworker", "chatagent"))
+"""What a span is called after a framework's class: one agent's name as much as another's."""
 
 
 def agent_hints(attributes: Mapping[str, Any]) -> dict[str, str]:
     """What a span's attributes hint at."""
-    rungs = {"agent_attribute": _names(attributes, _AGENT_KEYS), "lc_agent_name": set(_langchain(attributes))}
+    if HINT_KEYS.isdisjoint(attributes):
+        return {}
+    rungs = {"agent_attribute": _names(attributes, _AGENT_KEYS), LANGCHAIN_HINT: set(_langchain(attributes))}
     return {rung: names.pop() for rung, names in rungs.items() if len(names) == 1}
+
+
+def agent_of_span(name: str) -> str | None:
+    """The agent's name in that of its span: `NAME.run` and its like, or all of it; None where it is a class's."""
+    owner, _, method = name.removeprefix("invoke_agent ").rpartition(".")
+    if not owner or method not in _RUNS:
+        return None if name == "agent run" else name.removeprefix("invoke_agent ")
+    return None if owner.lower() in _CLASSES else owner
 
 
 def is_wrapper(name: str) -> bool:

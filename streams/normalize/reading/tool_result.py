@@ -18,7 +18,7 @@ import msgspec
 
 from .tool_text import of_text
 
-__all__ = ["Sign", "of_exit_code", "of_flag", "of_result", "of_status"]
+__all__ = ["Sign", "of_exit_code", "of_flag", "of_result", "of_status", "worst"]
 
 _MAX_JSON = 1_000_000
 """Characters that are parsed; a longer result is judged by its beginning as text."""
@@ -94,7 +94,7 @@ def of_result(result: object, *, has_text: bool, depth: int = 0) -> tuple[Sign, 
     if isinstance(value, Sequence) and not isinstance(value, str):
         # Of many items one may have failed and the tool not.
         inner = [of_result(item, has_text=has_text, depth=depth + 1) for item in value[:_MAX_ITEMS]]
-        found = _worst(inner)
+        found = worst(inner)
         is_partial = found[0] is Sign.FAILED and len(value) > 1
         return (Sign.DOUBTFUL, found[1]) if is_partial else found
     if not isinstance(value, str):
@@ -110,7 +110,7 @@ def of_result(result: object, *, has_text: bool, depth: int = 0) -> tuple[Sign, 
 def _of_mapping(value: Mapping[Any, Any], has_text: bool, depth: int) -> tuple[Sign, str]:
     fields = {re.sub(r"[_\- ]", "", str(key)).lower(): inner for key, inner in value.items()}
     signs = set(_of_fields(fields))
-    inner = _worst(
+    inner = worst(
         of_result(fields[key], has_text=has_text, depth=depth + 1)
         for key in _INNER
         if isinstance(fields.get(key), str | Mapping | Sequence)
@@ -161,7 +161,8 @@ def _is_refused(status: object) -> bool:
     return isinstance(status, int) and 400 <= status < 600
 
 
-def _worst(found: Iterator[tuple[Sign, str]] | Sequence[tuple[Sign, str]]) -> tuple[Sign, str]:
+def worst(found: Iterator[tuple[Sign, str]] | Sequence[tuple[Sign, str]]) -> tuple[Sign, str]:
+    """The one that tells most of a failure; NONE of none."""
     order = (Sign.FAILED, Sign.DOUBTFUL, Sign.SUCCEEDED, Sign.NONE)
     return min(found, key=lambda one: order.index(one[0]), default=(Sign.NONE, ""))
 

@@ -1,0 +1,55 @@
+"""Vercel's AI SDK 5 and 6 (`ai.operationId`); 7 speaks `otel_genai`.
+
+`ai.generateText` is the whole of an agent's run, `.doGenerate` within it one call of the model, `ai.toolCall` an
+execution. An agent's name is the `functionId` that its telemetry was given; without one it is nobody's.
+"""
+
+from __future__ import annotations
+
+from tracegrad.schemas.attributes import GEN_AI_RESPONSE_ID
+from tracegrad.schemas.records.facts import SpanKind
+
+from ..reading.read_output import of_response
+from ..reading.span_view import SpanView, json_value
+from .dialect import OTHER, Dialect, Reading, agent
+
+__all__ = ["VERCEL_AI"]
+
+_OPERATION = "ai.operationId"
+_FUNCTION = "ai.telemetry.functionId"
+_RESPONSE_IDS = ("ai.response.id", GEN_AI_RESPONSE_ID)
+_TEXTS = ("ai.response.text", "ai.response.object")
+_CALLS = "ai.response.toolCalls"
+_TOOL = "ai.toolCall.name"
+_TOOL_CALL = "ai.toolCall.id"
+_RESULT = "ai.toolCall.result"
+_RUNS = frozenset({"ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject"})
+
+
+def _read(span: SpanView) -> Reading | None:
+    operation = span.text(_OPERATION)
+    if operation is None:
+        return None
+    if operation == "ai.toolCall":
+        result = span.attributes.get(_RESULT)
+        return Reading(
+            kind=SpanKind.TOOL,
+            tool_name=span.text(_TOOL),
+            tool_call_id=span.text(_TOOL_CALL),
+            results=() if result is None else (result,),
+        )
+    if operation.endswith((".doGenerate", ".doStream")):
+        said = {"content": span.value(*_TEXTS), "tool_calls": json_value(span.attributes.get(_CALLS))}
+        digest, asked = of_response(said)
+        return Reading(
+            kind=SpanKind.LLM,
+            agent_name=span.text(_FUNCTION),
+            response_id=span.text(*_RESPONSE_IDS),
+            output_digest=digest,
+            requested_tool_call_ids=asked,
+        )
+    return agent(span.text(_FUNCTION)) if operation in _RUNS else OTHER
+
+
+_KEYS = frozenset({_FUNCTION, *_RESPONSE_IDS, *_TEXTS, _CALLS, _TOOL, _TOOL_CALL, _RESULT})
+VERCEL_AI = Dialect("vercel_ai", frozenset({_OPERATION}), _KEYS, _read)

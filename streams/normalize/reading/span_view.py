@@ -1,0 +1,62 @@
+"""One span as dialects see it. In: what `read_spans.py` decoded. Out: a SpanView, a plain value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+__all__ = ["MAX_TEXT", "AttributeValue", "SpanView", "json_value"]
+
+AttributeValue = str | bool | int | float | list[Any] | dict[str, Any]
+MAX_TEXT = 200
+"""Characters kept of a name or an id, so that one attribute cannot swell a fact."""
+_MAX_JSON = 1_000_000
+"""Characters of a JSON text that are parsed; of a longer one nothing is read."""
+
+
+class SpanView(msgspec.Struct, frozen=True, kw_only=True):
+    """What dialects may look at."""
+
+    name: str
+    attributes: Mapping[str, AttributeValue]
+    """Those that some dialect names."""
+    status: int
+    """0 unset, 1 ok, 2 error."""
+    has_exception: bool
+    """Whether it recorded an exception event; no failure by itself."""
+    is_cut: bool
+    """Whether the SDK dropped attributes, or the span never ended."""
+    scope: str = ""
+    """Name of the instrumentation that made it."""
+    is_server: bool = False
+    """Whether it serves a request that came from elsewhere."""
+    events: Mapping[str, Mapping[str, AttributeValue]] = {}
+    """The last event of each name that some dialect names, by name: its attributes."""
+    hints: Mapping[str, str] = {}
+    """Names of agents that it bears, as in SpanFact."""
+
+    def text(self, *keys: str) -> str | None:
+        """The first of these attributes that is a text with something in it, cut to a sane length for names and ids."""
+        for key in keys:
+            value = self.attributes.get(key)
+            if isinstance(value, str) and value:
+                return value[:MAX_TEXT]
+        return None
+
+    def value(self, *keys: str) -> AttributeValue | None:
+        """The first of these attributes that is there."""
+        return next((self.attributes[key] for key in keys if key in self.attributes), None)
+
+
+def json_value(value: object) -> Any:
+    """What a JSON text says; other values as they are; None for what is no JSON or too long to be parsed."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > _MAX_JSON:
+        return None
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return None
