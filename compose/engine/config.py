@@ -18,10 +18,12 @@ __all__ = ["EngineConfig", "EngineHandles"]
 class EngineConfig(Section, frozen=True, kw_only=True):
     """`[engine]`: vLLM, started by us or found under `url`."""
 
-    url: str | None = None
-    """An engine that runs already, with our plug-in; None: start one."""
+    url: str | tuple[str, ...] | None = None
+    """An engine that runs already, with our plug-in, or a list of several; None: start what `replicas` says."""
+    replicas: Count = 1
+    """How many engines to start, each with the whole model: the N-th on the N-th GPU from `device`'s on."""
     token: str | None = None
-    """What the engine at `url` asks for, as a Bearer key; one that we start asks for a token of its run."""
+    """What the engines at `url` ask for, as a Bearer key; one that we start asks for a token of its run."""
     python: Program | None = None
     """The interpreter that has vLLM installed; None: the one that runs tracegrad."""
     device: Device = "auto"
@@ -47,10 +49,22 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"url: expected http://host:port, got {self.url!r}")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigurationError(f"url: expected http://host:port, got {url!r}")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise ConfigurationError("url: expected different engines, got one twice")
+        if self.url is not None and not self.urls:
+            raise ConfigurationError("url: expected at least one engine, got an empty list; leave it out to start one")
+        if self.replicas > 1 and self.urls:
+            raise ConfigurationError("replicas: expected none beside url, whose engines somebody else starts")
         if self.token is not None and self.url is None:
             raise ConfigurationError("token: expected none, since there is no url; an engine that we start has its own")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of the engines that run already; empty: we start them."""
+        return (self.url,) if isinstance(self.url, str) else self.url or ()
 
 
 class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,5 +82,7 @@ class EngineHandles(msgspec.Struct, frozen=True, kw_only=True):
     """On loopback."""
     token: str
     """Whoever does not show it as a Bearer key gets 401."""
+    ordinal: int = 0
+    """Which of the run's engines it is: how many GPUs it lies behind the first one's."""
     shares_gpu: bool = False
     """The trainer trains on the GPU that it would run on."""

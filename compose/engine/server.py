@@ -154,19 +154,21 @@ def engine_environment(
             # Read by the CPU platform only as leave to run the worker inside the engine core.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
-    elif ":" in config.device:
-        environment["CUDA_VISIBLE_DEVICES"] = _gpu(config.device, base.get("CUDA_VISIBLE_DEVICES", ""))
+    elif ":" in config.device or config.replicas > 1:
+        visible = base.get("CUDA_VISIBLE_DEVICES", "")
+        environment["CUDA_VISIBLE_DEVICES"] = _gpu(config, handles.ordinal, visible)
     return environment
 
 
-def _gpu(device: str, visible: str) -> str:
-    """What CUDA calls the N-th of the visible GPUs; an empty list is all of them."""
-    number, names = int(device.partition(":")[2]), visible.split(",")
+def _gpu(config: EngineConfig, ordinal: int, visible: str) -> str:
+    """What CUDA calls the engine's of the visible GPUs; an empty list is all of them."""
+    number, names = int(config.device.partition(":")[2] or 0) + ordinal, visible.split(",")
     if not visible:
         return str(number)
     if number >= len(names):
         raise ConfigurationError(
-            f"[engine] device: expected one of the {len(names)} GPUs of CUDA_VISIBLE_DEVICES={visible}, got {device!r}"
+            f"[engine] device, replicas: expected one of the {len(names)} GPUs of CUDA_VISIBLE_DEVICES={visible}, got "
+            f"number {number}, of engine {ordinal} from {config.device!r} on"
         )
     return names[number]
 

@@ -60,7 +60,7 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     """The run's folder, with everything written that its processes read. The caller holds its lock."""
     run_dir = RunDir.create(path, settings)
     before = run_dir.endpoints if run_dir.endpoints_file.exists() else None
-    kafka, engine = settings.kafka.bootstrap_servers, settings.engine.url
+    kafka, engine = settings.kafka.bootstrap_servers, settings.engine
     taken: list[int] = []
 
     def address(host: str, asked: int | None, last: str | None, *, usual: int | None = None) -> str:
@@ -71,12 +71,13 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
         return f"{host}:{port}"
 
     loopback = "127.0.0.1"
+    engines_before = [*(before.engine_urls if before else ()), *[None] * engine.replicas][: engine.replicas]
     llm, otlp = settings.llm, settings.otlp
     endpoints = Endpoints(
         bootstrap_servers=kafka or address(loopback, None, before.bootstrap_servers if before else None),
         llm_url=f"http://{address(llm.host, llm.port, before.llm_url if before else None)}",
         otlp_endpoint=f"http://{address(otlp.host, otlp.port, before.otlp_endpoint if before else None)}",
-        engine_url=engine or f"http://{address(loopback, None, before.engine_url if before else None)}",
+        engine_urls=engine.urls or tuple(f"http://{address(loopback, None, last)}" for last in engines_before),
         otlp_grpc=address(otlp.host, otlp.grpc_port, before.otlp_grpc if before else None, usual=_OTLP_GRPC_PORT),
     )
     run_dir.write_start(settings, endpoints)
@@ -132,8 +133,8 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
     if settings.kafka.bootstrap_servers is None:
         found.append(_broker(wiring))
     if only in ENGINE_PARTS:
-        if settings.engine.url is None:
-            found.append(_serve(wiring, "engine", layer=1))
+        if not settings.engine.urls:
+            found += [_serve(wiring, "engine", layer=1, ordinal=ordinal) for ordinal in range(settings.engine.replicas)]
         found += [
             _serve(wiring, "otlp", layer=1, health=wiring.endpoints.otlp_endpoint),
             _serve(wiring, "llm", layer=2, health=wiring.endpoints.llm_url),
@@ -147,7 +148,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
     if only in (None, "train"):
         found += [
             _serve(wiring, "trainer", layer=1, is_job=True),
-            _serve(wiring, "weight-sync", layer=2),
+            *(_serve(wiring, "weight-sync", layer=2, ordinal=ordinal) for ordinal in range(len(wiring.engine_ids))),
         ]
     if for_training:
         found += [_serve(wiring, "runner", layer=3), _serve(wiring, "tasks", layer=3, is_job=True)]
@@ -187,7 +188,9 @@ def _serve(
     python = wiring.settings.trainer.python if name == "trainer" else None
     argv = [python or sys.executable, "-m", "tracegrad.compose.run.serve", name, "--run-dir", str(wiring.run_dir.path)]
     if stage is not None:
-        argv += ["--stage", stage.value, "--ordinal", str(ordinal)]
+        argv += ["--stage", stage.value]
+    if stage is not None or ordinal:
+        argv += ["--ordinal", str(ordinal)]
     threads = {"OMP_NUM_THREADS": str(wiring.settings.trainer.threads)} if name == "trainer" else {}
     url = f"{health}/health" if health else None
     process = process_name(name, stage.value if stage else None, ordinal)
@@ -201,5 +204,5 @@ def _serve(
         is_ready=(lambda: answers(url)) if url else None,
         # Becomes another program, which gives no beats.
         beats=None if is_engine else wiring.run_dir.beats / process,
-        ask_work=(lambda: num_served(wiring.endpoints.engine_url)) if is_engine else None,
+        ask_work=(lambda: num_served(wiring.endpoints.engine_urls[ordinal])) if is_engine else None,
     )

@@ -84,7 +84,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Of the LLM gateway, without `/v1`."""
     otlp_endpoint: str
     """Of the OTLP gateway, without `/v1/traces`."""
-    engine_url: str
+    engine_urls: tuple[str, ...]
+    """One of each engine of the policy."""
     release: str = __version__
     """Of the supervisor that started them: one of another release may write what the others cannot read."""
     otlp_grpc: str = ""

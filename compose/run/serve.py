@@ -160,12 +160,12 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
         case "weight-sync":
             from tracegrad.consumers.engine import weight_sync
 
-            weight_sync.run(wiring.weight_sync(), topics=topics, log=log, stop=stop, metrics=metrics)
+            weight_sync.run(wiring.weight_sync(ordinal), topics=topics, log=log, stop=stop, metrics=metrics)
         case "engine":
             from ..engine import server
 
             # Becomes vLLM, which has handlers of its own; ours die with this program's image.
-            server.serve(settings.engine, wiring.engine())
+            server.serve(settings.engine, wiring.engine(ordinal))
 
 
 _EXTRAS = {

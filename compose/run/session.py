@@ -106,15 +106,16 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     from ..engine.model_checks import check_model
     from ..engine.server import check_start, install_plugin
 
-    url, policy = settings.engine.url, settings.policy
-    if url is None:
+    urls, policy = settings.engine.urls, settings.policy
+    if not urls:
         check_start(settings.engine, model=policy.model, needs_tools=policy.tools)
         return
-    # What that engine runs on, and how long a context it takes, was its owner's choice.
+    # What those engines run on, and how long a context it takes, was its owner's choice.
     check_model(policy.model, needs_tools=policy.tools, is_cpu=False, max_model_len=1)
     plugin = install_plugin(str(run_dir.path)).parent
-    wait_ready(url, say=say)
-    check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin, token=settings.engine.token)
+    for url in urls:
+        wait_ready(url, say=say)
+        check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin, token=settings.engine.token)
 
 
 class _Onlookers:

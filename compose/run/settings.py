@@ -82,7 +82,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
         self._check_held_out()
         trainer, served = self.trainer, self.engine.dtype or "auto"
         published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype
-        if served != published and (self.engine.url is None or self.engine.dtype is not None):
+        if served != published and (not self.engine.urls or self.engine.dtype is not None):
             raise ConfigurationError(
                 f"[engine] dtype is {served!r}, but versions are published as {published!r} ([trainer] publish_dtype, "
                 "else dtype): the engine would not serve what was published; set both to the same, or neither"

@@ -34,9 +34,8 @@ from .run_dir import RunDir, read_key
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 
-__all__ = ["ENGINE_ID", "Wiring"]
+__all__ = ["Wiring"]
 
-ENGINE_ID = "engine-0"
 _EPISODE_MARGIN_S = 60.0
 """Beyond assemble's longest deadline, until its proposal to close (made again after 30 s, if a worker lost it) is an
 episode."""
@@ -72,10 +71,15 @@ class Wiring:
         return KeyRing(self.record.hash, self.keys)
 
     @property
+    def engine_ids(self) -> tuple[str, ...]:
+        """Of the policy's engines, in the order of their addresses."""
+        return tuple(f"engine-{ordinal}" for ordinal in range(len(self.endpoints.engine_urls)))
+
+    @property
     def engine_token(self) -> str | None:
-        """What our programs show to the engine: made of the run's key for one that we start."""
+        """What our programs show to the engines: made of the run's key for those that we start."""
         engine, run = self.settings.engine, self.record.hash
-        return credential(self.run_dir.key(), engine_holder(run)) if engine.url is None else engine.token
+        return engine.token if engine.urls else credential(self.run_dir.key(), engine_holder(run))
 
     def kafka(self) -> KafkaLog:
         """The cluster, whose records nobody has judged: to administer it, and to look at what rooms leave out. It knows
@@ -106,7 +110,10 @@ class Wiring:
             port=port_of(self.endpoints.llm_url),
             run_hash=self.record.hash,
             key=self.run_dir.key(),
-            engines=(EngineRef(id=ENGINE_ID, url=self.endpoints.engine_url, token=self.engine_token),),
+            engines=tuple(
+                EngineRef(id=id_, url=url, token=self.engine_token)
+                for id_, url in zip(self.engine_ids, self.endpoints.engine_urls, strict=True)
+            ),
             # The gateway itself knows no other parser, and probes prove only what they ask.
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
         )
@@ -147,6 +154,7 @@ class Wiring:
             concurrency=settings.agent.concurrency,
             time_limit_s=settings.agent.time_limit_s,
             rewards_awaited=settings.reward.awaited,
+            engine_ids=self.engine_ids,
             episode_wait_s=max(settings.streams.deadline_s, settings.streams.incomplete_s) + _EPISODE_MARGIN_S,
         )
 
@@ -189,29 +197,30 @@ class Wiring:
             seed=self.record.seed,
         )
 
-    def weight_sync(self) -> WeightSyncHandles:
-        """`serve weight-sync`."""
+    def weight_sync(self, ordinal: int = 0) -> WeightSyncHandles:
+        """`serve weight-sync --ordinal N`, which keeps the N-th engine."""
         from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 
         return WeightSyncHandles(
             policy=self.settings.policy.name,
-            engine_id=ENGINE_ID,
-            engine_url=self.endpoints.engine_url,
+            engine_id=self.engine_ids[ordinal],
+            engine_url=self.endpoints.engine_urls[ordinal],
             engine_token=self.engine_token,
             weight_root=str(self.run_dir.weights),
         )
 
-    def engine(self) -> EngineHandles:
-        """`serve engine`."""
+    def engine(self, ordinal: int = 0) -> EngineHandles:
+        """`serve engine --ordinal N`."""
         gpu = _gpu_of(self.settings.engine.device)
         return EngineHandles(
             model=self.settings.policy.model,
             served_name=self.settings.policy.name,
             needs_tools=self.settings.policy.tools,
             work_dir=str(self.run_dir.path),
-            port=port_of(self.endpoints.engine_url),
+            port=port_of(self.endpoints.engine_urls[ordinal]),
             token=self.engine_token or "",
-            shares_gpu=gpu is not None and gpu == _gpu_of(self.settings.trainer.device),
+            ordinal=ordinal,
+            shares_gpu=gpu is not None and gpu + ordinal == _gpu_of(self.settings.trainer.device),
         )
 
 

@@ -90,7 +90,7 @@ class Gateway:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.versions = KnownVersions(parts.policy.name, topics=parts.topics, log=parts.log, metrics=parts.metrics)
-        self._client = EngineClient(parts.handles.engines, metrics=parts.metrics)
+        self._client = EngineClient(parts.handles.engines, metrics=parts.metrics, health_s=parts.config.engine_health_s)
         self._calls = CallServer(parts, self._client, self.versions)
         self._chat = ChatEndpoints(parts, self._calls)
         self._events = AgentEvents(parts)
@@ -219,7 +219,7 @@ class Gateway:
             limit = await self._client.context_length() if folder else None
             if folder and limit:
                 with contextlib.suppress(UnavailableError):
-                    engine, waits = self._calls.renderer, waits_until(0, RENDER_TIMEOUT_S)
+                    engine, waits = self._calls.renderer, waits_until("", RENDER_TIMEOUT_S)
                     local = await prove(folder, engine, waits, max_tokens=limit)
                     self._calls.renderer = local or engine
                     self.parts.metrics.set(RENDERS_LOCALLY, local is not None)

@@ -150,7 +150,7 @@ class CallServer:
 
     async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
         """The tokens of the prompt that an answer to this request would be sampled from."""
-        waits = waits_until(hash(key), self._parts.config.engine_wait_s)
+        waits = waits_until(key, self._parts.config.engine_wait_s)
         prompt, _ = await build_prompt(self.renderer, self._ends, history, request, waits)
         return len(prompt.ids)
 
@@ -158,7 +158,7 @@ class CallServer:
         self, session: Session, request: ChatRequest
     ) -> tuple[Prompt, Sampling, Generation, ParsedMessage]:
         renderer, metrics = self.renderer, self._parts.metrics
-        waits = waits_until(hash(session.key), self._parts.config.engine_wait_s)
+        waits = waits_until(session.key, self._parts.config.engine_wait_s)
         prompt, grammar = await build_prompt(renderer, self._ends, session.history, request, waits)
         metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
         sampling = decide(request, session.purpose, self._parts.policy, grammar)

@@ -56,6 +56,9 @@ class LlmConfig(ListenConfig, frozen=True, kw_only=True):
     """Attempts and captured traces without a call for so long are forgotten."""
     engine_wait_s: Seconds = 180.0
     """How long a call waits for an engine that loads, restarts or bears a wrong label."""
+    engine_health_s: Seconds = 10.0
+    """Of several engines, how long one may leave the question after its health unanswered, twice, before its calls go
+    to another."""
     generate_timeout_s: Seconds = 600.0
     """How long one answer may be sampled."""
     lineage_lag_s: Seconds = 1.0

@@ -113,7 +113,7 @@ class TaskAdmission:
         self._said: tuple[str, float] = ("", 0.0)
         self._came: tuple[int, int] | None = None
         """Groups consumed, and how many were lost when that number came."""
-        self.state = AdmissionState(handles.run_hash, handles.policy)
+        self.state = AdmissionState(handles.run_hash, handles.policy, handles.engine_ids)
         self._held_out = HeldOut(
             config,
             pace,

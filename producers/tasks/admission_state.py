@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.schemas.ids import run_hash_of
@@ -47,11 +47,12 @@ class OpenRollout:
 
 
 class AdmissionState:
-    """One run and policy. Not thread-safe."""
+    """One run, its policy and the engines that serve it. Not thread-safe."""
 
-    def __init__(self, run_hash: str, policy: str) -> None:
+    def __init__(self, run_hash: str, policy: str, engine_ids: Sequence[str]) -> None:
         self._run_hash = run_hash
         self._policy = policy
+        self._engine_ids = engine_ids
         self.histories = Histories(run_hash)
         self.admitted = {Purpose.TRAIN: Members(), Purpose.VALIDATION: Members()}
         """Asked for; a request may be on the log twice, and a restart may come between those of a group."""
@@ -239,6 +240,13 @@ class AdmissionState:
         self.num_vanished = max(0, self._seen_final[Purpose.TRAIN].num_complete - num_taken)
         return self.num_vanished - before
 
+    def _served_by_all(self) -> int | None:
+        """The version of the slowest engine, for rollouts meet it too; None while one serves none. One that the run
+        had before it was started with fewer does not count."""
+        served = [self._acked.get(engine) for engine in self._engine_ids]
+        known = [version for version in served if version is not None]
+        return min(known) if len(known) == len(served) else None
+
     def progress(self) -> RunProgress:
         """What the pace is computed from."""
         step, given = self.newest_step, self._given_back
@@ -254,7 +262,7 @@ class AdmissionState:
             consumed=given.consumed if given else step.accounting.consumed if step else 0,
             step=given.step - 1 if given else step.step if step else 0,
             version=step.version if step else 0,
-            acked=max(self._acked.values(), default=None),
+            acked=self._served_by_all(),
         )
 
 

@@ -59,5 +59,7 @@ class TasksHandles(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float
     """Of one attempt."""
     rewards_awaited: tuple[str, ...]
+    engine_ids: tuple[str, ...]
+    """The policy's engines, as on `weight_acks`; the slowest of them counts."""
     episode_wait_s: float
     """After a rollout's final event, without lag of the streams: then no episode of it will come any more."""

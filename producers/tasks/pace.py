@@ -35,7 +35,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """What it led to."""
     acked: int | None = None
-    """The version that engines serve; None: none yet."""
+    """The version that the slowest engine serves; None: one serves none yet."""
 
 
 def capacity(

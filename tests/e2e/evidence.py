@@ -35,8 +35,8 @@ def looks(run: LiveRun, seen: Observer, *, per_host: int) -> dict[str, Look]:
     endpoints = run.wiring.endpoints
     found: dict[str, Look] = {
         "otlp": lambda: _open_request(endpoints.otlp_endpoint),
-        "llm": lambda: _unrecorded(run, _port(endpoints.engine_url)),
-        "engine": lambda: _open_request(endpoints.engine_url),
+        "llm": lambda: _unrecorded(run, _port(endpoints.engine_urls[0])),
+        "engine": lambda: _open_request(endpoints.engine_urls[0]),
         "runner": lambda: _attempts(seen),
         "agent-host": lambda: _attempts(seen, more_than=per_host),
         "tasks": lambda: f"{len(seen.open_rollouts)} rollouts without a final event" if seen.open_rollouts else "",

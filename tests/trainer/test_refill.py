@@ -201,7 +201,7 @@ def test_a_start_with_another_refill_consumes_each_group_once(
     assert [(step.begin_offset, step.next_offset) for step in steps] == [(0, ends[0]), ends]
     named = [id_ for step in steps for id_ in (*step.group_ids, *step.excluded_ids)]
     assert sorted(named) == [gid(index) for index in range(ends[1])]
-    state = AdmissionState(RUN, "policy")
+    state = AdmissionState(RUN, "policy", ["engine-0"])
     for record in log.records(STEPS):
         state.fold(TRAINING_STEPS.decode(record.value))
     assert (state.progress().step, state.progress().consumed) == (2, len(named))

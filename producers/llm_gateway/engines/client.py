@@ -1,16 +1,19 @@
 """Speaks to the engines over HTTP: pooled connections, bounded waits, no judgement of what comes back.
 
-In: JSON bodies for vLLM's render, generate, derender. Out: the answers' bytes. An engine that is away, loads or
-restarts (refused connection, 502 to 504, a reset) is waited for until the call's deadline, the others tried in turn;
-then UnavailableError. A 4xx is the fault of the request, as is a 500 that stays: EngineRefusal, for the agent.
-Generate is sent again after a broken connection; the sample lost was never shown to anyone.
+In: JSON bodies for vLLM's render, generate, derender. Out: the answers' bytes. A session keeps to one engine, whose
+prefix cache knows it; while that one is known to be away (health.py) the next one in the session's own order serves it.
+An engine that is away, loads or restarts (refused connection, 502 to 504, a reset) is waited for until the call's
+deadline, the others tried in turn; then UnavailableError. A 4xx is the fault of the request, as is a 500 that stays:
+EngineRefusal, for the agent. Generate is sent again after a broken connection; the sample lost was never shown to
+anyone.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
+import zlib
+from collections.abc import Collection
 from typing import Any
 
 import aiohttp
@@ -22,6 +25,7 @@ from tracegrad.schemas.metrics import ENGINE_AWAY, Metrics
 from tracegrad.schemas.retry import retry_async
 
 from ..config import EngineRef
+from .health import EngineHealth
 
 __all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "Waits", "waits_until"]
 
@@ -40,13 +44,14 @@ _JSON = {"content-type": "application/json"}
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
     """Where to send a call's requests, and for how long."""
 
-    sticky: int
-    """Equal numbers prefer the same engine, for its prefix cache."""
+    sticky: str
+    """Whose calls prefer the same engine, for its prefix cache: a rollout's, a conversation's; the same after a
+    restart."""
     deadline: float
     """`time.monotonic()` after which waiting for an engine ends."""
 
 
-def waits_until(sticky: int, wait_s: float) -> Waits:
+def waits_until(sticky: str, wait_s: float) -> Waits:
     """Waits of a call that begins now."""
     return Waits(sticky=sticky, deadline=time.monotonic() + wait_s)
 
@@ -56,9 +61,10 @@ class EngineClient:
 
     _session: aiohttp.ClientSession
 
-    def __init__(self, engines: tuple[EngineRef, ...], *, metrics: Metrics) -> None:
+    def __init__(self, engines: tuple[EngineRef, ...], *, metrics: Metrics, health_s: float) -> None:
         self._engines = engines
         self._metrics = metrics
+        self._health = EngineHealth(engines, answers_within_s=health_s)
 
     async def __aenter__(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -66,33 +72,59 @@ class EngineClient:
             auto_decompress=False,
             headers={"accept-encoding": "identity"},
         )
+        self._health.watch(self._session)
 
     async def __aexit__(self, *raised: object) -> None:
+        await self._health.close()
         await self._session.close()
 
-    async def post(self, path: str, body: Any, waits: Waits, *, timeout_s: float) -> tuple[bytes, EngineRef]:
+    @property
+    def num_engines(self) -> int:
+        """All, also those that are away."""
+        return len(self._engines)
+
+    def _in_order(self, waits: Waits, avoid: Collection[str]) -> list[EngineRef]:
+        """The session's engines, best first: not to be avoided, known to be there, by its own order, which moves no
+        other session's calls when an engine goes or comes (rendezvous hashing)."""
+
+        def rank(engine: EngineRef) -> tuple[bool, bool, int]:
+            own = zlib.crc32(f"{waits.sticky}/{engine.id}".encode())
+            return not self._health.is_here(engine), engine.id in avoid, own
+
+        return sorted(self._engines, key=rank)
+
+    async def post(
+        self, path: str, body: Any, waits: Waits, *, timeout_s: float, avoid: Collection[str] = ()
+    ) -> tuple[bytes, EngineRef]:
         """The answer of the first engine that gives one, and which engine that was.
 
         Args:
             timeout_s: for one request.
+            avoid: ids of engines that come last.
         Raises:
             EngineRefusal: a 4xx (400), or a 500 three times (502).
             UnavailableError: past the deadline.
         """
         data = msgspec.json.encode(body)
-        tries, faults = itertools.count(waits.sticky), 0
+        failed: list[str] = []
+        faults = 0
 
         async def once() -> tuple[bytes, EngineRef]:
             nonlocal faults
             while True:
-                engine = self._engines[next(tries) % len(self._engines)]
+                if len(failed) == len(self._engines):
+                    failed.clear()
+                engine = self._in_order(waits, [*avoid, *failed])[0] if len(self._engines) > 1 else self._engines[0]
                 try:
-                    return await self._post_once(engine, path, data, timeout_s), engine
+                    posted = self._post_once(engine, path, data, timeout_s)
+                    return await self._health.unless_lost(engine, posted), engine
                 except EngineRefusal as refusal:
                     faults += 1
+                    failed.append(engine.id)
                     if refusal.status == 400 or faults == _MAX_FAULTS:
                         raise
                 except UnavailableError:
+                    failed.append(engine.id)
                     self._metrics.add(ENGINE_AWAY)
                     raise
 

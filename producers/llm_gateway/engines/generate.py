@@ -152,15 +152,21 @@ class Generator:
             UnavailableError: no engine gave a usable answer in time.
         """
         body = {"token_ids": ids, "sampling_params": parameters, "stream": False}
+        timeout_s, refused = self._config.generate_timeout_s, set[str]()
         # Not by `retry`: what lies between two tries is no pause, but the wait for an engine whose label is known.
         while True:
-            data, engine = await self._client.post(GENERATE, body, waits, timeout_s=self._config.generate_timeout_s)
+            data, engine = await self._client.post(GENERATE, body, waits, timeout_s=timeout_s, avoid=refused)
             try:
                 return await self._check(purpose, _GENERATE_ANSWER.decode(data).choices[0], engine)
             except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
                 self._metrics.add(GENERATIONS_REFUSED)
                 _LOGGER.warning("an answer of engine %s is refused, trying again: %s", engine.id, error)
-                await self._until_labelled(purpose, engine, waits, error)
+                if engine.id in refused or self._client.num_engines == 1:
+                    # Each that is here was asked.
+                    await self._until_labelled(purpose, engine, waits, error)
+                    refused.clear()
+                else:
+                    refused.add(engine.id)
 
     async def _check(self, purpose: Purpose, choice: _Choice, engine: EngineRef) -> Generation:
         """The choice as a Generation. Raises UnavailableError when it cannot be used."""

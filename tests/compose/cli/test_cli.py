@@ -181,7 +181,7 @@ def test_status_shows_every_process_and_what_it_counted(
 
     settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
     run_dir = RunDir.create(tmp_path / "mine", settings)
-    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
+    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
     log, topics = MemoryLog(), Wiring(run_dir).topics
     log.create_topics(topics, policies=["policy"])
     now_ms = int(time.time() * 1000)
@@ -228,7 +228,7 @@ def test_status_says_why_a_run_ended(
     from tracegrad.compose import cli
 
     settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
-    endpoints = Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e")
+    endpoints = Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",))
     run_dir = RunDir.create(tmp_path / "mine", settings)
     run_dir.write_start(settings, endpoints)
     why = "trainer: exit status 70; last lines of trainer.log:\nDivergedError: expected a finite loss and gradient"
@@ -253,7 +253,7 @@ def test_status_shows_nothing_that_an_earlier_start_told(
 
     settings = RunSettings(run="mine", policy=PolicyConfig(model="none"))
     run_dir = RunDir.create(tmp_path / "mine", settings)
-    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_url="e"))
+    run_dir.write_start(settings, Endpoints(bootstrap_servers="b", llm_url="l", otlp_endpoint="o", engine_urls=("e",)))
     log, topics = MemoryLog(), Wiring(run_dir).topics
     log.create_topics(topics, policies=["policy"])
     told = SupervisedProcess(process="llm", state=ProcessState.RUNNING, pid=7)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.tiny_models import CHAT_TEMPLATE
@@ -104,7 +105,9 @@ def test_engine_leaves_memory_to_a_trainer_on_its_gpu(
     run_dir = RunDir.create(tmp_path / "test", settings)
     run_dir.write_start(
         settings,
-        Endpoints(bootstrap_servers="h:1", llm_url="http://h:2", otlp_endpoint="http://h:3", engine_url="http://h:4"),
+        Endpoints(
+            bootstrap_servers="h:1", llm_url="http://h:2", otlp_endpoint="http://h:3", engine_urls=("http://h:4",)
+        ),
     )
     handles = Wiring(run_dir).engine()
     argv = engine_argv(settings.engine, handles, is_cpu=False)
@@ -123,9 +126,23 @@ def test_engine_is_given_the_gpu_that_its_key_names(device: str, visible: str, e
     assert environment["CUDA_VISIBLE_DEVICES"] == expected
 
 
+@pytest.mark.parametrize(
+    ("device", "visible", "ordinal", "expected"),
+    [("auto", "", 0, "0"), ("auto", "4,7", 1, "7"), ("cuda:1", "", 2, "3")],
+)
+def test_replicas_have_a_gpu_each(device: str, visible: str, ordinal: int, expected: str, tmp_path: Path) -> None:
+    """From the one that the key names on."""
+    config, handles = config_for(tmp_path, device=device, replicas=4)
+    handles = msgspec.structs.replace(handles, ordinal=ordinal)
+    environment = engine_environment(config, handles, {"CUDA_VISIBLE_DEVICES": visible}, is_cpu=False)
+    assert environment["CUDA_VISIBLE_DEVICES"] == expected
+
+
 def test_a_gpu_that_is_not_visible_is_refused(tmp_path: Path) -> None:
     """By name, before vLLM says it in its own words."""
-    with pytest.raises(ConfigurationError, match=r"\[engine\] device: .*the 2 GPUs .*got 'cuda:2'"):
+    with pytest.raises(
+        ConfigurationError, match=r"\[engine\] device, replicas: .*the 2 GPUs .*got number 2, .*'cuda:2'"
+    ):
         engine_environment(*config_for(tmp_path, device="cuda:2"), {"CUDA_VISIBLE_DEVICES": "4,7"}, is_cpu=False)
 
 

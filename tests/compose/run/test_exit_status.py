@@ -45,7 +45,7 @@ def wiring(tmp_path: Path) -> Wiring:
     settings = RunSettings(run="test", policy=PolicyConfig(model="none"))
     run_dir = RunDir.create(tmp_path / "test", settings)
     run_dir.write_start(
-        settings, Endpoints(bootstrap_servers="none:1", llm_url="none", otlp_endpoint="none", engine_url="none")
+        settings, Endpoints(bootstrap_servers="none:1", llm_url="none", otlp_endpoint="none", engine_urls=("none",))
     )
     record = msgspec.structs.replace(run_dir.record, hash=RunHash(RUN_HASH))
     write_record(run_dir.path / "run.json", record)

@@ -7,11 +7,13 @@ import shutil
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
+from tracegrad.compose.engine.config import EngineConfig
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.positions import TopicStart
 from tracegrad.compose.run import serve
@@ -51,7 +53,7 @@ def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
     record, endpoints = first.record, first.endpoints
     again = prepare_run(msgspec.structs.replace(SETTINGS), tmp_path / "mine")
     assert again.record == record and again.endpoints == endpoints
-    assert len({endpoints.bootstrap_servers, endpoints.llm_url, endpoints.otlp_endpoint, endpoints.engine_url}) == 4
+    assert len({endpoints.bootstrap_servers, endpoints.llm_url, endpoints.otlp_endpoint, endpoints.engine_urls[0]}) == 4
 
 
 @pytest.mark.parametrize(
@@ -186,6 +188,39 @@ def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
     assert only == ["kafka", "engine", "otlp", "llm"]
     with pytest.raises(ConfigurationError, match="--only"):
         specs(wiring, for_training=False, only="everything")
+
+
+@pytest.mark.parametrize(
+    ("engine", "started"),
+    [({"replicas": 3}, ["engine", "engine-1", "engine-2"]), ({"url": ("http://a:1", "http://b:2", "http://c:3")}, [])],
+    ids=["ours", "theirs"],
+)
+def test_several_engines_have_a_weight_sync_each(tmp_path: Path, engine: dict[str, Any], started: list[str]) -> None:
+    """And gateway and tasks know all of them, by the ids under which they acknowledge."""
+    settings = msgspec.structs.replace(SETTINGS, engine=EngineConfig(**engine))
+    wiring = Wiring(prepare_run(settings, tmp_path))
+    names = [spec.name for spec in specs(wiring, for_training=True)]
+    assert [name for name in names if name.startswith("engine")] == started
+    syncing = [name for name in names if name.startswith("weight-sync")]
+    assert syncing == ["weight-sync", "weight-sync-1", "weight-sync-2"]
+    engines = wiring.llm().engines
+    syncs = [wiring.weight_sync(ordinal) for ordinal in range(3)]
+    assert [(one.id, one.url) for one in engines] == [(sync.engine_id, sync.engine_url) for sync in syncs]
+    assert wiring.tasks().engine_ids == tuple(one.id for one in engines) and len({one.url for one in engines}) == 3
+    if started:
+        ports = [wiring.engine(ordinal).port for ordinal in range(3)]
+        assert [one.url for one in engines] == [f"http://127.0.0.1:{port}" for port in ports]
+        assert prepare_run(settings, tmp_path).endpoints == wiring.endpoints
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"url": ()}, {"url": ("http://a:1", "http://a:1/")}, {"url": "http://a:1", "replicas": 2}, {"url": "a:1"}],
+)
+def test_engines_that_contradict_each_other_are_refused(engine: dict[str, Any]) -> None:
+    """Before anything starts."""
+    with pytest.raises(ConfigurationError, match=r"expected .*, got|expected none"):
+        EngineConfig(**engine)
 
 
 def test_the_trainer_may_have_an_interpreter_of_its_own(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_an_end_for_want_of_kafka_is_told_from_the_others(
     settings = RunSettings(run="test", policy=PolicyConfig(model="none"))
     folder = RunDir.create(tmp_path / "test", settings)
     folder.write_start(
-        settings, Endpoints(bootstrap_servers="none:1", llm_url="none", otlp_endpoint="none", engine_url="none")
+        settings, Endpoints(bootstrap_servers="none:1", llm_url="none", otlp_endpoint="none", engine_urls=("none",))
     )
     admin = SimpleNamespace(partition_counts=dict if is_kafka_there else away)
     for name in ("kafka", "log"):
@@ -61,8 +61,8 @@ def test_a_process_of_another_release_is_refused(
     """As a trainer with an environment of its own may be: what it writes nobody would read, and all would wait."""
     settings = RunSettings(run="test", policy=PolicyConfig(model="none"))
     folder = RunDir.create(tmp_path / "test", settings)
-    addresses = dict.fromkeys(("bootstrap_servers", "llm_url", "otlp_endpoint", "engine_url"), "none:1")
-    folder.write_start(settings, Endpoints(**addresses, release="0.0.9"))
+    addresses = dict.fromkeys(("bootstrap_servers", "llm_url", "otlp_endpoint"), "none:1")
+    folder.write_start(settings, Endpoints(**addresses, engine_urls=("none:1",), release="0.0.9"))
     monkeypatch.setattr(serve, "_run", lambda *_: None)
     monkeypatch.setattr(serve, "_set_up_logging", lambda: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)

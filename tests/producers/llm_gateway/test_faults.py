@@ -279,7 +279,7 @@ async def test_a_500_is_asked_again_at_once_even_when_waiting_is_over(caplog: py
     """Sampling may outlast the wait for engines; its answer is not lost to one fault of derender. Nothing is logged:
     hundreds of calls may wait for one engine.
     """
-    client = EngineClient((EngineRef(id="e0", url=""),), metrics=Metrics())
+    client = EngineClient((EngineRef(id="e0", url=""),), metrics=Metrics(), health_s=1.0)
     answers: list[Exception | bytes] = [EngineRefusal("template", status=502), b"parsed", UnavailableError("away")]
 
     async def post(*_: object) -> bytes:
@@ -289,7 +289,7 @@ async def test_a_500_is_asked_again_at_once_even_when_waiting_is_over(caplog: py
         return answer
 
     client._post_once = post  # type: ignore[method-assign, assignment]
-    waits = waits_until(0, -1.0)
+    waits = waits_until("", -1.0)
     assert (await client.post("/derender", {}, waits, timeout_s=1.0))[0] == b"parsed"
     with pytest.raises(UnavailableError, match="away"):
         await client.post("/derender", {}, waits, timeout_s=1.0)

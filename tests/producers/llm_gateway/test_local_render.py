@@ -20,7 +20,7 @@ from tracegrad.schemas.errors import EngineRefusal
 pytestmark = pytest.mark.slow
 
 ASK = {"role": "user", "content": "hello"}
-WAITS = waits_until(0, 5.0)
+WAITS = waits_until("", 5.0)
 
 
 def asked(*messages: dict[str, Any], **fields: Any) -> ChatRequest:

@@ -8,6 +8,7 @@ import tracemalloc
 import msgspec
 import pytest
 
+from tests.versions import ack
 from tracegrad.producers.rollout_histories import event_of
 from tracegrad.producers.tasks.admission_state import AdmissionState
 from tracegrad.schemas.ids import RunHash, group_id, rollout_id
@@ -24,7 +25,7 @@ from tracegrad.schemas.records.rollouts import (
 def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture) -> None:
     """Over a thousand rollouts leave nothing behind; a record that comes again is still known for what it is."""
     caplog.set_level(logging.ERROR)  # captured log lines take memory too
-    state = AdmissionState("ab12cd34", "policy")
+    state = AdmissionState("ab12cd34", "policy", ["engine-0"])
     run, records = RunHash("ab12cd34"), []
     for index in range(300):
         group = group_id(run, "train", index)
@@ -59,3 +60,15 @@ def test_a_long_run_keeps_what_is_in_the_works(caplog: pytest.LogCaptureFixture)
     foreign = msgspec.structs.replace(records[3], rollout_id="ffffffff" + "0" * 20)
     state.fold(msgspec.structs.replace(foreign, group=GroupRef(id="f", size=1, member=0, index=300)))
     assert state.exclusions == {"aborted": 1200}
+
+
+def test_the_slowest_of_several_engines_counts() -> None:
+    """Rollouts meet it too; nothing begins before each serves a version, and one that is the run's no more holds
+    nothing up.
+    """
+    state = AdmissionState("ab12cd34", "policy", ["engine-0", "engine-1"])
+    served: list[int | None] = []
+    for version, engine in ((0, "engine-0"), (0, "engine-9"), (0, "engine-1"), (2, "engine-0"), (1, "engine-1")):
+        state.fold(ack(version, engine_id=engine))
+        served.append(state.progress().acked)
+    assert served == [None, None, 0, 0, 1]

@@ -11,6 +11,7 @@ from tracegrad.schemas.ids import RunHash
 
 PACE = PaceConfig(staleness=2)
 HANDLES = TasksHandles(
+    engine_ids=("engine-0",),
     run_hash=RunHash("ab12cd34"),
     policy="policy",
     seed=0,

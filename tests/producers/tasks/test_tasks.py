@@ -50,6 +50,7 @@ class World:
         self.config = TasksConfig(file=file, eval_file=eval_file, group_size=2)
         self.pace = PaceConfig(staleness=1)
         self.handles = TasksHandles(
+            engine_ids=("engine-0",),
             run_hash=RunHash("ab12cd34"),
             policy="policy",
             seed=0,

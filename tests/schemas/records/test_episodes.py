@@ -30,7 +30,7 @@ def test_admission_and_credit_tell_one_reason(
     """tasks gives a place back for just the rollouts that credit leaves out, and says the same of each."""
     episode = EPISODES.decode(EPISODES.encode(member(0, size=1, state=state, reward=reward, calls=calls)))
     reason = why_excluded(episode, "policy")
-    admission = AdmissionState(RUN_HASH, "policy")
+    admission = AdmissionState(RUN_HASH, "policy", ["engine-0"])
     admission.fold(episode)
     (emission,) = feed(Credit(config(), TOPICS), episode)
     summary, rows = decode_group(emission.outputs[0].value)
