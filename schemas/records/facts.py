@@ -23,6 +23,7 @@ __all__ = [
     "Facts",
     "RewardFact",
     "RolloutFact",
+    "SaidReward",
     "SpanFact",
     "SpanKind",
     "ToolStatus",
@@ -49,6 +50,17 @@ class ToolStatus(OpenEnum):
     FAILED = "failed"
     UNKNOWN = "unknown"
     """Nothing tells, or a value of a later release."""
+
+
+class SaidReward(msgspec.Struct, frozen=True, kw_only=True):
+    """A reward that a span names; whether it counts is the assembler's to say."""
+
+    name: str
+    """`agent`, or `agent.<name>` of a further dimension."""
+    value: float | None
+    """None: no usable number."""
+    target: str | None = None
+    """The call id of the answer that it is linked to; None: the episode."""
 
 
 class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
@@ -91,6 +103,8 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     """Its parent is of another process, which may export nothing: nobody waits for it."""
     parent_is_local: bool = False
     """Its parent is of its own process, which will export it once it has ended. Neither: nobody told."""
+    rewards: tuple[SaidReward, ...] = ()
+    """What it says of its agent's own reward."""
 
 
 class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -229,7 +229,8 @@ class Assemble(StageFold[OpenEpisode]):
         return "not_selected"
 
     def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
-        written = write_episode(episode, self._rules.air, closed_by=closed_by)
+        sources = self._rules.reward_sources
+        written = write_episode(episode, self._rules.air, closed_by=closed_by, reward_sources=sources)
         if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
             self.metrics.add(TOOLS_WITHOUT_ID, num=num_without)
         for metric, rungs in ((CALLS_JOINED_BY, written.num_joined_by), (CALLS_NAMED_BY, written.num_named_by)):

@@ -30,7 +30,7 @@ from tracegrad.schemas.records.facts import (
     RewardFact,
     SpanFact,
 )
-from tracegrad.schemas.records.rollouts import Reward, RolloutEvent, RolloutState
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
 __all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting", "is_authorised"]
 
@@ -203,6 +203,9 @@ class OpenEpisode:
         if not self._has_its_rewards() or not self._has_its_spans():
             return Waiting.COUNTED
         is_counted = self.end.calls_closed and self.end.spans_exported is not None and self.end.spans_lost == 0
+        if AGENT_REWARD in self.end.rewards_awaited and not self._has_agents_reward():
+            # Nobody counts what an agent says, and it may say nothing.
+            is_counted = False
         return Waiting.NOTHING if is_counted else Waiting.UNCOUNTED
 
     def _has_its_calls(self) -> bool:
@@ -219,7 +222,11 @@ class OpenEpisode:
     def _has_its_rewards(self) -> bool:
         assert self.end is not None
         scored = {reward.name for (counts, _, _), reward in self.rewards.items() if counts}
-        return scored.issuperset(self.end.rewards_awaited)
+        return scored.issuperset(name for name in self.end.rewards_awaited if name != AGENT_REWARD)
+
+    def _has_agents_reward(self) -> bool:
+        posted = any(counts and reward.name == AGENT_REWARD for (counts, _, _), reward in self.rewards.items())
+        return posted or any(said.target is None for span in self.own_spans for said in span.rewards)
 
 
 def is_authorised(reward: Reward, sources: Sequence[str]) -> bool:

@@ -16,12 +16,13 @@ import msgspec
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.schemas.records.rollouts import Reward, RolloutState, is_usable
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutState, is_usable
 
+from .agent_rewards import agent_rewards
 from .air.rules import AirConfig, apply_air
 from .join import Joined, join_calls
 from .join_tools import join_tools, tool_spans
-from .open_episode import OpenEpisode
+from .open_episode import OpenEpisode, is_authorised
 
 __all__ = ["has_structure", "write_episode"]
 
@@ -31,7 +32,9 @@ _KEPT = set(EpisodeCall.__struct_fields__) & set(CallRecord.__struct_fields__)
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
-def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Episode:
+def write_episode(
+    episode: OpenEpisode, air: AirConfig, *, closed_by: str, reward_sources: Sequence[str] = ()
+) -> Episode:
     """The record of a closing episode."""
     event = episode.event
     state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
@@ -40,7 +43,8 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
     own = episode.own_spans if is_graded else []
     tools = tool_spans(own)
     awaited = episode.end.rewards_awaited if episode.end else ()
-    rewards = _authorised(episode, awaited) if is_graded else ()
+    counted, num_others = _judged(episode, spans, own, reward_sources) if is_graded else ([], 0)
+    rewards = _authorised(counted, awaited)
     calls = _with_rewards(_calls(episode, spans, own), rewards, air)
     total, unscored = _sum(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
@@ -67,7 +71,7 @@ def write_episode(episode: OpenEpisode, air: AirConfig, *, closed_by: str) -> Ep
         num_unproved_spans=len(spans) - len(own),
         num_tools=len(tools),
         num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
-        num_unauthorised_rewards=sum(not counts for counts, _, _ in episode.rewards) if is_graded else 0,
+        num_unauthorised_rewards=num_others,
         duration_s=episode.end.duration_s if episode.end else None,
         num_joined_by=_counted(call.joined_by for call in calls),
         num_named_by=_counted(call.named_by or "none" for call in calls),
@@ -78,12 +82,26 @@ def _counted(rungs: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(rungs).items()))
 
 
-def _authorised(episode: OpenEpisode, awaited: Sequence[str]) -> tuple[Reward, ...]:
+def _judged(
+    episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact], sources: Sequence[str]
+) -> tuple[list[Reward], int]:
+    """(rewards whose source counts, how many others there are); of what the agent said in two ways, the later."""
+    named = [(counts, reward) for (counts, _, _), reward in episode.rewards.items()]
+    named += [(is_authorised(reward, sources), reward) for reward in agent_rewards(own, episode.attempt)]
+    counted: dict[tuple[str, str, str], Reward] = {}
+    for reward in sorted((reward for counts, reward in named if counts), key=lambda reward: reward.at_ms):
+        counted[reward.source, reward.idempotency_key, reward.target or ""] = reward
+    places = {(span.trace_id, span.span_id) for span in own}
+    strangers = [span for span in spans if span.rewards and (span.trace_id, span.span_id) not in places]
+    num_others = sum(not counts for counts, _ in named) + len(agent_rewards(strangers, None))
+    return list(counted.values()), num_others
+
+
+def _authorised(counted: Sequence[Reward], awaited: Sequence[str]) -> tuple[Reward, ...]:
     """Rewards that may count, in canonical order.
 
     When names are awaited, just those count: whether any other arrived before the episode closed is chance.
     """
-    counted = [reward for (counts, _, _), reward in episode.rewards.items() if counts]
     return tuple(
         sorted(
             (reward for reward in counted if not awaited or reward.name in awaited),
@@ -102,7 +120,7 @@ def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | Non
         return None, f"missing: {', '.join(missing)}"
     values = []
     for reward in rewards:
-        if reward.target is None:
+        if reward.target is None and not reward.name.startswith(f"{AGENT_REWARD}."):
             if reward.value is None:
                 return None, reward.reason or "unscored"
             if not is_usable(reward.value):

@@ -39,6 +39,7 @@ from .dialects.traceloop import TRACELOOP
 from .dialects.vercel_ai import VERCEL_AI
 from .identity import episode_of
 from .reading.agent_hints import HINT_KEYS, agent_hints
+from .reading.agent_rewards import REWARD_KEYS, rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
 from .reading.span_view import AttributeValue, SpanView
 
@@ -63,7 +64,9 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 """Each reads what it finds on a span, whatever the others find. A new dialect is a new row."""
 _IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
-_SPAN_KEYS = _IDENTITY_KEYS.union(JUDGED_KEYS, HINT_KEYS, *(dialect.marks | dialect.keys for dialect in DIALECTS))
+_SPAN_KEYS = _IDENTITY_KEYS.union(
+    JUDGED_KEYS, HINT_KEYS, REWARD_KEYS, *(dialect.marks | dialect.keys for dialect in DIALECTS)
+)
 _BY_MARK: dict[str, list[Dialect]] = {}
 for _dialect in DIALECTS:
     for _mark in _dialect.marks:
@@ -181,6 +184,7 @@ class SpanReader:
             proved_by=proved_by,
             parent_is_remote=_parent_is_remote(span),
             parent_is_local=bool(span.parent_span_id) and span.flags & 768 == 256,
+            rewards=rewards_in(view.name, attributes),
             agent_hints=hints,
             error_type=view.text(ERROR_TYPE) if readings else None,
             **meaning._asdict(),

@@ -192,6 +192,18 @@ CAPTURED_FACTS = facts.Facts(
         facts.CallEndedFact(ended=CALL_ENDED),
     ),
 )
+REWARDING_FACTS = facts.Facts(
+    episode_id=EPISODE,
+    facts=(
+        msgspec.structs.replace(
+            SPAN,
+            rewards=(
+                facts.SaidReward(name="agent", value=0.5, target="chatcmpl-5f0c" + "0" * 28),
+                facts.SaidReward(name="agent.short", value=None),
+            ),
+        ),
+    ),
+)
 
 
 class _Groups:
@@ -219,6 +231,7 @@ RELEASED: dict[str, Any] = {
     "facts-1-k.msgpack": facts.EPISODE_EVENTS,
     "facts-1-l.msgpack": facts.EPISODE_EVENTS,
     "close-1-b.msgpack": facts.EPISODE_EVENTS,
+    "facts-1-m.msgpack": facts.EPISODE_EVENTS,
     "close-1.msgpack": facts.EPISODE_EVENTS,
     "episode-1.json": episodes.EPISODES,
     "episode-1-k.json": episodes.EPISODES,
@@ -246,6 +259,7 @@ WRITTEN = {
     "facts-1-k.msgpack": JOINING_FACTS,
     "facts-1-l.msgpack": CAPTURED_FACTS,
     "close-1-b.msgpack": facts.Close(episode_id=EPISODE, reason="idle", num_records=7),
+    "facts-1-m.msgpack": REWARDING_FACTS,
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),
 }

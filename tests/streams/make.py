@@ -178,14 +178,16 @@ def tool_span(trace_id: str, span_id: int, tool: str = "calc", **rest: Any) -> S
     return span(trace_id, span_id, f"execute_tool {tool}", **attributes, **rest)
 
 
-def pairs(attributes: dict[str, str | int | bool]) -> list[KeyValue]:
+def pairs(attributes: dict[str, str | int | float | bool]) -> list[KeyValue]:
     """OTLP attributes."""
     return [KeyValue(key=key, value=_any(value)) for key, value in attributes.items()]
 
 
-def _any(value: str | int | bool) -> AnyValue:
+def _any(value: str | int | float | bool) -> AnyValue:
     if isinstance(value, str):
         return AnyValue(string_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
     return AnyValue(bool_value=value) if isinstance(value, bool) else AnyValue(int_value=value)
 
 
