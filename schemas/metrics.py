@@ -60,6 +60,7 @@ __all__ = [
     "OUTPUTS",
     "PAUSED",
     "PROPOSALS",
+    "PROPOSALS_VOID",
     "READY",
     "RECORDS",
     "RECORDS_REFUSED",
@@ -127,6 +128,7 @@ EMISSIONS = Counter("emissions", "Fold steps that led to records.")
 OUTPUTS = Counter("outputs", "Records appended.", ("topic",))
 COMMITS = Counter("commits", "Commits of input offsets.", is_work=True)
 PROPOSALS = Counter("proposals", "Proposals to close an episode.", ("reason",))
+PROPOSALS_VOID = Counter("proposals_void", "Proposals that an episode was silent, made before more of it was read.")
 DELIVERIES_DROPPED = Counter("deliveries_dropped", "Of an earlier assignment, or delivered before.", ("reason",))
 OFFSETS_WITHOUT_RECORD = Counter("offsets_without_record", "Offsets that hold no record, passed by.")
 CLOSED_IDS_FORGOTTEN = Counter("closed_ids_forgotten", "Closed ids that were forgotten because they are too many.")

@@ -43,6 +43,19 @@ class SelectConfig(Section, frozen=True, kw_only=True):
     """Only those that began before this time."""
 
 
+class ServiceConfig(Section, frozen=True, kw_only=True):
+    """`[streams.services."name"]`: how long episodes that we did not start are waited for, by the `service.name` of
+    their spans; of several services the longest.
+
+    Example: ServiceConfig(idle_s=60.0).
+    """
+
+    idle_s: Seconds | None = None
+    """As `[streams] idle_s`."""
+    deadline_s: Seconds | None = None
+    """As `[streams] captured_deadline_s`."""
+
+
 class StreamsConfig(Section, frozen=True, kw_only=True):
     """`[streams]`: the workers of normalize, assemble and credit.
 
@@ -56,7 +69,12 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     incomplete_s: Seconds = 60.0
     """After an attempt's end: how long counted ones are waited for; a safety net, for they were acknowledged."""
     idle_s: Seconds = 10.0
-    """Silence after which an episode of an agent without runner closes."""
+    """Silence after which an episode of an agent without runner closes, unless the agent is still at work: a call above
+    5 s is in flight, or a span has come whose parent, in the same process, has not."""
+    captured_deadline_s: Seconds = 1800.0
+    """The longest that it stays open, from its first fact on; what comes later makes another episode."""
+    services: dict[str, ServiceConfig] = msgspec.field(default_factory=dict)
+    """Other times for the agents of some services, by `service.name`."""
     orphan_s: Seconds = 600.0
     """Silence after which a rollout's episode closes of which no runner ever spoke; one of spans alone is let go. Long:
     its events may be late, since they travel on another topic than its spans."""

@@ -118,6 +118,8 @@ def _value(value: Any, kind: Any, path: str) -> Any:
         return tuple(_value(item, section, f"{path}.{name}") for name, item in zip(names, value, strict=True))
     if not isinstance(value, dict):
         raise ConfigurationError(f"{_spelt(path)}: expected a table, got {value!r}")
+    if typing.get_origin(kind) is dict:
+        return {name: _value(item, section, f"{path}.{name}") for name, item in value.items()}
     return _build(section, value, path)
 
 

@@ -21,11 +21,14 @@ _REPEAT_S = 30.0
 
 
 def due(episodes: Collection[OpenEpisode], now_s: float, config: StreamsConfig) -> Iterator[tuple[OpenEpisode, str]]:
-    """(episode, reason): `deadline` after an end, `idle` without any runner, `bound` when too many are open."""
+    """(episode, reason): `deadline` after an end, or of a captured episode that does not end; `idle` without any
+    runner; `bound` when too many are open."""
     reasons: dict[str, str] = {}
     for episode in episodes:
         if episode.silent_since_s is None:
             episode.silent_since_s = now_s
+        if episode.first_seen_s is None:
+            episode.first_seen_s = now_s
         if episode.end is not None and episode.ended_at_s is None:
             episode.ended_at_s = now_s
         reasons[episode.episode_id] = _reason(episode, now_s, config)
@@ -43,9 +46,28 @@ def due(episodes: Collection[OpenEpisode], now_s: float, config: StreamsConfig) 
 def _reason(episode: OpenEpisode, now_s: float, config: StreamsConfig) -> str:
     waiting = episode.waiting()
     if waiting is Waiting.SILENCE:
-        reason, since_s = "idle", episode.silent_since_s
-        patience_s = config.orphan_s if episode.attempt else config.idle_s
-    else:
-        reason, since_s = "deadline", episode.ended_at_s
-        patience_s = config.deadline_s if waiting is Waiting.UNCOUNTED else config.incomplete_s
-    return reason if since_s is not None and now_s - since_s >= patience_s else ""
+        return _of_silence(episode, now_s, config)
+    patience_s = config.deadline_s if waiting is Waiting.UNCOUNTED else config.incomplete_s
+    return "deadline" if _is_over(episode.ended_at_s, patience_s, now_s) else ""
+
+
+def _of_silence(episode: OpenEpisode, now_s: float, config: StreamsConfig) -> str:
+    """Of an episode of which no runner has spoken."""
+    if episode.attempt is not None:
+        return "idle" if _is_over(episode.silent_since_s, config.orphan_s, now_s) else ""
+    idle_s, deadline_s = _patience(episode, config)
+    if _is_over(episode.first_seen_s, deadline_s, now_s):
+        return "deadline"
+    return "idle" if not episode.is_at_work and _is_over(episode.silent_since_s, idle_s, now_s) else ""
+
+
+def _patience(episode: OpenEpisode, config: StreamsConfig) -> tuple[float, float]:
+    """(`idle_s`, `deadline_s`) of a captured episode: the longest that one of its services asks for."""
+    own = [config.services[name] for name in episode.services if name in config.services]
+    idle_s = max((one.idle_s for one in own if one.idle_s is not None), default=config.idle_s)
+    deadline_s = max((one.deadline_s for one in own if one.deadline_s is not None), default=config.captured_deadline_s)
+    return idle_s, deadline_s
+
+
+def _is_over(since_s: float | None, patience_s: float, now_s: float) -> bool:
+    return since_s is not None and now_s - since_s >= patience_s

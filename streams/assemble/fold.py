@@ -27,6 +27,7 @@ from tracegrad.schemas.metrics import (
     EPISODES_CLOSED_BY,
     FACTS_LATE,
     PROPOSALS,
+    PROPOSALS_VOID,
     TOOLS_WITHOUT_ID,
     Metrics,
 )
@@ -100,11 +101,13 @@ class Assemble(StageFold[OpenEpisode]):
                 continue
             self.metrics.add(PROPOSALS, reason)
             rollout = episode.attempt[0] if episode.attempt else None
+            num_records = len(episode.positions) if reason == "idle" else 0
+            close = Close(episode_id=episode.episode_id, reason=reason, num_records=num_records)
             proposals.append(
                 Output(
                     topic=Topic.EPISODE_EVENTS,
                     key=episode_key(rollout, episode.episode_id),
-                    value=EPISODE_EVENTS.encode(Close(episode_id=episode.episode_id, reason=reason)),
+                    value=EPISODE_EVENTS.encode(close),
                     partition=episode.partition,
                 )
             )
@@ -138,9 +141,13 @@ class Assemble(StageFold[OpenEpisode]):
             self.metrics.add(FACTS_LATE, "other", num=len(event.facts) - num_calls)
 
     def _obey(self, record: Record, close: Close) -> Emission:
-        """Closes what a clock proposed to close; a proposal for nothing has nothing to wait for."""
+        """Closes what a clock proposed to close. A proposal for nothing has nothing to wait for, and one of silence is
+        void when something came before it: whoever made it lagged behind."""
         episode = self._open.get(close.episode_id)
         if episode is None:
+            return Emission(done=(record.position,))
+        if close.num_records and close.num_records != len(episode.positions):
+            self.metrics.add(PROPOSALS_VOID)
             return Emission(done=(record.position,))
         episode.positions.append(record.position)
         return self._write(record, episode, close.reason)
@@ -165,7 +172,7 @@ class Assemble(StageFold[OpenEpisode]):
         held.num_bytes += len(record.value or b"")
         self._num_bytes += episode.num_bytes
         self._num_unproved += episode.num_unproved_bytes
-        episode.silent_since_s = None
+        episode.silent_since_s, episode.next_proposal_s = None, 0.0
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
         self._strays.discard(facts.episode_id)

@@ -90,6 +90,10 @@ class OpenEpisode:
         self._opened: set[str] = set()
         self._ended: dict[str, CallEnded] = {}
         """Of captured calls, by their id."""
+        self._come: set[Place] = set()
+        self._parents: set[Place] = set()
+        """Of a captured trace: of the spans that have come, and parents that their own process will export yet."""
+        self.services: set[str] = set()
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
         """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
         self.started: RolloutEvent | None = None
@@ -98,6 +102,8 @@ class OpenEpisode:
         """When the clock first saw that no record came; None: one came since it last looked."""
         self.ended_at_s: float | None = None
         """When the clock first saw the attempt's end."""
+        self.first_seen_s: float | None = None
+        """When the clock first saw it."""
         self.next_proposal_s = 0.0
 
     @property
@@ -129,9 +135,9 @@ class OpenEpisode:
         return {call_id: ended.outcome for call_id, ended in self._ended.items()}
 
     @property
-    def has_open_calls(self) -> bool:
-        """Whether a captured call is in flight."""
-        return bool(self._opened - self.calls.keys() - self._ended.keys())
+    def is_at_work(self) -> bool:
+        """Whether a captured agent works on, however silent: a call is in flight, or a span's parent has not ended."""
+        return bool(self._parents or self._opened - self.calls.keys() - self._ended.keys())
 
     @property
     def spans(self) -> list[SpanFact]:
@@ -167,6 +173,8 @@ class OpenEpisode:
         if isinstance(fact, SpanFact):
             place, spans = (fact.trace_id, fact.span_id), self._spans[fact.proved_by]
             spans[place] = _later(spans.get(place), fact, lambda span: span.end_ns)
+            if self.attempt is None:
+                self._await_parent(fact, place)
             if fact.is_counted:
                 # Kept apart from the fact: the same span may also come unmarked, as from a forked child.
                 self._counted[fact.proved_by].add(place)
@@ -188,6 +196,15 @@ class OpenEpisode:
             self.end = _later(self.end, fact.event, lambda event: event.at_ms)
         else:
             self.started = _later(self.started, fact.event, lambda event: event.at_ms)
+
+    def _await_parent(self, span: SpanFact, place: Place) -> None:
+        self.services.add(span.service)
+        self._come.add(place)
+        self._parents.discard(place)
+        if span.parent_is_local and span.parent_span_id is not None:
+            parent = (span.trace_id, span.parent_span_id)
+            if parent not in self._come:
+                self._parents.add(parent)
 
     def waiting(self) -> Waiting:
         """What it waits for; the table under "assemble" in docs/streams.md."""

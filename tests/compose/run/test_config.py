@@ -16,6 +16,7 @@ from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.producers.runner.hosted.agent_host import FLUSH_LIMIT_S
 from tracegrad.schemas.credentials import new_host
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.streams.config import ServiceConfig
 
 ROOT = Path(__file__).parents[3]
 GOOD = """
@@ -100,6 +101,8 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
             r"\[air.rules.a\] cap: expected at least 0, got -1",
         ),
         ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0, got 0"),
+        ('[streams.services."my bot"]\nidle = 9\n', r"unknown key 'idle' in \[streams.services.my bot\]; .*'idle_s'"),
+        ("[streams.services]\nbot = 9\n", r"\[streams.services\] bot: expected a table, got 9"),
         ('[engine]\ndtype = "bfloat16"\n', r"\[engine\] dtype is 'bfloat16', but versions are published as 'auto'"),
         ('[trainer]\npublish_dtype = "bfloat16"\n', r"dtype is 'auto', but versions are published as 'bfloat16'"),
         ('[engine]\ndtype = "fp8"\n', r"\[engine\] dtype: expected `float32` or `bfloat16`, got 'fp8'"),
@@ -209,7 +212,8 @@ def test_a_hub_name_stays_a_hub_name(folder: Path) -> None:
 
 def test_resolved_settings_come_back_equal(folder: Path) -> None:
     """What `tracegrad serve` reads is what was checked."""
-    settings = load(write(folder, GOOD), environ={}, flags={})
+    settings = load(write(folder, GOOD + '[streams.services."my bot"]\nidle_s = 60\n'), environ={}, flags={})
+    assert settings.streams.services == {"my bot": ServiceConfig(idle_s=60.0)}
     assert prepare_run(settings, folder / "run").settings == settings
     with pytest.raises(ConfigurationError, match="--run-dir"):
         _ = RunDir(folder / "none").settings
