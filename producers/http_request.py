@@ -96,8 +96,8 @@ async def read_object(request: Request, limit: int, share: Share) -> dict[str, A
     data = await read_body(request, limit, share, weigh=weigh_json)
     try:
         body = msgspec.json.decode(data or b"{}", type=dict[str, Any])
-        # What the log's wire cannot hold (huge numbers, lone surrogates) is refused before it costs anything.
-        msgspec.msgpack.encode(body)
+        # Half a surrogate pair is refused before it costs anything: no token means it.
+        msgspec.json.encode(body)
     except (ValueError, OverflowError, RecursionError):
         raise RequestError("expected a JSON object, got something else") from None
     return body

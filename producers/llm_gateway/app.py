@@ -64,6 +64,7 @@ from .agent_events import EVENTS_PATH, AgentEvents
 from .api.events import Api
 from .api.messages.api import COUNT_TOKENS, MESSAGES
 from .api.openai_chat import OPENAI_CHAT
+from .api.responses.api import RESPONSES
 from .calls import CallServer, Parts
 from .chat import ChatEndpoints, problem_of, problem_response
 from .config import LlmConfig, LlmHandles, PolicyConfig
@@ -75,7 +76,7 @@ from .render.local_render import prove
 
 __all__ = ["APIS", "Gateway", "run"]
 
-APIS = (OPENAI_CHAT, MESSAGES)
+APIS = (OPENAI_CHAT, RESPONSES, MESSAGES)
 """What agents may speak; the first also words the errors of routes that belong to no API."""
 
 _LOGGER = logging.getLogger(__name__)

@@ -205,6 +205,8 @@ class CallServer:
         message = Message(
             role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
         )
+        if request.is_kept:
+            session.conversations.keep(answer.call_id, (*request.messages[request.num_led :], message))
         said = session.history.remember(splice_context(request), request.messages, message, call)
         if session.scope is not None:
             self._parts.sessions.leaves.add(Leaf(Said(session.scope, said, call.tool_call_ids), session.key))

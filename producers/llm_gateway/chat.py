@@ -29,13 +29,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, UnavailableError
-from tracegrad.schemas.ids import TraceId, split_episode_id
+from tracegrad.schemas.ids import CallId, TraceId, key_in, split_episode_id
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
 from ..http_request import UNREAD, holder_of, read_object, retry_after_s
-from .api.chat_request import ChatRequest
-from .api.events import Api, Event, Failed, Problem
+from .api.chat_request import ChatRequest, Message, check_recordable
+from .api.events import Api, Event, Failed, Problem, Recall
 from .calls import CallServer, Parts, Served, halved
 from .identity import Caller, claims_of, conversation_of, judge, scope_of
 from .leaves import Leaf, Said
@@ -80,14 +80,16 @@ class ChatEndpoints:
             if session is not None:
                 # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
                 session.last_fault = None
-            request = api.read(body)
+            scope = scope_of(http)
+            request = api.read_on(body, self._recall(caller, session, scope)) if api.read_on else api.read(body)
+            check_recordable(request)
             check_model(request.model, parts.policy)
             if not config.allow_strict:
                 request = without_strict(request)
             leaf = None
             if session is None:
                 parts.metrics.add(CALLS_CAPTURED)
-                caller, session, leaf = self._captured(caller, scope_of(http), request)
+                caller, session, leaf = self._captured(caller, scope, request)
             session.enter()
             entered.callback(session.leave)
             leave = entered.pop_all().close
@@ -99,10 +101,23 @@ class ChatEndpoints:
             settled=functools.partial(self._settle, session, leave, leaf),
         )
 
+    def _recall(self, caller: Caller, session: Session | None, scope: bytes) -> Recall:
+        """What the caller may go on with: answers of its attempt, or of a captured conversation that is its own."""
+
+        def recall(call_id: CallId) -> tuple[Message, ...] | None:
+            found = session or self._parts.sessions.known(caller.key if _is_named(caller) else key_in(call_id) or "")
+            is_own = found is not None and found.scope in (None, scope)
+            return found.conversations.find(call_id) if found is not None and is_own else None
+
+        return recall
+
     def _captured(self, caller: Caller, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, Leaf | None]:
         """The session of a captured agent's call: of what it names, else of the only conversation that its messages
         continue, which is thereby taken, else of its own."""
         sessions = self._parts.sessions
+        if request.continues is not None and not _is_named(caller):
+            # The answer's id says more than the trace, of which a client may begin one for each request.
+            caller = msgspec.structs.replace(caller, conversation_key=key_in(request.continues))
         if caller.key:
             return caller, sessions.captured(caller.key), None
         said = last_said(splice_context(request), request.messages)
@@ -171,6 +186,11 @@ class ChatEndpoints:
 
     def _leave(self, is_attempts: bool) -> None:
         self._num_inflight[is_attempts] -= 1
+
+
+def _is_named(caller: Caller) -> bool:
+    """Whether a captured agent says which conversation it means."""
+    return caller.rollout_id is not None or caller.conversation_key is not None
 
 
 @dataclass(kw_only=True)

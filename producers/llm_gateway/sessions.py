@@ -29,6 +29,7 @@ from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.records.tokens import Ids
 
 from .config import LlmConfig
+from .conversations import Conversations
 from .identity import Caller
 from .leaves import Leaves
 from .splice import SpliceHistory
@@ -74,12 +75,13 @@ class Session:
         self.scope: bytes | None = None
         """The client of a captured conversation whose requests name nothing: they find it by what was said."""
         self.history = SpliceHistory()
+        self.conversations = Conversations()
         self.last_used = time.monotonic()
         self.is_closing = False
         self.end_answer: bytes | None = None
         self.end_lock = asyncio.Lock()
         self.num_ids_counted = 0
-        """Token ids of its history as its registry counted them."""
+        """Token ids of its history and conversations as its registry counted them."""
         self.last_fault: int | None = None
         """Status of the call that ended last, if that was the gateway's or the engine's fault (503)."""
         self.agent_reward: Reward | None = None
@@ -91,6 +93,11 @@ class Session:
         self._idle.set()
         self._num_inflight = 0
         self._numbers = itertools.count(1)
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids that it holds."""
+        return self.history.num_ids + self.conversations.num_ids
 
     def enter(self) -> None:
         """A call is in flight until `leave`, when its answer is sent. Raises SessionError (410) after the end."""
@@ -175,7 +182,7 @@ class Session:
 
     def forget_calls(self) -> None:
         """Frees what only further calls would need."""
-        self.history = SpliceHistory()
+        self.history, self.conversations = SpliceHistory(), Conversations()
         self._calls = []
 
 
@@ -255,8 +262,8 @@ class Sessions:
         """Counts what a session holds now, forgets old captured traces; whether another call may be remembered."""
         registry = self._captured if session.purpose is Purpose.UNKNOWN else self._attempts
         if registry.get(session.key) is session:
-            self._num_ids += session.history.num_ids - session.num_ids_counted
-            session.num_ids_counted = session.history.num_ids
+            self._num_ids += session.num_ids - session.num_ids_counted
+            session.num_ids_counted = session.num_ids
         while self._num_ids > self._config.max_history_ids and self._captured:
             oldest = next(iter(self._captured))
             if self._captured[oldest] is session:

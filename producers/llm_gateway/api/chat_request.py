@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "ToolUse",
     "Wishes",
     "check_arguments",
+    "check_recordable",
     "read_as",
     "rest_of",
 ]
@@ -122,6 +124,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one answer may call several tools."""
     wishes: Wishes = Wishes()
     is_stream: bool = False
+    continues: CallId | None = None
+    """The answer that the agent names as the one before; its conversation is part of `messages`."""
+    num_led: int = 0
+    """How many of the first messages a request that continues this one does not inherit: each says its own."""
+    is_kept: bool = False
+    """Later requests may continue its answer by naming it."""
     sampling_asked: dict[str, Any] = {}
     """The sampling fields as received, for the record."""
     extra: dict[str, Any] = {}
@@ -143,6 +151,14 @@ def rest_of(body: dict[str, Any], *types: type[msgspec.Struct]) -> dict[str, Any
     """The fields that no type names; null counts as absent."""
     known = {name for type_ in types for name in type_.__struct_encode_fields__}
     return {name: value for name, value in body.items() if name not in known and value is not None}
+
+
+def check_recordable(request: ChatRequest) -> None:
+    """Raises RequestError for a number that the log's wire cannot hold; in messages there may be any, as text."""
+    try:
+        msgspec.msgpack.encode((request.wishes, request.sampling_asked))
+    except OverflowError:
+        raise RequestError("expected sampling fields with numbers of at most 64 bits, got a larger one") from None
 
 
 def check_arguments(arguments: str) -> None:

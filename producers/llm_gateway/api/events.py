@@ -16,9 +16,29 @@ import msgspec
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
-from .chat_request import ChatRequest
+from .chat_request import ChatRequest, Message
 
-__all__ = ["Api", "Event", "Failed", "Finished", "Problem", "Reasoning", "Started", "Text", "ToolCalled", "Writer"]
+__all__ = [
+    "Api",
+    "Event",
+    "Failed",
+    "Finished",
+    "Problem",
+    "Reasoning",
+    "Recall",
+    "Started",
+    "Text",
+    "ToolCalled",
+    "Writer",
+    "forgotten",
+]
+
+Recall = Callable[[CallId], tuple[Message, ...] | None]
+"""The conversation up to an answer, the answer last, if the asking agent may go on with it; None: it is not kept."""
+
+
+def forgotten(call_id: CallId) -> None:
+    """A Recall that knows nothing."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,5 +123,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     read: Callable[[dict[str, Any]], ChatRequest]
     """Raises RequestError."""
     write: Callable[[ChatRequest], Writer]
+    read_on: Callable[[dict[str, Any], Recall], ChatRequest] | None = None
+    """Instead of `read`, for an API whose requests may name answers instead of repeating them."""
     error: Callable[[Problem], bytes]
     """The body of an answer that is an error."""

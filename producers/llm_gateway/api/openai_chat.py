@@ -28,7 +28,8 @@ from .chat_request import (
     read_as,
     rest_of,
 )
-from .events import Api, Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from .events import Api, Event, Failed, Finished, Reasoning, Started, Text, ToolCalled
+from .openai_error import write_error
 
 __all__ = ["OPENAI_CHAT"]
 
@@ -50,7 +51,6 @@ _FILTERS = {
     "allowed_token_ids": None,
 }
 """What changes the logits besides the parameters of the record, with the value that changes nothing."""
-_KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
 
 
 class _Arguments(msgspec.Struct):
@@ -209,7 +209,7 @@ class _Writer:
                     yield self._chunk([], _usage(event))
                 yield b"data: [DONE]\n\n"
             case Failed(problem):
-                yield b"data: " + _error(problem) + b"\n\n"
+                yield b"data: " + write_error(problem) + b"\n\n"
 
     def _delta(self, fields: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> bytes:
         return self._chunk([{"index": 0, "delta": fields, "logprobs": logprobs, "finish_reason": finish_reason}])
@@ -235,11 +235,5 @@ def _usage(finished: Finished) -> dict[str, int]:
     }
 
 
-def _error(problem: Problem) -> bytes:
-    kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
-    error = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
-    return msgspec.json.encode({"error": error})
-
-
-OPENAI_CHAT = Api(path="/v1/chat/completions", read=_read, write=_Writer, error=_error)
+OPENAI_CHAT = Api(path="/v1/chat/completions", read=_read, write=_Writer, error=write_error)
 """Chat completions, as vLLM and OpenAI's own clients speak them."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig
 
-__all__ = ["SPEAKERS", "Chat", "Messages", "Speaker", "Spoken"]
+__all__ = ["SPEAKERS", "Chat", "Continued", "Messages", "References", "Responses", "Speaker", "Spoken"]
 
 PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1"
 SCHEMA = {"type": "object", "properties": {"expr": {"type": "string"}}}
@@ -123,4 +123,79 @@ class Messages:
         return "".join(texts), [block["id"] for block in blocks if block["type"] == "tool_use"]
 
 
-SPEAKERS: dict[str, Callable[[Rig, random.Random], Speaker]] = {"chat": Chat, "messages": Messages}
+class Responses:
+    """OpenAI's, the whole input sent again."""
+
+    def __init__(self, rig: Rig, habits: random.Random) -> None:
+        self._rig, self._habits = rig, habits
+        self._input: list[Any] = []
+
+    async def ask(self, text: str) -> Spoken:
+        """See Speaker."""
+        parts = [{"type": "input_text", "text": text}]
+        typed = {"type": "message"} if self._habits.random() < 0.5 else {}
+        self._input.append({"role": "user", "content": self._habits.choice([text, parts]), **typed})
+        return await self._answer()
+
+    async def tell(self, results: dict[str, str]) -> Spoken:
+        """See Speaker."""
+        self._input += [{"type": "function_call_output", "call_id": it, "output": text} for it, text in results.items()]
+        return await self._answer()
+
+    async def _answer(self) -> Spoken:
+        output = (await self._post(self._input))["output"]
+        self._input += [kept for item in output for kept in self._kept(item)]
+        return self._spoken(output)
+
+    async def _post(self, items: Any, **fields: Any) -> Any:
+        body = {
+            "model": "policy",
+            "instructions": SYSTEM,
+            "input": items,
+            "tools": [{"type": "function", "name": "calc", "description": "d", "parameters": SCHEMA, "strict": False}],
+            **fields,
+        }
+        return await _post(self._rig, "/responses", body)
+
+    def _kept(self, item: Any) -> list[Any]:
+        match item["type"]:
+            case "reasoning":
+                return self._habits.choice([[item], []])
+            case "message":
+                texts = split(item["content"][0]["text"], self._habits)
+                easy = {"role": "assistant", "content": "".join(texts)}
+                parts = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+                return [self._habits.choice([easy, {**item, "content": parts}])]
+        return [{**item, "arguments": rewritten(item["arguments"], self._habits)}]
+
+    def _spoken(self, output: list[Any]) -> Spoken:
+        texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
+        return "".join(texts), [item["call_id"] for item in output if item["type"] == "function_call"]
+
+
+class References(Responses):
+    """The same, each item of an answer by its id."""
+
+    def _kept(self, item: Any) -> list[Any]:
+        return [{"type": "item_reference", "id": item["id"]}]
+
+
+class Continued(Responses):
+    """The same, only what is new sent, after the response before."""
+
+    _before: str | None = None
+
+    async def _answer(self) -> Spoken:
+        items, self._input = self._input, []
+        answer = await self._post(items, previous_response_id=self._before)
+        self._before = answer["id"]
+        return self._spoken(answer["output"])
+
+
+SPEAKERS: dict[str, Callable[[Rig, random.Random], Speaker]] = {
+    "chat": Chat,
+    "messages": Messages,
+    "responses": Responses,
+    "references": References,
+    "continued": Continued,
+}

@@ -1,0 +1,233 @@
+"""OpenAI Responses: events become a response, or the events of its stream in OpenAI's order. Pure.
+
+In: events. Out: the wire form. The output is reasoning, message, function calls, as far as there are any; an answer
+that neither says nor calls anything is an empty message, so that a client which sends its output back sends a turn.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from tracegrad.schemas.records.calls import ToolCall
+
+from ..chat_request import ChatRequest
+from ..events import Event, Failed, Finished, Problem, Reasoning, Started, Text, ToolCalled
+from .item_ids import function_call_id, message_id, reasoning_id, response_id
+
+__all__ = ["ResponseWriter"]
+
+_Step = dict[str, Any]
+_REPEATED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "temperature": 1.0,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields of the request that the response has too, with what they mean when they are absent."""
+
+
+class ResponseWriter:
+    """See Writer."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        asked = request.extra
+        self._body: _Step = {name: asked.get(name, absent) for name, absent in _REPEATED.items()}
+        self._body["text"] = {"format": {"type": "text"}} | asked.get("text", {})
+        self._body["reasoning"] = {"effort": asked.get("reasoning_effort"), "summary": None}
+        self._number = 0
+        self._started: Started | None = None
+        self._output: list[_Step] = []
+        self._is_open = False
+        """The last item is being written."""
+
+    def whole(self, events: Iterable[Event]) -> bytes:
+        """See Writer."""
+        for event in events:
+            collections.deque(self._steps(event), maxlen=0)
+        return msgspec.json.encode(self._body)
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """See Writer."""
+        for step in self._steps(event):
+            numbered = {**step, "sequence_number": self._number}
+            self._number += 1
+            yield b"event: %s\ndata: %s\n\n" % (step["type"].encode(), msgspec.json.encode(numbered))
+
+    def _steps(self, event: Event) -> Iterator[_Step]:
+        match event:
+            case Started():
+                self._start(event)
+                yield {"type": "response.created", "response": self._body}
+                yield {"type": "response.in_progress", "response": self._body}
+            case Reasoning(text) if text:
+                yield from self._into("reasoning")
+                self._output[-1]["content"][0]["text"] += text
+                yield self._piece("reasoning_text.delta", delta=text)
+            case Text(text, logprobs) if text or logprobs:
+                yield from self._say(text or "", logprobs)
+            case ToolCalled(call):
+                yield from self._close()
+                yield from self._call(call)
+            case Finished():
+                if not any(item["type"] != "reasoning" for item in self._output):
+                    yield from self._into("message")
+                yield from self._finish(event)
+            case Failed(problem):
+                yield self._failure(problem)
+
+    def _start(self, started: Started) -> None:
+        self._started = started
+        self._body = {
+            "id": response_id(started.call_id),
+            "object": "response",
+            "created_at": started.created_s,
+            "status": "in_progress",
+            "background": False,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "model": started.model,
+            "output": [],
+            "usage": None,
+            **self._body,
+        }
+
+    def _into(self, kind: str) -> Iterator[_Step]:
+        """Opens an item of a kind, unless it is open."""
+        if self._is_open and self._output[-1]["type"] == kind:
+            return
+        yield from self._close()
+        assert self._started is not None
+        call_id = self._started.call_id
+        if kind == "reasoning":
+            item: _Step = {"id": reasoning_id(call_id), "type": kind, "summary": [], "status": "in_progress"}
+            part: _Step = {"type": "reasoning_text", "text": ""}
+        else:
+            item = {"id": message_id(call_id), "type": kind, "role": "assistant", "status": "in_progress"}
+            part = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
+        self._output.append({**item, "content": []})
+        yield self._item("added")
+        yield self._piece("content_part.added", part=part)
+        self._output[-1]["content"].append({**part, **({"logprobs": []} if "logprobs" in part else {})})
+        self._is_open = True
+
+    def _say(self, text: str, logprobs: Any) -> Iterator[_Step]:
+        yield from self._into("message")
+        part, tokens = self._output[-1]["content"][0], _tokens(logprobs)
+        part["text"] += text
+        part["logprobs"] += tokens
+        yield self._piece("output_text.delta", delta=text, logprobs=_brief(tokens))
+
+    def _call(self, call: ToolCall) -> Iterator[_Step]:
+        assert self._started is not None
+        index = sum(item["type"] == "function_call" for item in self._output)
+        item = {
+            "id": function_call_id(self._started.call_id, index),
+            "type": "function_call",
+            "status": "in_progress",
+            "arguments": "",
+            "call_id": call.id,
+            "name": call.name,
+        }
+        self._output.append(item)
+        yield self._item("added")
+        yield self._piece("function_call_arguments.delta", delta=call.arguments)
+        item["arguments"] = call.arguments
+        self._is_open = True
+
+    def _close(self, status: str = "completed") -> Iterator[_Step]:
+        """Ends the item that is open."""
+        if not self._is_open:
+            return
+        self._is_open, item = False, self._output[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            yield self._piece("function_call_arguments.done", arguments=item["arguments"])
+        else:
+            part = item["content"][0]
+            if item["type"] == "reasoning":
+                yield self._piece("reasoning_text.done", text=part["text"])
+            else:
+                yield self._piece("output_text.done", text=part["text"], logprobs=_brief(part["logprobs"]))
+            yield self._piece("content_part.done", part=part)
+        yield self._item("done")
+
+    def _finish(self, finished: Finished) -> Iterator[_Step]:
+        status = "incomplete" if finished.reason == "length" else "completed"
+        yield from self._close(status)
+        self._body |= {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": self._output,
+            "usage": {
+                "input_tokens": finished.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": finished.sampled_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": finished.prompt_tokens + finished.sampled_tokens,
+            },
+        }
+        yield {"type": f"response.{status}", "response": self._body}
+
+    def _failure(self, problem: Problem) -> _Step:
+        if self._started is None:
+            return {"type": "error", "code": problem.code, "message": problem.message, "param": problem.param}
+        code = "invalid_prompt" if problem.status < 500 else "server_error"
+        failed = {"status": "failed", "error": {"code": code, "message": problem.message}, "output": self._output}
+        return {"type": "response.failed", "response": self._body | failed}
+
+    def _item(self, what: str) -> _Step:
+        return {
+            "type": f"response.output_item.{what}",
+            "output_index": len(self._output) - 1,
+            "item": {**self._output[-1]},
+        }
+
+    def _piece(self, kind: str, **fields: Any) -> _Step:
+        """An event within the last item."""
+        where: _Step = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        if self._output[-1]["type"] != "function_call":
+            where["content_index"] = 0
+        return {"type": f"response.{kind}", **where, **fields}
+
+
+def _tokens(logprobs: Any) -> list[_Step]:
+    """The engine's logprobs, in the words of a response."""
+    return [
+        {
+            "token": entry["token"],
+            "bytes": entry.get("bytes") or [],
+            "logprob": entry["logprob"],
+            "top_logprobs": [
+                {"token": top["token"], "bytes": top.get("bytes") or [], "logprob": top["logprob"]}
+                for top in entry.get("top_logprobs") or ()
+            ],
+        }
+        for entry in (logprobs or {}).get("content") or ()
+    ]
+
+
+def _brief(tokens: list[_Step]) -> list[_Step]:
+    """As the events of a stream have them."""
+    return [
+        {
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]],
+        }
+        for entry in tokens
+    ]
