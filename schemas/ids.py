@@ -44,6 +44,7 @@ __all__ = [
     "conversation_key",
     "episode_id",
     "group_id",
+    "is_rollout",
     "key_in",
     "key_of",
     "new_attempt",
@@ -243,6 +244,11 @@ def parse_rollout_id(text: str) -> RolloutId:
 def parse_attempt_id(text: str) -> AttemptId:
     """Raises ValueError unless the text is an attempt id."""
     return AttemptId(_parse(_ATTEMPT_ID, text, "an attempt id"))
+
+
+def is_rollout(key: str) -> bool:
+    """Whether a key is a rollout's."""
+    return _ROLLOUT_ID.fullmatch(key) is not None
 
 
 def parse_trace_id(text: str) -> TraceId:

@@ -49,6 +49,7 @@ __all__ = [
     "GROUPS_TRAINED",
     "IN_FLIGHT",
     "LAG",
+    "LINKS",
     "LOG_RECORDS",
     "MEMBERS_EXCLUDED",
     "NOT_SELECTED",
@@ -70,6 +71,7 @@ __all__ = [
     "REQUESTS_REFUSED",
     "REQUESTS_UNPROVED",
     "SESSIONS_FORGOTTEN",
+    "SESSIONS_IGNORED",
     "SPANS",
     "SPLICES",
     "STEPS",
@@ -138,6 +140,8 @@ CALLS_UNPROVED = Counter(
     "calls_unproved", "Calls, and ends of calls, of a runner's rollouts that no gateway of its run wrote.", ("kind",)
 )
 NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
+LINKS = Counter("links", "Captured traces that name another key, by what came of it.", ("outcome",))
+SESSIONS_IGNORED = Counter("sessions_ignored", "Spans whose `session.id` has too many open traces.")
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))
 EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.", ("disposition",))
 EPISODES_CLOSED_BY = Counter("episodes_closed_by", "Episodes by why they closed.", ("reason",))

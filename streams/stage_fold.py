@@ -44,8 +44,8 @@ class StageFold(Generic[Opened]):
         self.metrics = metrics or Metrics()
         self._rules = rules
         self._topics = topics
-        self._closed: dict[bytes, None] = {}
-        """Packed ids, in the order in which they were closed."""
+        self._closed: dict[bytes, bytes | None] = {}
+        """Packed ids, in the order in which they were closed -> whither what comes later goes; None: it is late."""
         self._open: dict[str, Opened] = {}
         self._refusals = Refusals(topics, self.metrics, stops=True)
         self._held: dict[TopicPartition, list[tuple[Position, Output]]] = {}
@@ -68,7 +68,7 @@ class StageFold(Generic[Opened]):
         if self.marker_topic is None:
             return
         for _, marker in decoded(markers, {self._topics.name(self.marker_topic): CLOSED}, self._refusals):
-            self._remember(marker.id)
+            self._remember(marker)
 
     def fold(self, record: Record) -> Emission:
         """As Fold.fold. Raises UnreadableError: stop, and fold the whole row again once it can be read."""
@@ -112,9 +112,14 @@ class StageFold(Generic[Opened]):
     def _is_closed(self, id_: str) -> bool:
         return _packed(id_) in self._closed
 
-    def _remember(self, id_: str) -> None:
+    def _forwarded_to(self, id_: str) -> str | None:
+        """Whither the facts of a closed id go."""
+        to = self._closed.get(_packed(id_))
+        return to.hex() if to is not None else None
+
+    def _remember(self, marker: ClosedMarker) -> None:
         """Keeps a closed id; forgets the oldest one when there are too many."""
-        self._closed[_packed(id_)] = None
+        self._closed[_packed(marker.id)] = _packed(marker.forwarded_to) if marker.forwarded_to else None
         if len(self._closed) > self._rules.streams.max_closed_ids:
             del self._closed[next(iter(self._closed))]
             self.metrics.add(CLOSED_IDS_FORGOTTEN)
@@ -123,7 +128,7 @@ class StageFold(Generic[Opened]):
         """Closes an id; `positions` are all of its inputs, of one partition."""
         assert self.marker_topic is not None
         del self._open[marker.id]
-        self._remember(marker.id)
+        self._remember(marker)
         return Emission(
             outputs=outputs,
             marker=Output(

@@ -150,7 +150,8 @@ def _calls(seen: Evidence, missing: list[str]) -> Unit:
 def _term_of_fact(seen: Evidence, episode: str, call: str) -> str:
     """Of a call that reached `episode_events` and is in no episode."""
     disposition = seen.markers.get(episode)
-    if disposition is None:
+    if disposition is None or disposition == "forwarded":
+        # What was forwarded has gone on, or is on its way: the record there precedes the marker.
         places = seen.fact_places.get(episode, [])
         return "missing" if all(seen.is_done(Stage.ASSEMBLE, place) for place in places) else "open"
     if disposition in ("not_selected", "unattributed"):

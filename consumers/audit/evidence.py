@@ -60,6 +60,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     undecodable_calls: set[Position] = msgspec.field(default_factory=set)
     facts: dict[str, str] = msgspec.field(default_factory=dict)
     """Raw key -> episode id, as on `episode_events`."""
+    forwarded: set[str] = msgspec.field(default_factory=set)
+    """Raw keys whose facts assemble forwarded; they count where they went."""
     fact_places: dict[str, list[Position]] = msgspec.field(default_factory=dict)
     """Episode id -> where its facts lie."""
     spoken_of: set[str] = msgspec.field(default_factory=set)

@@ -34,6 +34,7 @@ from tracegrad.schemas.records.facts import (
     Close,
     Fact,
     Facts,
+    LinkFact,
     RewardFact,
     RolloutFact,
     SpanFact,
@@ -182,7 +183,13 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
         return
     seen.fact_places.setdefault(batch.episode_id, []).append(record.position)
     for fact in batch.facts:
-        seen.facts[_fact_key(fact)] = batch.episode_id
+        if isinstance(fact, LinkFact):
+            continue
+        key = _fact_key(fact)
+        if batch.forwarded_from is not None:
+            seen.forwarded.add(key)
+        if batch.forwarded_from is not None or key not in seen.forwarded:
+            seen.facts[key] = batch.episode_id
         if not isinstance(fact, SpanFact):
             seen.spoken_of.add(batch.episode_id)
 
@@ -201,7 +208,7 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
     with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys
         batch = EPISODE_EVENTS.decode(record.value)
         if isinstance(batch, Facts):
-            seen.dead_facts.update(_fact_key(fact) for fact in batch.facts)
+            seen.dead_facts.update(_fact_key(fact) for fact in batch.facts if not isinstance(fact, LinkFact))
 
 
 def _reward(seen: Evidence, record: Record, reward: Reward) -> None:
@@ -307,6 +314,8 @@ def _fact_key(fact: Fact) -> str:
             return _reward_key(reward)
         case SpanFact(trace_id=trace, span_id=span):
             return f"span:{trace}/{span}"
+        case LinkFact(trace_id=trace, key=key):
+            return f"link:{trace}/{key}"
 
 
 _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Record, Any], None]], ...] = (

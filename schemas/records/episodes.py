@@ -158,8 +158,10 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "closed/1"
     id: str
     disposition: str
-    """`emitted`, `not_selected` or `unattributed`."""
+    """`emitted`, `not_selected`, `unattributed` or `forwarded` (to the key of its conversation)."""
     num_calls: int = 0
+    forwarded_to: str | None = None
+    """The key to which its facts went, and later ones go."""
 
 
 EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")

@@ -21,6 +21,8 @@ __all__ = [
     "CallsClosedFact",
     "Close",
     "Facts",
+    "LinkFact",
+    "LinkSource",
     "RewardFact",
     "RolloutFact",
     "SaidReward",
@@ -146,7 +148,33 @@ class RolloutFact(msgspec.Struct, frozen=True, kw_only=True, tag="rollout"):
     event: RolloutEvent
 
 
-Fact = SpanFact | CallFact | CallsClosedFact | CallOpenFact | CallEndedFact | RewardFact | RolloutFact
+class LinkSource(OpenEnum):
+    """What names the key of a trace's conversation."""
+
+    CALL = "call"
+    """A call with this trace and that key."""
+    ID = "id"
+    """A span that repeats an id which the gateway minted."""
+    CONVERSATION = "conversation"
+    """A span's or its resource's conversation id."""
+    SESSION = "session"
+    """Likewise `session.id`, which some SDKs set for a whole process."""
+    UNKNOWN = "unknown"
+    """A value of a later release; links nothing."""
+
+
+class LinkFact(msgspec.Struct, frozen=True, kw_only=True, tag="link"):
+    """A captured trace is of a conversation with another key: whoever holds the trace forwards its facts there."""
+
+    trace_id: str
+    key: str
+    """A rollout id, or 32 hex."""
+    source: LinkSource
+    minted_id: str | None = None
+    """Of `id`: the call or tool call; where no call bears it, the trace's facts join nothing."""
+
+
+Fact = SpanFact | CallFact | CallsClosedFact | CallOpenFact | CallEndedFact | RewardFact | RolloutFact | LinkFact
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
@@ -154,7 +182,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
 
     schema: str = "facts/1"
     episode_id: str
+    """Its key, where no runner made it."""
     facts: tuple[Fact, ...]
+    forwarded_from: str | None = None
+    """The trace whose facts assemble forwarded, with the links that say why; None: normalize made the record."""
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):

@@ -16,6 +16,8 @@ __all__ = ["due"]
 
 _CROWDED = 0.9
 """Share of max_open_episodes above which the longest-silent episodes without rollout are proposed."""
+_FORWARD_SHARE = 4
+"""Of `idle_s`, a trace waits for a second key before it is forwarded."""
 _REPEAT_S = 30.0
 """A proposal that led to nothing by then was lost with a worker; it is made again."""
 
@@ -56,6 +58,9 @@ def _of_silence(episode: OpenEpisode, now_s: float, config: StreamsConfig) -> st
     if episode.attempt is not None:
         return "idle" if _is_over(episode.silent_since_s, config.orphan_s, now_s) else ""
     idle_s, deadline_s = _patience(episode, config)
+    if episode.num_spans and episode.target()[0] is not None:
+        # It only goes elsewhere, and has to be there before that conversation falls silent too.
+        return "idle" if _is_over(episode.silent_since_s, idle_s / _FORWARD_SHARE, now_s) else ""
     if _is_over(episode.first_seen_s, deadline_s, now_s):
         return "deadline"
     return "idle" if not episode.is_at_work and _is_over(episode.silent_since_s, idle_s, now_s) else ""

@@ -11,14 +11,13 @@ unreadable record, or one above a bound, is a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.ids import attempt_of, is_rollout
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import (
     CALLS_JOINED_BY,
@@ -26,6 +25,7 @@ from tracegrad.schemas.metrics import (
     EPISODES_CLOSED,
     EPISODES_CLOSED_BY,
     FACTS_LATE,
+    LINKS,
     PROPOSALS,
     PROPOSALS_VOID,
     TOOLS_WITHOUT_ID,
@@ -41,16 +41,19 @@ from tracegrad.schemas.records.facts import (
     Close,
     Fact,
     Facts,
+    LinkFact,
     RewardFact,
     RolloutFact,
     SpanFact,
 )
 from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_key
 
-from ..config import SelectConfig, StreamRules
+from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
+from .links import forwarded
 from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting, is_authorised
+from .selection import is_selected
 from .strays import Strays
 from .write_episode import has_structure, write_episode
 
@@ -116,7 +119,7 @@ class Assemble(StageFold[OpenEpisode]):
     def _may_want(self, stray: OpenEpisode) -> bool:
         """Whether `[select]` could name it; a stray that bears a run's hash is not known to that run's runner."""
         select = self._rules.select
-        return stray.attempt is None and bool(select.capture_all or select.services or select.agents)
+        return stray.attempt is None and bool(stray.links or select.capture_all or select.services or select.agents)
 
     def _let_stray_go(self, episode_id: str) -> None:
         stray = self._open.pop(episode_id)
@@ -129,6 +132,9 @@ class Assemble(StageFold[OpenEpisode]):
         # That this worker can read its own proposals says nothing of what normalize writes.
         if isinstance(event, Facts):
             self._refusals.accept(record)
+            event = self._to_attempt(event)
+            if (to := self._forwarded_to(event.episode_id)) is not None:
+                return self._forward_on(record, event, to)
         if self._is_closed(event.episode_id):
             self._count_late(event)
             return Emission(done=(record.position,))
@@ -155,7 +161,7 @@ class Assemble(StageFold[OpenEpisode]):
     def _add(self, record: Record, facts: Facts) -> Emission:
         episode = self._open.get(facts.episode_id)
         was_stray = episode is None or facts.episode_id in self._strays
-        is_stray = was_stray and all(isinstance(fact, SpanFact) for fact in facts.facts)
+        is_stray = was_stray and all(isinstance(fact, SpanFact | LinkFact) for fact in facts.facts)
         if was_stray and not is_stray:
             num_open = len(self._open) - len(self._strays)
             if num_open >= self._rules.streams.max_open_episodes:
@@ -176,6 +182,10 @@ class Assemble(StageFold[OpenEpisode]):
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
         self._strays.discard(facts.episode_id)
+        if episode.links and any(map(_may_complete, facts.facts)):
+            to, _ = episode.target()
+            if to is not None and episode.is_whole():
+                return self._forward(episode, to)
         if is_stray:
             self._strays.add(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))
             for surplus in self._strays.surplus():
@@ -218,7 +228,46 @@ class Assemble(StageFold[OpenEpisode]):
             return is_authorised(fact.reward, self._rules.reward_sources)
         return isinstance(fact, CallsClosedFact | RolloutFact)
 
+    def _to_attempt(self, facts: Facts) -> Facts:
+        """Of what was forwarded to a rollout: to the attempt whose call bears one of the ids, which has to be open."""
+        if not is_rollout(facts.episode_id):
+            return facts
+        minted = {fact.minted_id for fact in facts.facts if isinstance(fact, LinkFact)}
+        attempts = (one for one in self._open.values() if one.attempt and one.key == facts.episode_id)
+        found = next((one.episode_id for one in attempts if not minted.isdisjoint(one.minted())), None)
+        if found is None:
+            raise RecordError(f"expected an open attempt of rollout {facts.episode_id}, got none", reason="late")
+        return msgspec.structs.replace(facts, episode_id=found)
+
+    def _forward(self, episode: OpenEpisode, to: str) -> Emission:
+        """Closes a captured trace, whose facts go to the key that it names."""
+        self._strays.discard(episode.episode_id)
+        self._forget_bytes(episode)
+        self.metrics.add(LINKS, "forwarded")
+        self.metrics.add(EPISODES_CLOSED, "forwarded")
+        marker = ClosedMarker(
+            id=episode.episode_id, disposition="forwarded", num_calls=len(episode.calls), forwarded_to=to
+        )
+        batches = forwarded(episode.episode_id, to, episode.links.away, episode.facts())
+        return self._close(marker, episode.positions, tuple(map(_moved, batches)))
+
+    def _forward_on(self, record: Record, facts: Facts, to: str) -> Emission:
+        """What comes of a trace that was forwarded goes the same way."""
+        links = [fact for fact in facts.facts if isinstance(fact, LinkFact)]
+        if any(link.key != to for link in links):
+            self.metrics.add(LINKS, "late")
+        rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
+        batches = forwarded(facts.episode_id, to, links, rest)
+        return Emission(outputs=tuple(map(_moved, batches)), done=(record.position,))
+
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
+        to, is_torn = episode.target()
+        if to is not None:
+            return self._forward(episode, to)
+        if is_torn:
+            self.metrics.add(LINKS, "two_keys")
+        if strangers := len(episode.links.strangers(episode.minted)):
+            self.metrics.add(LINKS, "unknown_id", num=strangers)
         self._strays.discard(episode.episode_id)
         disposition = self._disposition(episode)
         self.metrics.add(EPISODES_CLOSED, disposition)
@@ -231,7 +280,7 @@ class Assemble(StageFold[OpenEpisode]):
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):
             return "unattributed"
-        if episode.attempt or _is_selected(episode, self._rules.select):
+        if episode.attempt or is_selected(episode, self._rules.select):
             return "emitted"
         return "not_selected"
 
@@ -268,29 +317,13 @@ def _sender(facts: Facts) -> str:
     return NOBODY
 
 
-def _is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:
-    """Whether an episode without a rollout is taken (rollouts of other runs are dropped before they get here)."""
-    if not select.capture_all and not select.services and not select.agents:
-        return False
-    if not _is_in_time(episode, select):
-        return False
-    if select.capture_all:
-        return True
-    spans = episode.spans
-    services = (span.service for span in spans)
-    agents = (span.agent_name for span in spans if span.agent_name)
-    return _matches(services, select.services) and _matches(agents, select.agents)
+def _may_complete(fact: Fact) -> bool:
+    """Whether a linked trace may be whole by it: a root, which comes last as a rule, or the link."""
+    is_root = isinstance(fact, SpanFact) and (fact.parent_span_id is None or fact.parent_is_remote)
+    return is_root or isinstance(fact, LinkFact)
 
 
-def _is_in_time(episode: OpenEpisode, select: SelectConfig) -> bool:
-    starts = [span.start_ns for span in episode.spans]
-    starts += [fact.call.started_at_ns for fact in episode.calls.values()]
-    began_ns = min(starts, default=0)
-    return (select.from_ns is None or began_ns >= select.from_ns) and (
-        select.until_ns is None or began_ns < select.until_ns
-    )
-
-
-def _matches(names: Iterable[str], globs: tuple[str, ...]) -> bool:
-    """Whether any name matches any glob; no globs match everything."""
-    return not globs or any(fnmatchcase(name, glob) for name in names for glob in globs)
+def _moved(facts: Facts) -> Output:
+    """To the partition of its key, which this worker may not hold."""
+    key = episode_key(None, facts.episode_id)
+    return Output(topic=Topic.EPISODE_EVENTS, key=key, value=EPISODE_EVENTS.encode(facts))

@@ -27,10 +27,13 @@ from tracegrad.schemas.records.facts import (
     CallOpenFact,
     CallsClosedFact,
     Fact,
+    LinkFact,
     RewardFact,
     SpanFact,
 )
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
+
+from .links import Links
 
 __all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting", "is_authorised"]
 
@@ -87,7 +90,7 @@ class OpenEpisode:
         """Likewise, those that their agent host counted."""
         self.calls: dict[str, CallFact] = {}
         self.closed: CallsClosed | None = None
-        self._opened: set[str] = set()
+        self._opened: dict[str, CallOpenFact] = {}
         self._ended: dict[str, CallEnded] = {}
         """Of captured calls, by their id."""
         self._come: set[Place] = set()
@@ -96,6 +99,7 @@ class OpenEpisode:
         self.services: set[str] = set()
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
         """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
+        self.links = Links()
         self.started: RolloutEvent | None = None
         self.end: RolloutEvent | None = None
         self.silent_since_s: float | None = None
@@ -107,9 +111,19 @@ class OpenEpisode:
         self.next_proposal_s = 0.0
 
     @property
+    def key(self) -> str:
+        """As links name it."""
+        return self.attempt[0] if self.attempt else self.episode_id
+
+    @property
     def num_bytes(self) -> int:
         """Of the records that its facts came in."""
         return sum(held.num_bytes for held in self.held.values())
+
+    @property
+    def num_spans(self) -> int:
+        """Of all senders."""
+        return sum(map(len, self._spans.values()))
 
     @property
     def num_unproved_bytes(self) -> int:
@@ -137,7 +151,7 @@ class OpenEpisode:
     @property
     def is_at_work(self) -> bool:
         """Whether a captured agent works on, however silent: a call is in flight, or a span's parent has not ended."""
-        return bool(self._parents or self._opened - self.calls.keys() - self._ended.keys())
+        return bool(self._parents or self._opened.keys() - self.calls.keys() - self._ended.keys())
 
     @property
     def spans(self) -> list[SpanFact]:
@@ -155,13 +169,40 @@ class OpenEpisode:
         places: dict[Place, SpanFact] = {}
         for sender in senders:
             places |= self._spans[sender]
-        return list(places.values())
+        strangers = self.links.strangers(self.minted)
+        return [span for span in places.values() if span.trace_id not in strangers]
 
     def _own_senders(self) -> frozenset[str]:
         if self.attempt is None:
             return frozenset(self._spans)
         host = self.end.host if self.end is not None else None
         return frozenset((attempt_holder(*self.attempt), *((host,) if host else ())))
+
+    def minted(self) -> set[str]:
+        """The ids of its calls and tool calls."""
+        return {tool.id for fact in self.calls.values() for tool in fact.call.tool_calls}.union(self.calls)
+
+    def target(self) -> tuple[str | None, bool]:
+        """As Links.target; a runner's attempt is nobody else's."""
+        return self.links.target(self.key, has_calls=bool(self.calls)) if self.attempt is None else (None, False)
+
+    def is_whole(self) -> bool:
+        """Whether its spans reach up to a root, none of them without its parent."""
+        spans = self.spans
+        places = {(span.trace_id, span.span_id) for span in spans}
+        return bool(spans) and all(
+            not span.parent_span_id or span.parent_is_remote or (span.trace_id, span.parent_span_id) in places
+            for span in spans
+        )
+
+    def facts(self) -> list[Fact]:
+        """All that it holds of a captured trace, in canonical order."""
+        spans = [self._spans[sender][place] for sender in sorted(self._spans) for place in sorted(self._spans[sender])]
+        calls = sorted(self.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
+        ended = [CallEndedFact(ended=self._ended[call_id]) for call_id in sorted(self._ended)]
+        opened = [self._opened[call_id] for call_id in sorted(self._opened)]
+        rewards = [RewardFact(reward=self.rewards[key]) for key in sorted(self.rewards)]
+        return [*spans, *opened, *calls, *ended, *rewards]
 
     @property
     def event(self) -> RolloutEvent | None:
@@ -181,10 +222,12 @@ class OpenEpisode:
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
             self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
+        elif isinstance(fact, LinkFact):
+            self.links.take(fact, self.key)
         elif isinstance(fact, CallsClosedFact):
             self.closed = _later(self.closed, fact.closed, lambda closed: len(closed.outcomes))
         elif isinstance(fact, CallOpenFact):
-            self._opened.add(fact.open.call_id)
+            self._opened[fact.open.call_id] = fact
         elif isinstance(fact, CallEndedFact):
             call_id = fact.ended.call_id
             self._ended[call_id] = _later(self._ended.get(call_id), fact.ended, lambda ended: ended.outcome.known)

@@ -39,6 +39,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
+from .conversations import link_of_call
 from .identity import episode_of
 from .read_spans import SpanReader
 from .reading.judge_tool import ToolJudge
@@ -47,6 +48,8 @@ __all__ = ["ORIGIN_HEADER", "Normalize"]
 
 ORIGIN_HEADER = "tracegrad.origin"
 """Header of a fact: topic/partition/offset of the raw record."""
+_MAX_LINKS = 100
+"""Of one trace in a record: two that name different keys already link nothing."""
 MAX_FACTS_PER_RECORD = 500
 """Keeps a record below the topic's message limit: a span's fact is at most 6 KB, for its texts are cut."""
 
@@ -85,7 +88,9 @@ class Normalize(StageFold[None]):
         for episode, facts in scan.facts.items():
             self.metrics.add(FACTS, "spans", num=len(facts))
             for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
-                outputs.append(self._facts(record, episode, facts[start : start + MAX_FACTS_PER_RECORD]))
+                # Links first: the spans behind them may complete the trace.
+                links = list(scan.links.get(episode, ()))[:_MAX_LINKS] if start == 0 else ()
+                outputs.append(self._facts(record, episode, [*links, *facts[start : start + MAX_FACTS_PER_RECORD]]))
         for refused in scan.refused.values():
             value = refused.request.SerializeToString()
             outputs.append(dead_letter(record, refused.error, stage=self.stage, value=value, item=refused.item))
@@ -125,7 +130,10 @@ class Normalize(StageFold[None]):
             self.metrics.add(CALLS_UNPROVED, what)
             return []
         self.metrics.add(FACTS, what)
-        return [self._facts(record, episode, [fact])]
+        outputs = [self._facts(record, episode, [fact])]
+        if isinstance(item, CallRecord) and (link := link_of_call(item, self._runs)):
+            outputs.append(self._facts(record, link.trace_id, [link]))
+        return outputs
 
     def _facts(self, record: Record, episode: str, facts: Sequence[Fact]) -> Output:
         try:

@@ -15,15 +15,24 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from tracegrad.schemas.attributes import ATTEMPT_KEYS, COUNTED_SPAN, ERROR_TYPE, PROVED_BY, ROLLOUT_KEYS, SERVICE_NAME
+from tracegrad.schemas.attributes import (
+    ATTEMPT_KEYS,
+    CONVERSATION_KEYS,
+    COUNTED_SPAN,
+    ERROR_TYPE,
+    PROVED_BY,
+    ROLLOUT_KEYS,
+    SERVICE_NAME,
+)
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
 from tracegrad.schemas.otlp.signal import TRACES
-from tracegrad.schemas.records.facts import SpanFact
+from tracegrad.schemas.records.facts import LinkFact, SpanFact
 
+from .conversations import Conversations
 from .dialects.agent_lightning import AGENT_LIGHTNING
 from .dialects.agentops import AGENTOPS
 from .dialects.dialect import Dialect
@@ -63,7 +72,7 @@ DIALECTS: tuple[Dialect, ...] = (
     VLLM,
 )
 """Each reads what it finds on a span, whatever the others find. A new dialect is a new row."""
-_IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
+_IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS, *CONVERSATION_KEYS))
 _SPAN_KEYS = _IDENTITY_KEYS.union(
     JUDGED_KEYS, HINT_KEYS, REWARD_KEYS, *(dialect.marks | dialect.keys for dialect in DIALECTS)
 )
@@ -91,6 +100,8 @@ class SpanScan(NamedTuple):
 
     facts: dict[str, list[SpanFact]]
     """By episode."""
+    links: dict[str, dict[LinkFact, None]]
+    """By captured trace, in the order of their spans."""
     refused: dict[str, Refused]
     """Reason -> its spans."""
     signer: str | None
@@ -106,6 +117,7 @@ class SpanReader:
         self._runs = runs
         self._judge = judge
         self._metrics = metrics
+        self._conversations = Conversations(runs, metrics)
 
     def read(self, value: bytes, *, signer: str | None) -> SpanScan:
         """The spans of a request. Raises RecordError when it does not parse.
@@ -113,7 +125,7 @@ class SpanReader:
         `signer`: the run whose OTLP gateway wrote it; only then is it known whose credential the gateway saw.
         """
         request, lost = salvage(TRACES, value)
-        scan = SpanScan({}, {}, signer, damaged(lost))
+        scan = SpanScan({}, {}, {}, signer, damaged(lost))
         item = 0
         for resource_spans in request.resource_spans:
             resource = _attributes(resource_spans.resource.attributes, _RESOURCE_KEYS)
@@ -143,6 +155,9 @@ class SpanReader:
         proved_by = str(resource.get(PROVED_BY, "")) if is_seen else ""
         fact = self._fact(span, attributes, resource, scope=scope, proved_by=proved_by)
         scan.facts.setdefault(episode, []).append(fact)
+        if attempt_of(episode, self._runs) is None:
+            links = scan.links.setdefault(episode, {})
+            links.update(dict.fromkeys(self._conversations.links(fact, attributes, resource)))
 
     def _fact(
         self,

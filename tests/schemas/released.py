@@ -184,6 +184,15 @@ JOINING_FACTS = facts.Facts(
         ),
     ),
 )
+LINKED_FACTS = facts.Facts(
+    episode_id="5e" * 16,
+    facts=(
+        SPAN,
+        facts.LinkFact(trace_id="ab" * 16, key="5e" * 16, source=facts.LinkSource.ID, minted_id="call_1"),
+        facts.LinkFact(trace_id="ab" * 16, key="5e" * 16, source=facts.LinkSource.CONVERSATION),
+    ),
+    forwarded_from="ab" * 16,
+)
 CAPTURED_FACTS = facts.Facts(
     episode_id=EPISODE,
     facts=(
@@ -228,6 +237,7 @@ RELEASED: dict[str, Any] = {
     "reward-1.json": rollouts.REWARDS,
     "facts-1.msgpack": facts.EPISODE_EVENTS,
     "facts-1-b.msgpack": facts.EPISODE_EVENTS,
+    "facts-1-c.msgpack": facts.EPISODE_EVENTS,
     "facts-1-k.msgpack": facts.EPISODE_EVENTS,
     "facts-1-l.msgpack": facts.EPISODE_EVENTS,
     "close-1-b.msgpack": facts.EPISODE_EVENTS,
@@ -236,6 +246,7 @@ RELEASED: dict[str, Any] = {
     "episode-1.json": episodes.EPISODES,
     "episode-1-k.json": episodes.EPISODES,
     "closed-1.json": episodes.CLOSED,
+    "closed-1-c.json": episodes.CLOSED,
     "epoch_claim-1.json": weights.WEIGHTS,
     "version-1.json": weights.WEIGHTS,
     "rollback-1.json": weights.WEIGHTS,
@@ -256,6 +267,7 @@ WRITTEN = {
     "call_ended-1.msgpack": CALL_ENDED,
     "facts-1.msgpack": FACTS,
     "facts-1-b.msgpack": COUNTED_FACTS,
+    "facts-1-c.msgpack": LINKED_FACTS,
     "facts-1-k.msgpack": JOINING_FACTS,
     "facts-1-l.msgpack": CAPTURED_FACTS,
     "close-1-b.msgpack": facts.Close(episode_id=EPISODE, reason="idle", num_records=7),

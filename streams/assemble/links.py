@@ -1,0 +1,83 @@
+"""Where the facts of a captured trace belong, when something says that it is of a conversation with another key.
+
+In: the LinkFacts of a trace, before its facts are forwarded and after. Out: the one key to forward to, and which
+forwarded traces join. Invariant: the outcome follows from the set of links. A call's own key, and an id that the
+gateway minted, count more than a conversation id that a span bears, and that more than a session id; of the first that
+are there all must name one key, or the trace links nothing: it stays, and so does what it named. Facts of a trace that
+an id alone brought join only where a call bears that id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, SpanFact
+
+__all__ = ["MAX_FACTS_PER_RECORD", "Links", "forwarded"]
+
+MAX_FACTS_PER_RECORD = 500
+_MAX_LINKS = 100
+"""Of one trace; two that differ decide, so further ones tell nothing new but the ids that they repeat."""
+_RANKS = ((LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
+
+
+class Links:
+    """The links of one open episode: from it, and to it."""
+
+    def __init__(self) -> None:
+        self._away: dict[LinkFact, None] = {}
+        self._here: dict[str, set[str | None]] = {}
+        """Forwarded trace -> the minted ids that brought it; None: something else did."""
+
+    def __bool__(self) -> bool:
+        """Whether anything names another key."""
+        return bool(self._away)
+
+    def take(self, link: LinkFact, key: str) -> None:
+        """Folds one in. `key`: of the episode, as links name it."""
+        if link.key == key:
+            self._here.setdefault(link.trace_id, set()).add(link.minted_id)
+        elif len(self._away) < _MAX_LINKS:
+            self._away[link] = None
+
+    def target(self, key: str, *, has_calls: bool) -> tuple[str | None, bool]:
+        """(the key to forward to, whether several are named).
+
+        `key`: the trace's own; `has_calls`: whether calls name the trace itself; a span of it that repeats another
+        conversation's id, as an evaluator's does, must not carry them there.
+        """
+        for sources in _RANKS:
+            links = [link for link in self._away if link.source in sources]
+            keys = {link.key for link in links}
+            if keys and has_calls and LinkSource.ID in sources:
+                keys.add(key)
+            if keys:
+                return (keys.pop(), False) if len(keys) == 1 else (None, True)
+        return None, False
+
+    @property
+    def away(self) -> tuple[LinkFact, ...]:
+        """Those from it, in canonical order."""
+        return tuple(sorted(self._away, key=lambda link: (link.key, link.source.value, link.minted_id or "")))
+
+    def strangers(self, minted: Callable[[], set[str]]) -> set[str]:
+        """Forwarded traces that join nothing; `minted` gives the ids of the episode's calls and tool calls."""
+        doubted = {trace: ids for trace, ids in self._here.items() if None not in ids}
+        known = minted() if doubted else set()
+        return {trace for trace, ids in doubted.items() if ids.isdisjoint(known)}
+
+
+def forwarded(trace: str, key: str, links: Collection[LinkFact], facts: Collection[Fact]) -> Iterator[Facts]:
+    """The records by which a trace's facts go to a key, each with the links that say why.
+
+    A call has one of its own, for it may be large; kinds and senders are never mixed.
+    """
+    why = tuple(link for link in links if link.key == key)
+    batches: dict[str, list[Fact]] = {}
+    for number, fact in enumerate(facts):
+        kind = f"span {fact.proved_by}" if isinstance(fact, SpanFact) else type(fact).__name__
+        batches.setdefault(f"{kind} {number}" if isinstance(fact, CallFact) else kind, []).append(fact)
+    for batch in batches.values():
+        for start in range(0, len(batch), MAX_FACTS_PER_RECORD):
+            piece = batch[start : start + MAX_FACTS_PER_RECORD]
+            yield Facts(episode_id=key, facts=(*piece, *why), forwarded_from=trace)

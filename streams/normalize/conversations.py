@@ -1,0 +1,83 @@
+"""Which conversation a captured trace names: the links of its spans.
+
+In: the facts of captured spans, and what span or resource say of a conversation. Out: LinkFacts to other keys than the
+trace's own. A span names a key by an id of the gateway's that it repeats, or by a conversation id; of those that bear
+`session.id` only, a value with more than 8 open traces is a process's and no conversation's, and is ignored.
+Invariant: a span's links follow from the span, but for that bound, whose memory is bounded and ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Mapping
+
+from tracegrad.schemas.attributes import CONVERSATION_KEYS, SESSION_ID
+from tracegrad.schemas.ids import attempt_of, conversation_key, key_in, parse_trace_id
+from tracegrad.schemas.metrics import SESSIONS_IGNORED, Metrics
+from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.facts import LinkFact, LinkSource, SpanFact
+
+from .reading.span_view import AttributeValue
+
+__all__ = ["Conversations", "link_of_call"]
+
+_MAX_OPEN = 8
+_MAX_SESSIONS = 10_000
+_OPEN_NS = 600 * 10**9
+"""A trace without a root span for so long, by its spans' own clock, is no longer open: its root was lost."""
+
+
+def link_of_call(call: CallRecord, runs: Container[str]) -> LinkFact | None:
+    """From a captured call's trace to its conversation; None where they are one, or the trace is none."""
+    if call.rollout_id is not None or call.conversation_key in (None, call.trace_id) or call.trace_id is None:
+        return None
+    with contextlib.suppress(ValueError):
+        if attempt_of(parse_trace_id(call.trace_id), runs) is None:
+            return LinkFact(trace_id=call.trace_id, key=call.conversation_key or "", source=LinkSource.CALL)
+    return None
+
+
+class Conversations:
+    """What captured spans name. Not thread-safe."""
+
+    def __init__(self, runs: Container[str], metrics: Metrics) -> None:
+        self._runs = runs
+        self._metrics = metrics
+        self._open: OrderedDict[str, dict[str, int]] = OrderedDict()
+        """Key of a session id -> its open traces -> when their last span ended."""
+
+    def links(self, fact: SpanFact, *sources: Mapping[str, AttributeValue]) -> Iterator[LinkFact]:
+        """Those of a captured span; `sources` are its attributes, then its resource's."""
+        for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids):
+            if minted and (key := key_in(minted)) and key != fact.trace_id:
+                yield LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
+        said = ((name, source.get(name)) for name in CONVERSATION_KEYS for source in sources)
+        named = ((name, str(value).strip()) for name, value in said if value is not None)
+        name, conversation = next((pair for pair in named if pair[1]), ("", ""))
+        if not conversation:
+            return
+        key = conversation_key(conversation)
+        source = LinkSource.SESSION if name == SESSION_ID else LinkSource.CONVERSATION
+        if attempt_of(key, self._runs) or key == fact.trace_id:
+            return
+        if source is LinkSource.SESSION and not self._is_conversation(key, fact):
+            self._metrics.add(SESSIONS_IGNORED)
+            return
+        yield LinkFact(trace_id=fact.trace_id, key=key, source=source)
+
+    def _is_conversation(self, key: str, fact: SpanFact) -> bool:
+        traces = self._open.setdefault(key, {})
+        self._open.move_to_end(key)
+        if len(self._open) > _MAX_SESSIONS:
+            self._open.popitem(last=False)
+        for trace in [trace for trace, last_ns in traces.items() if last_ns < fact.end_ns - _OPEN_NS]:
+            del traces[trace]
+        is_known = fact.trace_id in traces
+        if not is_known and len(traces) >= _MAX_OPEN:
+            return False
+        if fact.parent_span_id is None or fact.parent_is_remote:
+            traces.pop(fact.trace_id, None)
+        else:
+            traces[fact.trace_id] = max(fact.end_ns, traces.get(fact.trace_id, 0))
+        return True

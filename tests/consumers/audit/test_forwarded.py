@@ -1,0 +1,51 @@
+"""The accounting of captured traces whose facts assemble forwarded: each counts once."""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+
+from tests.consumers.audit.small_run import RING, memory_log
+from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, config, otlp
+from tests.versions import sampled_by
+from tracegrad.consumers.audit.account import Report, audit
+from tracegrad.schemas.ids import RunHash, conversation_key
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.config import SelectConfig
+
+
+def audited(streams: Streams) -> Report:
+    """The audit of what was folded."""
+    return audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING)
+
+
+@lru_cache
+def forwarded_run() -> Streams:
+    """A captured trace whose call names itself and whose span names a conversation; all of it closed."""
+    streams = Streams(config(select=SelectConfig(capture_all=True)))
+    trace = "ab" * 16
+    streams.feed(call("one", None, [1], [2], trace_id=trace, purpose=Purpose.UNKNOWN, versions=(sampled_by(0),)))
+    streams.feed(otlp(agent_span(trace, 1, "solver", gen_ai__conversation__id="c-17")))
+    for now in range(0, 100, 20):
+        streams.tick(float(now))
+    return streams
+
+
+def test_what_was_forwarded_counts_once_and_where_it_went() -> None:
+    """The call lies under two keys on `episode_events`, and in one episode."""
+    streams = forwarded_run()
+    assert len(streams.log[Topic.CLOSED_EPISODES]) == 2
+    report = audited(streams)
+    assert report.calls.terms == {"in episodes": 1}
+    assert [line for line in report.missing if "version" not in line] == []
+
+
+def test_a_forwarded_call_that_did_not_arrive_is_missing() -> None:
+    """Its trace's marker says that it went on; nothing is there."""
+    streams = copy.copy(forwarded_run())
+    streams.log = dict(streams.log)
+    key = conversation_key("c-17").encode()
+    streams.log[Topic.EPISODE_EVENTS] = [one for one in streams.log[Topic.EPISODE_EVENTS] if one.key != key]
+    streams.log[Topic.EPISODES] = []
+    assert audited(streams).calls.terms == {"missing": 1}
