@@ -21,7 +21,7 @@ from tracegrad.schemas.ids import AttemptId, RolloutId, parse_attempt_id, parse_
 
 from .budget import Share, weigh_json
 
-__all__ = ["UNREAD", "api_keys_of", "holder_of", "path_ids", "read_body", "read_object", "retry_after_s"]
+__all__ = ["UNREAD", "api_keys_of", "holder_of", "path_ids", "read_body", "read_both", "read_object", "retry_after_s"]
 
 UNREAD = (408, 413)
 """Answers given before the whole body was read; the connection ends with them, or the rest would go on coming."""
@@ -91,6 +91,11 @@ async def read_body(
 
 async def read_object(request: Request, limit: int, share: Share) -> dict[str, Any]:
     """The body, a JSON object of at most `limit` bytes. Raises as `read_body`, and RequestError (400, 415)."""
+    return (await read_both(request, limit, share))[1]
+
+
+async def read_both(request: Request, limit: int, share: Share) -> tuple[bytes, dict[str, Any]]:
+    """As `read_object`: the body as it was sent, and the object that it says."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise RequestError("content-encoding: expected identity, got another", status=415)
     data = await read_body(request, limit, share, weigh=weigh_json)
@@ -100,4 +105,4 @@ async def read_object(request: Request, limit: int, share: Share) -> dict[str, A
         msgspec.json.encode(body)
     except (ValueError, OverflowError, RecursionError):
         raise RequestError("expected a JSON object, got something else") from None
-    return body
+    return data, body

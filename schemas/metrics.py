@@ -32,6 +32,7 @@ __all__ = [
     "CALLS_UNPROVED",
     "CLOSED_IDS_FORGOTTEN",
     "COMMITS",
+    "CONTEXT_CALLS",
     "CREDIT_EPISODES",
     "DEAD_LETTERS",
     "DELIVERIES_DROPPED",
@@ -78,6 +79,8 @@ __all__ = [
     "TOOLS_WITHOUT_ID",
     "UNREADABLE_ROWS",
     "UNVERIFIED",
+    "UPSTREAM_CALLS",
+    "UPSTREAM_CALLS_UNRECORDED",
     "VERSIONS_LOADED",
     "VERSIONS_REFUSED",
     "VERSIONS_SERVED",
@@ -139,6 +142,7 @@ FACTS = Counter("facts", "Facts made of raw records.", ("kind",))
 CALLS_UNPROVED = Counter(
     "calls_unproved", "Calls, and ends of calls, of a runner's rollouts that no gateway of its run wrote.", ("kind",)
 )
+CONTEXT_CALLS = Counter("context_calls", "Calls that other models answered: context, which trains nothing.")
 NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
 LINKS = Counter("links", "Captured traces that name another key, by what came of it.", ("outcome",))
 SESSIONS_IGNORED = Counter("sessions_ignored", "Spans whose `session.id` has too many open traces.")
@@ -194,6 +198,12 @@ CALLS_NOT_REMEMBERED = Counter("calls_not_remembered", "Calls for whose splice t
 SESSIONS_FORGOTTEN = Counter("sessions_forgotten", "Attempts and traces that were forgotten.", ("state", "why"))
 GENERATIONS_REFUSED = Counter("generations_refused", "Answers of an engine that cannot be used.")
 RENDERS_LOCALLY = Gauge("renders_locally", "1 when prompts are rendered without the engine.")
+UPSTREAM_CALLS = Counter(
+    "upstream_calls", "Requests passed on to other models.", ("upstream", "status"), terminal="passed on", is_work=True
+)
+UPSTREAM_CALLS_UNRECORDED = Counter(
+    "upstream_calls_unrecorded", "Of these, those that left no record.", ("reason",), terminal="of them unrecorded"
+)
 # Tasks.
 GROUPS_ADMITTED = Counter(
     "groups_admitted", "Groups asked for.", ("purpose",), terminal="groups admitted", is_work=True

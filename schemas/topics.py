@@ -181,7 +181,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         topic=Topic.LLM_CALLS,
         raw=True,
         key=episode_key,
-        value="call record, calls_closed, or of a captured call call_open and call_ended (msgpack)",
+        value="call record, calls_closed, of a captured call call_open and call_ended, or upstream_call (msgpack)",
         written_by="LLM gateway",
         read_by="normalize, audit, `demo` (its proof), live view of `up`",
     ),

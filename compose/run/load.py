@@ -148,14 +148,21 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for variable in sorted(environ):
         first, _, key = variable.removeprefix(ENV_PREFIX).lower().partition("_")
         kind = RunSettings.kinds().get(first) if variable.startswith(ENV_PREFIX) else None
-        if kind is not None and bool(key) == bool(section_of(kind)):
+        if kind is not None and bool(key) == (bool(section_of(kind)) and not _is_list(kind)):
             yield f"{first}.{key}" if key else first, environ[variable], variable
+
+
+def _is_list(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple
 
 
 def _put(target: dict[str, Any], name: str, value: Any, source: str) -> None:
     """Sets `section.key`; a text is read as the field's type."""
     section, _, key = name.rpartition(".")
-    record = section_of(RunSettings.kinds().get(section)) if section else RunSettings
+    kind = RunSettings.kinds().get(section)
+    record = section_of(kind) if section else RunSettings
+    if _is_list(kind):
+        raise ConfigurationError(f"{source}: [[{section}]] is a list; give all of it as JSON: --set {section}='[...]'")
     if record is None:
         raise ConfigurationError(f"{source}: unknown section {section!r}; {nearest(section, RunSettings.kinds())}")
     kinds = record.kinds()

@@ -131,7 +131,7 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
         case "llm":
             from tracegrad.producers.llm_gateway import app as llm
 
-            llm_handles = wiring.llm()
+            llm_handles = wiring.llm(os.environ)
             llm.run(settings.llm, settings.policy, llm_handles, topics=topics, log=log, stop=stop, metrics=metrics)
         case "streams":
             from tracegrad.streams.folds import build_fold

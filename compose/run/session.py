@@ -8,6 +8,7 @@ process was fatal or the report's checks failed, 130 after Ctrl-C.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,7 +31,7 @@ from .settings import RunSettings
 from .show import Show
 from .status_reports import StatusReports
 from .supervisor import Outcome, OutcomeKind, Supervisor
-from .wiring import Wiring
+from .wiring import Wiring, upstream
 
 __all__ = ["INTERRUPTED", "ReportMaker", "run_session", "run_state", "watch_arrivals"]
 
@@ -70,6 +71,8 @@ def run_session(
             if for_training and settings.agent is not None:
                 check_agent(settings.agent, show.say)
             if only in ENGINE_PARTS:
+                for one in settings.upstream:
+                    upstream(one, os.environ)
                 check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
             _ = wiring.keys  # one that is missing is said before any process starts

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
+from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig, UpstreamConfig
 from tracegrad.producers.otlp_gateway.config import OtlpConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import PaceConfig, TasksConfig
@@ -55,6 +55,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     tasks: TasksConfig | None = None
     reward: RewardConfig | None = None
     policy: PolicyConfig
+    upstream: tuple[UpstreamConfig, ...] = ()
     engine: EngineConfig = EngineConfig()
     kafka: KafkaConfig = KafkaConfig()
     llm: LlmConfig = LlmConfig()
@@ -79,6 +80,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 f"[streams] workers = {self.streams.workers}: only [kafka] partitions = "
                 f"{self.kafka.partitions} can work at once; raise partitions (of a new run) or lower workers"
             )
+        self._check_names()
         self._check_held_out()
         trainer, served = self.trainer, self.engine.dtype or "auto"
         published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype
@@ -87,6 +89,16 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 f"[engine] dtype is {served!r}, but versions are published as {published!r} ([trainer] publish_dtype, "
                 "else dtype): the engine would not serve what was published; set both to the same, or neither"
             )
+
+    def _check_names(self) -> None:
+        """Patterns leave the policy's names to the policy; who spells one out for an upstream means something else."""
+        own = {self.policy.name, *self.policy.aliases}
+        for upstream in self.upstream:
+            if both := sorted(own.intersection(upstream.models)):
+                raise ConfigurationError(
+                    f"[[upstream]] models: {both[0]!r} is a name of the policy ([policy] name, aliases); remove it "
+                    "from one of them"
+                )
 
     def _check_held_out(self) -> None:
         if (tasks := self.tasks) is None:
@@ -135,7 +147,8 @@ def _part(record: type[Section], path: str = "") -> Iterator[str]:
             yield f"| `{key}` | {type_words(kinds[key])} | {_default(field)} | {docs[key]} |"
     yield ""
     for key, section in nested.items():
-        name = f"[{path}.{key}]" if path else key
+        is_list = typing.get_origin(kinds[key]) is tuple
+        name = f"[{path}.{key}]" if path else f"[{key}]" if is_list else key
         yield f"## [{name}]\n\n{inspect.cleandoc(section.__doc__ or '')}\n"
         yield from _part(section, name)
 

@@ -7,12 +7,13 @@ it imports is light: a process pays for its own room only, and torch is needed b
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
+from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles, Upstream, UpstreamConfig
 from tracegrad.producers.otlp_gateway.config import OtlpHandles
 from tracegrad.producers.runner.config import RunnerHandles
 from tracegrad.producers.tasks.config import TasksHandles
@@ -34,7 +35,7 @@ from .run_dir import RunDir, read_key
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
 
-__all__ = ["Wiring"]
+__all__ = ["Wiring", "upstream"]
 
 _EPISODE_MARGIN_S = 60.0
 """Beyond assemble's longest deadline, until its proposal to close (made again after 30 s, if a worker lost it) is an
@@ -103,8 +104,8 @@ class Wiring:
             ack_timeout_s=_ACK_SHARE * export_timeout_s,
         )
 
-    def llm(self) -> LlmHandles:
-        """`serve llm`."""
+    def llm(self, environ: Mapping[str, str]) -> LlmHandles:
+        """`serve llm`; the environment holds the upstreams' keys. Raises ConfigurationError when it lacks one."""
         engine = self.settings.engine
         return LlmHandles(
             port=port_of(self.endpoints.llm_url),
@@ -116,6 +117,7 @@ class Wiring:
             ),
             # The gateway itself knows no other parser, and probes prove only what they ask.
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
+            upstreams=tuple(upstream(one, environ) for one in self.settings.upstream),
         )
 
     def stream_rules(self) -> StreamRules:
@@ -222,6 +224,26 @@ class Wiring:
             ordinal=ordinal,
             shares_gpu=gpu is not None and gpu + ordinal == _gpu_of(self.settings.trainer.device),
         )
+
+
+def upstream(config: UpstreamConfig, environ: Mapping[str, str]) -> Upstream:
+    """An upstream with its key. Raises ConfigurationError when the environment lacks it."""
+    url, variable = urlsplit(config.url), config.api_key_env
+    name = config.name or url.hostname or ""
+    key = environ.get(variable, "") if variable else None
+    if key == "":
+        raise ConfigurationError(
+            f"[[upstream]] {name}: expected its key in the variable {variable} (api_key_env), which is not set; set it "
+            "where tracegrad is started, or leave api_key_env out for one that asks for no key"
+        )
+    return Upstream(
+        name=name,
+        models=config.models,
+        base_url=config.url.rstrip("/") + ("" if url.path.strip("/") else "/v1"),
+        key=key,
+        timeout_s=config.timeout_s,
+        max_inflight=config.max_inflight,
+    )
 
 
 def _gpu_of(device: str) -> int | None:

@@ -22,7 +22,15 @@ from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.follow import PATIENCE_S, read_to_end
 from tracegrad.schemas.log.protocol import Log, Position, Record, TopicPartition
 from tracegrad.schemas.mac import KeyRing, Refusal, is_by_own_run, signer_of
-from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallRecord, CallsClosed, LlmCall
+from tracegrad.schemas.records.calls import (
+    LLM_CALLS,
+    CallEnded,
+    CallOpen,
+    CallRecord,
+    CallsClosed,
+    LlmCall,
+    UpstreamCall,
+)
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
@@ -227,6 +235,8 @@ def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
 
 def _is_own(call: LlmCall, run: RunHash) -> bool:
     """Whether the record says that it is of a runner's rollout of the run."""
+    if isinstance(call, UpstreamCall):
+        return False
     if call.rollout_id is not None:
         return run_hash_of(call.rollout_id) == run
     return not isinstance(call, CallsClosed) and attempt_of(call.trace_id or "", {run}) is not None
@@ -237,6 +247,8 @@ def _is_proved(record: Record, run: RunHash, ring: KeyRing) -> bool:
 
 
 def _call(seen: Evidence, record: Record, call: LlmCall) -> None:
+    if isinstance(call, UpstreamCall):
+        return  # context: it becomes no fact, and no account holds it
     if call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
         if isinstance(call, CallRecord):
             seen.foreign_calls.add(call.call_id)

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Purpose
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Purpose, UpstreamCall
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.held_out import HeldOutPasses
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
@@ -97,6 +97,8 @@ class RunState:
         self.first_span: tuple[str, str] | None = None
         """Its name, and the service that it is of."""
         self.first_call: CallRecord | None = None
+        self.first_upstream_call: UpstreamCall | None = None
+        self.num_upstream_calls = 0
         self.last_episode: Episode | None = None
         self.num_episodes = 0
         self.first_sign_s: float | None = None
@@ -135,7 +137,7 @@ class RunState:
             decode, fold = self._folds[record.topic]
             with contextlib.suppress(RecordError):
                 fold(decode(record.value))
-            if self.first_sign_s is None and (self.first_span or self.first_call):
+            if self.first_sign_s is None and (self.first_span or self.first_call or self.first_upstream_call):
                 self.first_sign_s = now_s
 
     def _step(self, step: TrainingStep | GroupsGivenBack) -> None:
@@ -198,6 +200,9 @@ class RunState:
     def _call(self, call: LlmCall) -> None:
         if isinstance(call, CallRecord):
             self.first_call = self.first_call or call
+        elif isinstance(call, UpstreamCall):
+            self.first_upstream_call = self.first_upstream_call or call
+            self.num_upstream_calls += 1
 
     def _process(self, status: ProcessStatus) -> None:
         if isinstance(status, ProcessReport):

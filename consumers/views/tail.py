@@ -19,7 +19,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallRecord, CallsClosed
+from tracegrad.schemas.records.calls import (
+    LLM_CALLS,
+    CallEnded,
+    CallOpen,
+    CallRecord,
+    CallsClosed,
+    LlmCall,
+    UpstreamCall,
+)
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
@@ -116,17 +124,8 @@ def _cut(text: str | None) -> str:
 
 def _describe(value: Any) -> str:
     match value:
-        case CallRecord():
-            tools = ", ".join(f"{call.name}({_cut(call.arguments)})" for call in value.tool_calls)
-            versions = ",".join(span.label for span in value.versions)
-            said = tools or repr(_cut(value.content))
-            return f"call {value.num_sampled} tokens by {versions}, {value.finish_reason}: {said}"
-        case CallOpen():
-            return f"call {value.call_id} is in flight"
-        case CallEnded():
-            return f"call {value.call_id} ended: {value.reason or value.outcome}"
-        case CallsClosed():
-            return f"calls closed: {len(value.outcomes)}"
+        case CallRecord() | CallOpen() | CallEnded() | CallsClosed() | UpstreamCall():
+            return _call(value)
         case Reward():
             given = f"unscored, {value.reason}" if value.value is None else value.value
             return f"{value.name} = {given} ({value.source})"
@@ -167,6 +166,22 @@ def _describe(value: Any) -> str:
             return f"{value.engine_id} serves {value.label}, loaded in {value.load_s:.3f} s"
         case _:
             return type(value).__name__
+
+
+def _call(value: LlmCall) -> str:
+    match value:
+        case CallOpen():
+            return f"call {value.call_id} is in flight"
+        case CallEnded():
+            return f"call {value.call_id} ended: {value.reason or value.outcome}"
+        case CallsClosed():
+            return f"calls closed: {len(value.outcomes)}"
+        case UpstreamCall():
+            return f"{value.model} by {value.upstream}, status {value.status}, {value.sampled_tokens or '?'} tokens"
+    tools = ", ".join(f"{call.name}({_cut(call.arguments)})" for call in value.tool_calls)
+    versions = ",".join(span.label for span in value.versions)
+    said = tools or repr(_cut(value.content))
+    return f"call {value.num_sampled} tokens by {versions}, {value.finish_reason}: {said}"
 
 
 def _group(summary: GroupSummary, rows: list[SegmentRow]) -> str:

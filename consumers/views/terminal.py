@@ -181,6 +181,11 @@ def _arrived(state: RunState, now_s: float) -> Iterator[Event]:
     if call is not None:
         text = f"first call: {call.num_sampled} tokens of {call.policy}, {call.finish_reason}"
         yield Event(kind="first_call", text=text)
+    if (other := state.first_upstream_call) is not None:
+        text = f"first call of another model: {other.model} by {other.upstream}, status {other.status}"
+        yield Event(kind="first_upstream_call", text=text)
+    if hundreds := state.num_upstream_calls // _EPISODES_A_LINE:
+        yield Event(kind="upstream_calls", text=f"{hundreds * _EPISODES_A_LINE} calls of other models")
     if episode is not None and (number == 1 or number % _EPISODES_A_LINE == 0):
         which = "first episode" if number == 1 else f"episode {number}"
         yield Event(kind="episode", text=f"{which}: {_summary(episode)}")
@@ -189,7 +194,7 @@ def _arrived(state: RunState, now_s: float) -> Iterator[Event]:
 
 
 def _missing(state: RunState) -> str:
-    if state.first_call is None:
+    if state.first_call is None and state.first_upstream_call is None:
         return "spans arrive but no model calls: does the agent's client use OPENAI_BASE_URL?"
     if state.first_span is None:
         return (

@@ -7,6 +7,7 @@
     POST [/rollout/{r}/attempt/{a}]/v1/messages/count_tokens          what a prompt of Anthropic Messages would cost
     POST /api/rollouts/{r}/attempt/{a}/events              agents of Agent Lightning 1.0 (agent_events.py); their calls:
     POST /proxy/rollout/{r}/attempt/{a}/mode/{train|val}/openai/v1/chat/completions    likewise by all of `APIS`
+    POST [/rollout/{r}/attempt/{a}]/v1/...       what `upstream/` passes on: these and more routes, for other models
     GET  /v1/models, /health
 
 In: requests of agents and runners. Out: answers, and `llm_calls` records acknowledged before them: `calls_closed`
@@ -66,13 +67,16 @@ from .api.messages.api import COUNT_TOKENS, MESSAGES
 from .api.openai_chat import OPENAI_CHAT
 from .api.responses.api import RESPONSES
 from .calls import CallServer, Parts
-from .chat import ChatEndpoints, problem_of, problem_response
+from .chat import ChatEndpoints
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import KnownVersions
 from .identity import claims_of
+from .models import Models
 from .render.engine_render import RENDER_TIMEOUT_S
 from .render.local_render import prove
+from .respond import problem_of, problem_response
+from .upstream.pass_on import ROUTES, UpstreamCalls
 
 __all__ = ["APIS", "Gateway", "run"]
 
@@ -93,7 +97,8 @@ class Gateway:
         self.versions = KnownVersions(parts.policy.name, topics=parts.topics, log=parts.log, metrics=parts.metrics)
         self._client = EngineClient(parts.handles.engines, metrics=parts.metrics, health_s=parts.config.engine_health_s)
         self._calls = CallServer(parts, self._client, self.versions)
-        self._chat = ChatEndpoints(parts, self._calls)
+        self._upstreams = UpstreamCalls(parts)
+        self._chat = ChatEndpoints(parts, self._calls, self._upstreams, APIS[0])
         self._events = AgentEvents(parts)
         self.application = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
@@ -101,7 +106,13 @@ class Gateway:
         chats = [self._route("POST", api.path, functools.partial(self._chat.chat, api=api), api) for api in APIS]
         count = functools.partial(self._chat.count, api=COUNT_TOKENS)
         counts = self._route("POST", COUNT_TOKENS.path, count, COUNT_TOKENS)
-        agents = [self._route("GET", "/v1/models", self._models), *chats, counts]
+        spoken = {COUNT_TOKENS.path, *(api.path for api in APIS)}
+        others = [
+            self._route("POST", route, functools.partial(self._chat.pass_on, route=route))
+            for route in ROUTES
+            if route not in spoken
+        ]
+        agents = [self._route("GET", "/v1/models", self._models), *chats, counts, *others]
         runners = [self._route("POST", "/begin", self._begin), self._route("POST", "/end", self._end)]
         rollout = Mount("/rollout/{rollout}/attempt/{attempt}", routes=[*agents, *runners])
         lightning: list[BaseRoute] = [Mount(f"{_LIGHTNING}/{mode}/openai", routes=agents) for mode in ("train", "val")]
@@ -191,7 +202,7 @@ class Gateway:
         return Response(session.end_answer, media_type="application/json")
 
     async def _models(self, request: Request) -> Response:
-        names = (self.parts.policy.name, *self.parts.policy.aliases)
+        names = Models(self.parts.policy, self.parts.handles.upstreams).listed()
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "tracegrad"} for name in names]
         return JSONResponse({"object": "list", "data": models})
 
@@ -201,7 +212,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
-        async with self._client:
+        async with self._client, self._upstreams:
             following = asyncio.create_task(self.versions.follow())
             proof = asyncio.create_task(self._prefer_local())
             try:

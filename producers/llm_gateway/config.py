@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Model, Seconds, Section
 
 from ..exposure import ListenConfig
 
-__all__ = ["EngineRef", "LlmConfig", "LlmHandles", "PolicyConfig"]
+__all__ = ["EngineRef", "LlmConfig", "LlmHandles", "PolicyConfig", "Upstream", "UpstreamConfig"]
 
 
 class PolicyConfig(Section, frozen=True, kw_only=True):
@@ -33,6 +35,40 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     """Of held-out rollouts; 0 is greedy."""
     tools: bool = True
     """The agent uses tools, so a chat template that ignores them is refused at start."""
+
+
+class UpstreamConfig(Section, frozen=True, kw_only=True):
+    """`[[upstream]]`: other models, whose requests are passed on unchanged, recorded as context and not trained on."""
+
+    models: tuple[str, ...]
+    """Their names, exact or with `*` for any text, such as "gpt-*". The first upstream that has a name takes it; the
+    policy's names stay the policy's."""
+    url: str
+    """What stands before `/chat/completions`, as clients have it for a base URL; a host alone means its `/v1`."""
+    name: str = ""
+    """In records and counters; empty: the URL's host."""
+    api_key_env: str | None = None
+    """The variable that holds its key, in the environment of `serve llm`; None: it asks for none. What key the agent
+    sends never goes there."""
+    timeout_s: Seconds = 600.0
+    """For one answer, streamed ones to their end."""
+    max_inflight: Count = 64
+    """Requests at once; beyond it 503 with Retry-After. Calls of the policy do not count."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.models or not all(self.models):
+            raise ConfigurationError('models: expected names of models, such as ["gpt-*"], got none or an empty one')
+        try:
+            url = urlsplit(self.url)
+            is_plain = not (url.username or url.password or url.query or url.fragment) and url.port != 0
+        except ValueError:
+            is_plain = False
+        if not is_plain or url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigurationError(
+                "url: expected http(s)://host, with a path at most, such as https://api.openai.com/v1, got another; a "
+                "key belongs into the variable that api_key_env names"
+            )
 
 
 class LlmConfig(ListenConfig, frozen=True, kw_only=True):
@@ -80,6 +116,22 @@ class EngineRef(msgspec.Struct, frozen=True, kw_only=True):
     """What it asks for, as a Bearer key; None: nothing."""
 
 
+class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+    """One upstream, its key read."""
+
+    name: str
+    models: tuple[str, ...]
+    """As in UpstreamConfig."""
+    base_url: str
+    """What stands before `/chat/completions`, without a slash at its end."""
+    key: str | None
+    timeout_s: float
+    max_inflight: int
+
+    def __repr__(self) -> str:
+        return f"Upstream({self.name})"
+
+
 class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     """One run's gateway."""
 
@@ -92,3 +144,5 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     """All serve the policy; not empty."""
     renders_locally: bool
     """Render and parse in the gateway once that is proved equal to the engine; False: never."""
+    upstreams: tuple[Upstream, ...] = ()
+    """Who answers for other models, in the order of the settings."""

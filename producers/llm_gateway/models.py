@@ -1,33 +1,64 @@
-"""Which model a request means: the policy, by its name or an alias, or nobody here. Pure.
+"""Which model a request means: the policy, by its name or an alias, an upstream that serves it, or nobody here. Pure.
 
-In: the `model` of a request's body. Out: nothing, or RequestError (404, `model_not_found`) that prints the lines of the
-settings that would serve it. Invariant: a request that names another model is never answered by the policy: whoever
-asked for it would get, and train on, answers that it takes for the other's. A request without a model means the policy.
+In: the `model` of a request's body. Out: who is meant, or RequestError (404, `model_not_found`) that prints the lines
+of the settings that would serve it. Invariant: a request that names another model is never answered by the policy:
+whoever asked for it would get, and train on, answers that it takes for the other's. A request without a model means the
+policy.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 import msgspec
 
 from tracegrad.schemas.errors import RequestError
 
-from .config import PolicyConfig
+from .config import PolicyConfig, Upstream
 
-__all__ = ["check_model"]
+__all__ = ["Models"]
 
-_TOLD_CHARS = 80
-"""Of a name that anybody may have sent."""
+_MAX_CHARS = 200
+"""Of a name; a longer one, which anybody may send, matches nothing."""
 
 
-def check_model(model: str | None, policy: PolicyConfig) -> None:
-    """Returns when the policy is meant; raises RequestError else."""
-    if model is None or model == policy.name or model in policy.aliases:
-        return
-    name = msgspec.json.encode(model[:_TOLD_CHARS]).decode()
-    raise RequestError(
-        f"model: expected {policy.name!r}, the policy, or one of its aliases, got {name}; if that is to mean the "
-        f"policy, add it to the settings: [policy] aliases = [{name}]",
-        status=404,
-        param="model",
-        code="model_not_found",
-    )
+class Models:
+    """The models of one gateway."""
+
+    def __init__(self, policy: PolicyConfig, upstreams: tuple[Upstream, ...]) -> None:
+        self._policy = policy
+        self._upstreams = upstreams
+
+    def meant(self, model: object) -> Upstream | None:
+        """The upstream that a body's `model` means; None: the policy is meant, or it is no name and the reader of the
+        API says so. Raises RequestError."""
+        if not isinstance(model, str) or model in self._names_of_policy():
+            return None
+        if len(model) <= _MAX_CHARS:
+            for upstream in self._upstreams:
+                if any(
+                    fnmatchcase(model, pattern.replace("[", "[[]").replace("?", "[?]")) for pattern in upstream.models
+                ):
+                    return upstream
+        raise self._unknown(msgspec.json.encode(model[:_MAX_CHARS]).decode())
+
+    def listed(self) -> Iterator[str]:
+        """Every name that can be asked for; patterns have none."""
+        yield from self._names_of_policy()
+        for upstream in self._upstreams:
+            yield from (name for name in upstream.models if "*" not in name)
+
+    def _names_of_policy(self) -> tuple[str, ...]:
+        return (self._policy.name, *self._policy.aliases)
+
+    def _unknown(self, name: str) -> RequestError:
+        return RequestError(
+            f"model: expected {self._policy.name!r}, the policy, or a name that the settings give to it or to an "
+            f"upstream, got {name}. If it is to mean the policy: [policy] aliases = [{name}]. If it is to be passed "
+            f'on: [[upstream]] models = [{name}], url = "https://api.openai.com/v1", api_key_env = "OPENAI_API_KEY" '
+            "(or whose it is; docs/upstreams.md)",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )

@@ -1,8 +1,9 @@
 """`llm_calls`: what the LLM gateway served, token by token; the truth that training rests on.
 
 One CallRecord per generation, acknowledged by Kafka before its answer leaves the gateway, and one CallsClosed after an
-attempt's last call; of a captured agent's call CallEnded tells what became of it. Prompts are stored as a difference:
-(parent call, shared length, suffix ids).
+attempt's last call; of a captured agent's call CallEnded tells what became of it. Beside them an UpstreamCall for what
+another model answered, which trains nothing. Prompts are stored as a difference: (parent call, shared length, suffix
+ids).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "SamplingParameters",
     "SpliceOutcome",
     "ToolCall",
+    "UpstreamCall",
 ]
 
 
@@ -212,7 +214,46 @@ class CallEnded(msgspec.Struct, frozen=True, kw_only=True, tag="call_ended"):
     """Why it has none: the class of the error."""
 
 
-LlmCall = CallRecord | CallsClosed | CallOpen | CallEnded
+class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True, tag="upstream_call"):
+    """A request that the gateway passed on to another model: context of the episode, never trained. No content.
+
+    Written as well as can be: the answer does not wait for Kafka, so a record may be missing, and is then counted.
+    """
+
+    schema: str = "upstream_call/1"
+    call_id: CallId
+    """Drawn by the gateway; nobody else has seen it."""
+    rollout_id: str | None
+    attempt_id: str | None
+    trace_id: str | None
+    parent_span_id: str | None
+    """These four as of a CallRecord."""
+    upstream: str
+    """Its name in the settings."""
+    route: str
+    """Such as `/v1/chat/completions`."""
+    model: str
+    """As the agent asked for it."""
+    answered_model: str | None = None
+    """As the upstream names what answered."""
+    status: int
+    """HTTP's, as the agent saw it; 502 and 504 also when the upstream gave none."""
+    outcome: CallOutcome
+    response_id: str | None = None
+    """The upstream's own, which spans repeat."""
+    tool_call_ids: tuple[str, ...] = ()
+    """Likewise, the first few."""
+    prompt_tokens: int | None = None
+    sampled_tokens: int | None = None
+    """As the upstream counts them; None: it did not say, or the answer was too long to look for it."""
+    claims: Claims = Claims()
+    conversation_key: str | None = None
+    """As of a CallRecord."""
+    started_at_ns: int = 0
+    ended_at_ns: int = 0
+
+
+LlmCall = CallRecord | CallsClosed | CallOpen | CallEnded | UpstreamCall
 LLM_CALLS: Codec[LlmCall] = Codec(
-    LlmCall, released=("call/1", "calls_closed/1", "call_open/1", "call_ended/1"), wire="msgpack"
+    LlmCall, released=("call/1", "calls_closed/1", "call_open/1", "call_ended/1", "upstream_call/1"), wire="msgpack"
 )

@@ -20,8 +20,16 @@ from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.mac import is_by_own_run, signer_of
-from tracegrad.schemas.metrics import CALLS_UNPROVED, FACTS, NOT_SELECTED, Metrics
-from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallRecord, CallsClosed, LlmCall
+from tracegrad.schemas.metrics import CALLS_UNPROVED, CONTEXT_CALLS, FACTS, NOT_SELECTED, Metrics
+from tracegrad.schemas.records.calls import (
+    LLM_CALLS,
+    CallEnded,
+    CallOpen,
+    CallRecord,
+    CallsClosed,
+    LlmCall,
+    UpstreamCall,
+)
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
@@ -102,6 +110,9 @@ class Normalize(StageFold[None]):
         """The single fact of a record, by the identity that it claims."""
         item: LlmCall | Reward | RolloutEvent = codec.decode(record.value)
         self._refusals.accept(record)
+        if isinstance(item, UpstreamCall):
+            self.metrics.add(CONTEXT_CALLS)
+            return []
         fact: Fact
         trace = None
         match item:

@@ -88,6 +88,27 @@ CALL_ENDED = calls.CallEnded(
     outcome=calls.CallOutcome.SUPERSEDED,
     reason="UnavailableError",
 )
+UPSTREAM_CALL = calls.UpstreamCall(
+    call_id=CallId("chatcmpl-0p4H8qT1mZ6vW3kR9sX2bN" + "a" * 9),
+    rollout_id=ROLLOUT,
+    attempt_id="9a3c",
+    trace_id=EPISODE,
+    parent_span_id="00f067aa0ba902b7",
+    upstream="openai",
+    route="/v1/chat/completions",
+    model="gpt-4o",
+    answered_model="gpt-4o-2024-11-20",
+    status=200,
+    outcome=calls.CallOutcome.DELIVERED,
+    response_id="chatcmpl-AbC",
+    tool_call_ids=("call_xyz",),
+    prompt_tokens=12,
+    sampled_tokens=34,
+    claims=calls.Claims(traceparent=f"00-{EPISODE}-00f067aa0ba902b7-01"),
+    conversation_key="0f" * 16,
+    started_at_ns=1_700_000_000_000_000_000,
+    ended_at_ns=1_700_000_000_500_000_000,
+)
 REWARD = rollouts.REWARDS.decode((GOLDEN / "reward-1.json").read_bytes())
 SPAN = facts.SpanFact(
     trace_id=EPISODE,
@@ -231,6 +252,7 @@ RELEASED: dict[str, Any] = {
     "calls_closed-1.msgpack": calls.LLM_CALLS,
     "call_open-1.msgpack": calls.LLM_CALLS,
     "call_ended-1.msgpack": calls.LLM_CALLS,
+    "upstream_call-1.msgpack": calls.LLM_CALLS,
     "rollout-1.json": rollouts.ROLLOUTS,
     "rollout_event-1.json": rollouts.ROLLOUT_EVENTS,
     "rollout_event-1-b.json": rollouts.ROLLOUT_EVENTS,
@@ -265,6 +287,7 @@ WRITTEN = {
     "calls_closed-1.msgpack": CALLS_CLOSED,
     "call_open-1.msgpack": CALL_OPEN,
     "call_ended-1.msgpack": CALL_ENDED,
+    "upstream_call-1.msgpack": UPSTREAM_CALL,
     "facts-1.msgpack": FACTS,
     "facts-1-b.msgpack": COUNTED_FACTS,
     "facts-1-c.msgpack": LINKED_FACTS,

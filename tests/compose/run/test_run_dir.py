@@ -203,7 +203,7 @@ def test_several_engines_have_a_weight_sync_each(tmp_path: Path, engine: dict[st
     assert [name for name in names if name.startswith("engine")] == started
     syncing = [name for name in names if name.startswith("weight-sync")]
     assert syncing == ["weight-sync", "weight-sync-1", "weight-sync-2"]
-    engines = wiring.llm().engines
+    engines = wiring.llm({}).engines
     syncs = [wiring.weight_sync(ordinal) for ordinal in range(3)]
     assert [(one.id, one.url) for one in engines] == [(sync.engine_id, sync.engine_url) for sync in syncs]
     assert wiring.tasks().engine_ids == tuple(one.id for one in engines) and len({one.url for one in engines}) == 3
@@ -243,7 +243,7 @@ def test_each_room_gets_its_own_record(tmp_path: Path) -> None:
     assert SETTINGS.agent is not None and SETTINGS.agent.argv == ("python", "agent.py", "--fast")
     tasks = wiring.tasks()
     assert (tasks.seed, tasks.concurrency, tasks.rewards_awaited, tasks.run_hash) == (3, 32, ("reward",), run_hash)
-    llm, sync = wiring.llm(), wiring.weight_sync()
+    llm, sync = wiring.llm({}), wiring.weight_sync()
     assert llm.engines[0].id == sync.engine_id and llm.engines[0].url == sync.engine_url
     token = credential(wiring.run_dir.key(), engine_holder(run_hash))
     assert {llm.engines[0].token, sync.engine_token, wiring.engine().token} == {token}

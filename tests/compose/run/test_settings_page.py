@@ -37,7 +37,7 @@ def test_a_section_names_itself_as_the_file_does() -> None:
     named = {name: section_of(kind) for name, kind in typing.get_type_hints(RunSettings).items()}
     for name, record in named.items():
         if record is not None:
-            assert re.match(rf"`\[{name}\]`: ", record.__doc__ or ""), name
+            assert re.match(rf"`\[{name}\]`: |`\[\[{name}\]\]`: ", record.__doc__ or ""), name
 
 
 def test_help_is_the_docstring() -> None:

@@ -19,11 +19,11 @@ from tests.serving import ENGINE_TOKEN, serve
 from tests.versions import label, publish
 from tracegrad.producers.llm_gateway.app import Gateway
 from tracegrad.producers.llm_gateway.calls import Parts
-from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig
+from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig, Upstream
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, UpstreamCall
 from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -82,6 +82,10 @@ class Rig:
         """All of `llm_calls`."""
         return [LLM_CALLS.decode(record.value) for record in self.log.records(TOPICS.name(Topic.LLM_CALLS))]
 
+    def passed_on(self) -> list[UpstreamCall]:
+        """The records of what other models answered."""
+        return [record for record in self.records() if isinstance(record, UpstreamCall)]
+
     def calls(self) -> list[CallRecord]:
         """The call records, by their start."""
         calls = [record for record in self.records() if isinstance(record, CallRecord)]
@@ -97,12 +101,24 @@ class Rig:
 
 
 def config(
-    *urls: str, port: int = 0, renders_locally: bool = True, policy: PolicyConfig = POLICY, **settings: Any
+    *urls: str,
+    port: int = 0,
+    renders_locally: bool = True,
+    policy: PolicyConfig = POLICY,
+    upstreams: tuple[Upstream, ...] = (),
+    **settings: Any,
 ) -> tuple[LlmConfig, PolicyConfig, LlmHandles]:
     """Settings with waits that a test can afford."""
     waits = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05}
     engines = tuple(EngineRef(id=f"e{i}", url=url, token=ENGINE_TOKEN) for i, url in enumerate(urls))
-    handles = LlmHandles(port=port, run_hash=RUN_HASH, key=KEY, engines=engines, renders_locally=renders_locally)
+    handles = LlmHandles(
+        port=port,
+        run_hash=RUN_HASH,
+        key=KEY,
+        engines=engines,
+        renders_locally=renders_locally,
+        upstreams=upstreams,
+    )
     return LlmConfig(**(waits | settings)), policy, handles
 
 

@@ -1,0 +1,256 @@
+"""Passes a request for another model on to its upstream, and the answer back as it comes.
+
+    chat: the caller, its body, which upstream  -> here: its slot, the upstream's key, bytes there and back  -> a record
+
+In: a request whose body is here. Out: an ASGI application that answers it; one UpstreamCall on `llm_calls`.
+Invariants: the body's bytes and the route are the agent's, the address is the settings' alone, redirects are not
+followed; the agent's key goes nowhere, the upstream's to nobody else; no engine is asked. Nothing waits for Kafka: a
+record that it does not take is counted, and the answer goes on. `/end` of an attempt waits for its requests and then
+cancels them. Failure: 502 or 504 where the upstream gives no answer, 503 where it has too many requests; an answer that
+breaks off breaks off for the agent too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from yarl import URL
+
+from tracegrad.schemas.errors import OverloadedError, RequestError, TracegradError
+from tracegrad.schemas.ids import new_call
+from tracegrad.schemas.metrics import UPSTREAM_CALLS, UPSTREAM_CALLS_UNRECORDED
+from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, UpstreamCall
+from tracegrad.schemas.topics import Topic, episode_key
+
+from ..calls import Parts
+from ..config import Upstream
+from ..identity import Caller
+from ..respond import until_gone
+from ..sessions import Session
+from .answer import AnswerReader, Said
+from .headers import answered_with, asked_with
+
+__all__ = ["ROUTES", "PassedOn", "UpstreamCalls"]
+
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+)
+"""What is passed on; the policy itself speaks those of `app.APIS`."""
+
+_CONNECT_S = 10.0
+_CANCELLED = 499
+"""As proxies log a client that has gone."""
+
+
+class PassedOn(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that is passed on."""
+
+    upstream: Upstream
+    route: str
+    query: str
+    headers: dict[str, str]
+    """The agent's; `headers.asked_with` chooses among them."""
+    body: bytes
+    model: str
+    caller: Caller
+    session: Session | None
+    """Of its attempt; None: it is of none."""
+    respond: Callable[[BaseException], Response]
+    """Words an error as the API's clients expect it."""
+
+
+class UpstreamCalls:
+    """All requests of a gateway that are passed on; reached within `async with`."""
+
+    _http: aiohttp.ClientSession
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._num_inflight: Counter[str] = Counter()
+
+    async def __aenter__(self) -> None:
+        # No proxy, netrc or cookie of the environment: who is asked, and with which key, the settings say.
+        connector = aiohttp.TCPConnector(limit=0)
+        self._http = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._http.close()
+
+    def take(self, asked: PassedOn, entered: contextlib.ExitStack) -> ASGIApp:
+        """The application that answers, and closes what was entered when the answer has ended.
+
+        Raises OverloadedError, and SessionError (410) after the attempt's end.
+        """
+        upstream = asked.upstream
+        if self._num_inflight[upstream.name] >= upstream.max_inflight:
+            raise OverloadedError(f"{upstream.max_inflight} requests to {upstream.name} are in flight; try again")
+        self._num_inflight.update([upstream.name])
+        entered.callback(self._num_inflight.subtract, [upstream.name])
+        if asked.session is not None:
+            asked.session.enter()
+            entered.callback(asked.session.leave)
+        return _Answering(self, asked, entered.pop_all().close)
+
+    async def forward(self, asked: PassedOn, answer: _Sender) -> None:
+        """Asks the upstream and sends what comes. Raises RequestError when nothing was sent yet."""
+        upstream = asked.upstream
+        url = URL(
+            upstream.base_url + asked.route.removeprefix("/v1") + (f"?{asked.query}" * bool(asked.query)), encoded=True
+        )
+        timeout = aiohttp.ClientTimeout(total=upstream.timeout_s, sock_connect=_CONNECT_S)
+        headers = asked_with(asked.headers, asked.route, upstream.key)
+        try:
+            async with self._http.post(
+                url, data=asked.body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                if 300 <= response.status < 400:
+                    raise RequestError(
+                        f"upstream {upstream.name}: expected an answer, got a redirect (status {response.status}); set "
+                        "its url to where it leads",
+                        status=502,
+                        code="upstream_redirects",
+                    )
+                await answer.begin(response.status, response.headers)
+                async for piece in response.content.iter_any():
+                    await answer.piece(piece)
+        except RequestError:
+            raise
+        except TimeoutError as error:
+            raise _no_answer(upstream, "did not answer in time", 504) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _no_answer(upstream, f"gave {type(error).__name__}", 502) from error
+        await answer.end()
+
+    def record(self, asked: PassedOn, answer: _Sender, outcome: CallOutcome, started_ns: int) -> None:
+        """Hands the record to the log and does not wait."""
+        caller, said, metrics = asked.caller, answer.said(), self._parts.metrics
+        metrics.add(UPSTREAM_CALLS, asked.upstream.name, str(answer.status))
+        record = UpstreamCall(
+            call_id=new_call(caller.key),
+            rollout_id=caller.rollout_id,
+            attempt_id=caller.attempt_id,
+            trace_id=caller.trace_id,
+            parent_span_id=caller.parent_span_id,
+            upstream=asked.upstream.name,
+            route=asked.route,
+            model=asked.model,
+            answered_model=said.model,
+            status=answer.status,
+            outcome=outcome,
+            response_id=said.response_id,
+            tool_call_ids=tuple(said.tool_call_ids),
+            prompt_tokens=said.prompt_tokens,
+            sampled_tokens=said.sampled_tokens,
+            claims=caller.claims,
+            conversation_key=caller.conversation_key,
+            started_at_ns=started_ns,
+            ended_at_ns=time.time_ns(),
+        )
+        try:
+            value = LLM_CALLS.encode(record)
+            key = episode_key(caller.rollout_id, caller.trace_id, conversation=caller.conversation_key)
+            append = self._parts.append(Topic.LLM_CALLS, key=key, value=value)
+        except TracegradError as error:
+            metrics.add(UPSTREAM_CALLS_UNRECORDED, type(error).__name__)
+            return
+        append.add_done_callback(self._appended)
+
+    def _appended(self, append: asyncio.Future[Any]) -> None:
+        if append.cancelled() or append.exception() is not None:
+            why = "cancelled" if append.cancelled() else type(append.exception()).__name__
+            self._parts.metrics.add(UPSTREAM_CALLS_UNRECORDED, why)
+
+
+def _no_answer(upstream: Upstream, what: str, status: int) -> RequestError:
+    return RequestError(f"upstream {upstream.name} {what}; try again", status=status, code="upstream_unavailable")
+
+
+class _Sender:
+    """The answer on its way to the agent, and what is read of it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._reader: AnswerReader | None = None
+        self.status = _CANCELLED
+        """As the agent saw it."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the agent has a status already."""
+        return self._reader is not None
+
+    async def begin(self, status: int, headers: Any) -> None:
+        """The status and the headers."""
+        self.status = status
+        self._reader = AnswerReader(headers.get("content-type", ""))
+        await self._send({"type": "http.response.start", "status": status, "headers": answered_with(headers.items())})
+
+    async def piece(self, piece: bytes) -> None:
+        """The next bytes, as they came."""
+        assert self._reader is not None
+        self._reader.take(piece)
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end(self) -> None:
+        """The whole answer is sent."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def said(self) -> Said:
+        """What was read of it."""
+        return self._reader.close() if self._reader is not None else Said()
+
+
+class _Answering:
+    """An ASGI application that passes one request on, once."""
+
+    def __init__(self, calls: UpstreamCalls, asked: PassedOn, leave: Callable[[], None]) -> None:
+        self._calls = calls
+        self._asked = asked
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves the request; an agent that has gone ends it, for nobody is to pay for what nobody reads."""
+        started_ns, answer, outcome = time.time_ns(), _Sender(send), CallOutcome.CLIENT_DISCONNECTED
+        gone = asyncio.create_task(until_gone(receive))
+        call = asyncio.create_task(self._call(answer))
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                outcome = await self._ended(call, answer, scope, receive, send)
+        finally:
+            gone.cancel()
+            call.cancel()
+            await asyncio.wait({call})
+            self._calls.record(self._asked, answer, outcome, started_ns)
+            self._leave()
+
+    async def _call(self, answer: _Sender) -> None:
+        session = self._asked.session
+        with session.cancellable() if session is not None else contextlib.nullcontext():
+            await self._calls.forward(self._asked, answer)
+
+    async def _ended(
+        self, call: asyncio.Task[None], answer: _Sender, scope: Scope, receive: Receive, send: Send
+    ) -> CallOutcome:
+        error = asyncio.CancelledError() if call.cancelled() else call.exception()
+        if error is not None and answer.has_begun:
+            return CallOutcome.UNKNOWN  # the answer breaks off, which the agent sees by its connection
+        if error is not None:
+            response = self._asked.respond(error)
+            answer.status = response.status_code
+            await response(scope, receive, send)
+        return CallOutcome.DELIVERED
