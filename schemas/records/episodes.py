@@ -82,7 +82,7 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     """Intermediate rewards that this call earned (AIR, or rewards that target it)."""
     named_by: str = ""
     """What named the agent: `agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `sole_agent`; `conflict`
-    where names disagree and so none counts; empty when nothing told."""
+    where names disagree and so none counts, `unnamed` where an agent's own span has none; empty when nothing told."""
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Joins tool executions to the calls that asked for them.
 
 In: calls in their order on the log, how each was joined (join.py), spans in any order. Out: for each call its
-executions. An execution matches the request whose minted id it repeats; one without any id an open request; else none.
+executions (stacked_tools.py: which spans tell of one). An execution matches the request whose minted id it repeats; one
+without any id an open request; else none.
 Either way request and execution name the same tool, the tool began when the answer was there (both times are the
 agent's own clock; where the answer's is not known, any) and a request has one execution: AIR pays nothing else.
 Invariant: the outcome does not depend on the order of the spans, and n turns cost O(n log n).
@@ -11,15 +12,16 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import CallRecord
-from tracegrad.schemas.records.facts import SpanFact, SpanKind
+from tracegrad.schemas.records.facts import SpanFact
 
 from .join import Joined
 from .span_tree import SpanTree
+from .stacked_tools import executions, leaf_rank
 
 __all__ = ["join_tools", "tool_spans"]
 
@@ -27,22 +29,21 @@ __all__ = ["join_tools", "tool_spans"]
 def tool_spans(spans: Sequence[SpanFact]) -> list[SpanFact]:
     """Tool executions by start; of stacked spans with one tool-call id only the leaf-most, then the last."""
     tree = SpanTree(spans)
+    return _chosen(executions(spans, tree), tree)
+
+
+def _chosen(tools: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
     chosen: dict[str, SpanFact] = {}
-    for span in spans:
-        if span.kind is SpanKind.TOOL:
-            key = span.tool_call_id or f"{span.trace_id}/{span.span_id}"
-            old = chosen.get(key)
-            if old is None or _leaf_rank(tree, span) > _leaf_rank(tree, old):
-                chosen[key] = span
+    for span in tools:
+        key = span.tool_call_id or f"{span.trace_id}/{span.span_id}"
+        old = chosen.get(key)
+        if old is None or leaf_rank(tree, span) > leaf_rank(tree, old):
+            chosen[key] = span
     return sorted(chosen.values(), key=_by_start)
 
 
 def _by_start(span: SpanFact) -> tuple[int, str, str]:
     return span.start_ns, span.trace_id, span.span_id
-
-
-def _leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:
-    return tree.above(span).depth, span.end_ns, span.trace_id, span.span_id
 
 
 class _Request(NamedTuple):
@@ -66,18 +67,18 @@ def join_tools(
     requests = [request for request in asked if request.id not in answered]
     by_id = {request.id: request for request in reversed(requests)}
     answers: dict[str, SpanFact] = {}
-    tools = tool_spans(spans)
-    for tool in (span for span in spans if span.kind is SpanKind.TOOL and span.tool_call_id in by_id):
+    tools = executions(spans, tree)
+    for tool in (span for span in tools if span.tool_call_id in by_id):
         request = by_id[tool.tool_call_id or ""]
         old = answers.get(request.id)
         # Judged before one of several is chosen, so that a span which answers nothing displaces none that does.
-        if _answers(tool, request, joined) and (old is None or _leaf_rank(tree, tool) > _leaf_rank(tree, old)):
+        if _answers(tool, request, joined) and (old is None or leaf_rank(tree, tool) > leaf_rank(tree, old)):
             answers[request.id] = tool
     open_by_name: dict[str, _OpenRequests] = {}
     for request in requests:
         if request.id not in answers:
             open_by_name.setdefault(request.name, _OpenRequests()).add(request, joined[request.call].answered_ns)
-    executions: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
+    asked_for: list[list[tuple[SpanFact, str]]] = [[] for _ in calls]
     for tool in sorted((*answers.values(), *(tool for tool in tools if tool.tool_call_id is None)), key=_by_start):
         if tool.tool_call_id is not None:
             found: _Request | None = by_id[tool.tool_call_id]
@@ -85,8 +86,8 @@ def join_tools(
             candidates = open_by_name.get(tool.tool_name or tool.name)
             found = candidates.take(tool.start_ns) if candidates else None
         if found is not None:
-            executions[found.call].append((tool, found.id))
-    return executions
+            asked_for[found.call].append((tool, found.id))
+    return asked_for
 
 
 def _answers(tool: SpanFact, request: _Request, joined: Sequence[Joined]) -> bool:

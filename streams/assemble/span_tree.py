@@ -20,6 +20,7 @@ Place = tuple[str, str]
 AGENT_SPAN = "agent_span"
 ENTITY_PATH = "entity_path"
 CONFLICT = "conflict"
+UNNAMED = "unnamed"
 _MAX_OUTER = 64
 """Agents within agents that are looked through; beyond it nothing encloses anything."""
 
@@ -28,9 +29,9 @@ class Named(NamedTuple):
     """Who is at work, by a place that says so."""
 
     name: str | None
-    """None: names there disagree."""
+    """None: names there disagree, or an agent's own span has none."""
     rung: str
-    """`agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute` or `conflict`."""
+    """`agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `conflict` or `unnamed`."""
     place: Place
     outer: Named | None
     """Who is at work above that place, if anybody else."""
@@ -90,6 +91,9 @@ class SpanTree:
         """Who is at work at a span, `outer` being at work above it."""
         found = dict(self._names(span))
         names = set(found.values())
+        if not names and span.kind is SpanKind.AGENT:
+            # Nobody told this agent's name, so it is not that of the agent above either.
+            return Named(None, UNNAMED, place_of(span), outer)
         if not names or (outer is not None and names == {outer.name}):
             return outer
         if len(names) > 1:
@@ -98,10 +102,8 @@ class SpanTree:
 
     def _names(self, span: SpanFact) -> Iterable[tuple[str, str]]:
         is_agent = span.kind is SpanKind.AGENT
-        if is_agent:
-            yield AGENT_SPAN, span.agent_name or span.name
-        elif span.agent_name:
-            yield "agent_attribute", span.agent_name
+        if span.agent_name:
+            yield AGENT_SPAN if is_agent else "agent_attribute", span.agent_name
         for rung, name in sorted(span.agent_hints.items(), reverse=True):
             if rung != ENTITY_PATH:
                 yield rung, name

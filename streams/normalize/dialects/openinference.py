@@ -3,8 +3,8 @@
 Measured: an LLM span names the response id only inside its JSON `output.value`; a tool span names the tool-call id only
 there too (LangChain), or not at all; a span's status is OK or ERROR, never unset, once it ended. Who is an agent each
 instrumentation says in a way of its own: `agent.name` or `graph.node.id` (OpenAI Agents, AutoGen, CrewAI), the name
-of the span (smolagents, CrewAI: `NAME.run`), or any run whose name contains "agent" (LangChain). LlamaIndex
-makes an LLM span of each method of a model, also of those that call nothing.
+of the span (smolagents, CrewAI: `NAME.run`), any run whose name contains "agent" (LangChain), or the input of a
+step (LlamaIndex). LlamaIndex makes an LLM span of each method of a model, also of those that call nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..reading.read_output import FLAT_KEYS, minted_in, of_flat
 from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
 from .dialect import OTHER, Dialect, Reading, agent
+from .openinference_steps import INPUT, delegation, step_of_llama_index
 
 __all__ = ["OPENINFERENCE"]
 
@@ -43,7 +44,7 @@ def _read(span: SpanView) -> Reading | None:
         return _read_agent(span, named_by_langchain)
     if kind == "CHAIN" and named_by_langchain == span.name:
         return agent(span.name)
-    return OTHER
+    return step_of_llama_index(span) or OTHER
 
 
 def _read_agent(span: SpanView, named_by_langchain: str | None) -> Reading:
@@ -60,10 +61,14 @@ def _read_tool(span: SpanView) -> Reading:
     message = tool_message(span.attributes.get(OUTPUT))
     owner, _, method = span.name.rpartition(".")
     name = span.text(TOOL_NAME)
+    said = name or (owner if owner and method in _METHODS else span.name)
+    asked = delegation(span, said)
+    if asked is not None:
+        return asked
     return Reading(
         kind=SpanKind.TOOL,
         is_guess=name is None,
-        tool_name=name or (owner if owner and method in _METHODS else span.name),
+        tool_name=said,
         tool_call_id=message.call_id or span.text(*_TOOL_CALL_IDS),
         results=() if message.content is None else (message.content,),
         declared=() if message.status is None else (message.status,),
@@ -80,5 +85,5 @@ def _read_llm(span: SpanView) -> Reading:
     )
 
 
-_KEYS = frozenset({*_AGENT_NAMES, TOOL_NAME, *_TOOL_CALL_IDS, OUTPUT})
+_KEYS = frozenset({*_AGENT_NAMES, TOOL_NAME, *_TOOL_CALL_IDS, OUTPUT, INPUT})
 OPENINFERENCE = Dialect("openinference", frozenset({KIND}), _KEYS | FLAT_KEYS, _read)

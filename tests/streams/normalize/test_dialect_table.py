@@ -23,7 +23,7 @@ from tests.streams.normalize.rows_of_conventions import (
 )
 from tests.streams.normalize.rows_of_products import OTHERS, PLATFORMS
 from tests.streams.normalize.test_dialects import TRACE, read
-from tracegrad.schemas.records.facts import SpanFact, digest_of
+from tracegrad.schemas.records.facts import SpanFact, ToolStatus, digest_of
 
 TABLES = {"otel": OTEL, "openinference": OPENINFERENCE, "traceloop": TRACELOOP, "platform": PLATFORMS, "other": OTHERS}
 ROWS = {f"{table} {name}": row for table, rows in TABLES.items() for name, row in rows.items()}
@@ -32,6 +32,16 @@ ROWS = {f"{table} {name}": row for table, rows in TABLES.items() for name, row i
 def spoken(name: str, attributes: dict[str, Any]) -> Span:
     """A span with these attributes."""
     return span(TRACE, 1, name, **attributes)
+
+
+def scoped(scope: str, name: str, attributes: dict[str, Any]) -> bytes:
+    """A request with one span of an instrumentation."""
+    request = ExportTraceServiceRequest.FromString(
+        otlp(spoken(name, {"openinference.span.kind": "CHAIN", **attributes}))
+    )
+    request.resource_spans[0].scope_spans[0].scope.name = scope
+    value: bytes = request.SerializeToString()
+    return value
 
 
 def fact(made: Span) -> SpanFact:
@@ -96,6 +106,53 @@ def test_content_in_span_events_is_read(
 
 def test_the_root_of_an_openai_agents_run_is_no_agent() -> None:
     """It is called after the workflow; the agents below it have names."""
-    request = ExportTraceServiceRequest.FromString(otlp(spoken("Weather desk", {"openinference.span.kind": "AGENT"})))
-    request.resource_spans[0].scope_spans[0].scope.name = "openinference.instrumentation.openai_agents"
-    assert read(request.SerializeToString())[0].kind.value == "other"
+    request = scoped(
+        "openinference.instrumentation.openai_agents", "Weather desk", {"openinference.span.kind": "AGENT"}
+    )
+    assert read(request)[0].kind.value == "other"
+
+
+LLAMA_SAID = 'ChatMessage(text="current_agent_name=x")'
+LLAMA_AGENT = f'{{"ctx": "x", "ev": "AgentSetup(input=[{LLAMA_SAID}], current_agent_name=\'%s\')"}}'
+LLAMA_TOOL = '{"ctx": "x", "ev": "ToolCall(tool_name=\'f\', tool_kwargs={\'a\': 1}, tool_id=\'%s\')"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("AgentWorkflow.run_agent_step", LLAMA_AGENT % "planner", {"kind": "agent", "agent_name": "planner"}),
+        ("FunctionAgent.run_agent_step", LLAMA_AGENT % "Agent", {"kind": "agent", "agent_name": None}),
+        ("AgentWorkflow.run_agent_step", "{}", {"kind": "agent", "agent_name": None}),
+        ("AgentWorkflow.call_tool", LLAMA_TOOL % CALL, {"kind": "other", "tool_name": "f", "tool_call_id": CALL}),
+        ("AgentWorkflow.call_tool", "{}", {"kind": "other", "tool_call_id": None}),
+        ("AgentWorkflow.setup_agent", LLAMA_AGENT % "planner", {"kind": "other", "agent_name": None}),
+    ],
+    ids=["agent", "default_name", "cut", "tool", "cut_tool", "other_step"],
+)
+def test_llama_index_tells_names_by_the_input_of_a_step(name: str, given: str, expected: dict[str, Any]) -> None:
+    """Recorded: the event ends with them; a class's default name is nobody's."""
+    request = scoped("openinference.instrumentation.llama_index", name, {"input.value": given})
+    assert seen(read(request)[0], expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('{"task": "x", "coworker": " expert "}', {"kind": "agent", "agent_name": "expert"}),
+        ("{", {"kind": "agent", "agent_name": None}),
+    ],
+    ids=["named", "cut"],
+)
+def test_crew_ai_s_delegation_is_the_coworker_at_work(given: str, expected: dict[str, Any]) -> None:
+    """No span of its own tells of the coworker, so the calls below would pass for the other agent's."""
+    attributes = {"openinference.span.kind": "TOOL", "tool.name": "Delegate work to coworker", "input.value": given}
+    assert seen(fact(spoken("x.run", attributes)), expected) == expected
+
+
+def test_an_adk_tool_without_its_response_ended_unknown() -> None:
+    """Its callbacks deal with failures, and tell them by the response alone."""
+    attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "f", "gcp.vertex.agent.event_id": "e"}
+    assert fact(spoken("execute_tool f", attributes)).tool_status is ToolStatus.UNKNOWN
+    failed = spoken("execute_tool f", attributes)
+    failed.status.code = 2  # type: ignore[assignment]
+    assert fact(failed).tool_status is ToolStatus.FAILED

@@ -1,0 +1,86 @@
+"""One execution of a tool that several spans tell of, each within the other: a framework's, an instrumentation's, a
+transport's (MCP).
+
+In: the spans of an episode and their tree. Out: its tools' spans, each with the id and the outcome of its execution; of
+those without any id one an execution, the innermost. A span tells of the same execution as the one above that names
+the same tool, unless both have ids and these differ; no agent and no model lies between. Above may be a place that is
+no tool's span but knows the id (a step of LlamaIndex). The outermost that has more than the end of its span to judge by
+is believed: it saw whether a failure within was dealt with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
+
+from .span_tree import Place, SpanTree, place_of
+
+__all__ = ["executions", "leaf_rank"]
+
+_MAX_ABOVE = 16
+"""Spans between two that tell of one execution."""
+
+
+def executions(spans: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
+    """The tools' spans, in the order of `spans`."""
+    anonymous: dict[Place, SpanFact] = {}
+    stacks = [_stack(span, tree) for span in spans if span.kind is SpanKind.TOOL]
+    for stack in stacks:
+        if not any(span.tool_call_id for span in stack):
+            outermost = place_of(stack[-1])
+            old = anonymous.get(outermost)
+            if old is None or leaf_rank(tree, stack[0]) > leaf_rank(tree, old):
+                anonymous[outermost] = stack[0]
+    kept = {place_of(span) for span in anonymous.values()}
+    return [_whole(stack) for stack in stacks if any(span.tool_call_id for span in stack) or place_of(stack[0]) in kept]
+
+
+def leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:
+    """Of spans that tell of one execution the greatest is its own: the leaf-most, then the last."""
+    return tree.above(span).depth, span.end_ns, span.trace_id, span.span_id
+
+
+def _stack(span: SpanFact, tree: SpanTree) -> list[SpanFact]:
+    """The span and those above that tell of the same execution, the innermost first."""
+    stack, step = [span], tree.parent(span)
+    call_id = span.tool_call_id
+    for _ in range(_MAX_ABOVE):
+        if step is None or step.kind in (SpanKind.AGENT, SpanKind.LLM):
+            break
+        is_tool = step.kind is SpanKind.TOOL or step.tool_call_id is not None
+        if is_tool:
+            if _name(step) != _name(span) or (call_id and step.tool_call_id and step.tool_call_id != call_id):
+                break
+            stack.append(step)
+            call_id = call_id or step.tool_call_id
+        step = tree.parent(step)
+    return stack
+
+
+def _whole(stack: list[SpanFact]) -> SpanFact:
+    if len(stack) == 1:
+        return stack[0]
+    call_id = next((span.tool_call_id for span in stack if span.tool_call_id), None)
+    judged = [span for span in reversed(stack) if span.kind is SpanKind.TOOL]
+    best = next((span for span in judged if not _is_weak(span)), judged[0])
+    return msgspec.structs.replace(
+        stack[0],
+        tool_call_id=call_id,
+        tool_status=best.tool_status,
+        tool_status_from=best.tool_status_from,
+        error_type=best.error_type,
+    )
+
+
+def _is_weak(span: SpanFact) -> bool:
+    """Whether nothing but the end of the span was there to judge by."""
+    return not span.tool_status_from or (
+        span.tool_status_from == "span_status" and span.tool_status is not ToolStatus.FAILED
+    )
+
+
+def _name(span: SpanFact) -> str:
+    return span.tool_name or span.name
