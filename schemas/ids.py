@@ -44,6 +44,7 @@ __all__ = [
     "conversation_key",
     "episode_id",
     "group_id",
+    "is_lightning",
     "is_rollout",
     "key_in",
     "key_of",
@@ -97,6 +98,7 @@ _RUN_HASH = re.compile(r"[0-9a-f]{8}")
 _ROLLOUT_ID = re.compile(r"[0-9a-f]{28}")
 _ATTEMPT_ID = re.compile(r"[0-9a-f]{4}")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
+_LIGHTNING = re.compile(r"(?:ro|at)-[0-9A-Za-z_-]{1,60}")
 _MINTED = re.compile(f"(?P<call>{CALL_ID})|(?P<tool>{TOOL_CALL_ID})")
 _ROLLOUT_DIGITS, _TRACE_DIGITS, _KEY_DIGITS = 28, 32, 22
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -249,6 +251,11 @@ def parse_attempt_id(text: str) -> AttemptId:
 def is_rollout(key: str) -> bool:
     """Whether a key is a rollout's."""
     return _ROLLOUT_ID.fullmatch(key) is not None
+
+
+def is_lightning(text: str) -> bool:
+    """Whether a text is an id of Agent Lightning's (`ro-` a rollout, `at-` an attempt): a name, and none of ours."""
+    return _LIGHTNING.fullmatch(text) is not None
 
 
 def parse_trace_id(text: str) -> TraceId:

@@ -29,6 +29,7 @@ from tracegrad.schemas.ids import (
     TraceId,
     attempt_of,
     conversation_key,
+    is_lightning,
     key_of,
     parse_attempt_id,
     parse_rollout_id,
@@ -116,16 +117,14 @@ def judge(claims: Claims, holder: Holder | None, run: RunHash, conversation: str
         claims: of the request.
         holder: whose credential of this run it bears.
         run: whose rollouts need proof.
-        conversation: the key of the one that is named, which counts where no rollout is.
+        conversation: the key of the one that is named, which counts where no rollout is. A rollout of Agent Lightning
+            (`ro-`) is none of ours, and names a conversation.
     Raises:
         ProofError: reason `no_credential` or `other_attempt`.
         IdentityError: reason `malformed_identity` or `identity_disagreement`.
     """
     trace_id, span_id = _parse_traceparent(claims.traceparent)
-    named: list[tuple[RolloutId, AttemptId | None]] = []
-    for what in ("path", "api_key", "header", "baggage"):
-        if (claim := getattr(claims, what)) is not None:
-            named.append(_parse_claim(what, claim.removeprefix(ATTEMPT_PREFIX) if what == "api_key" else claim))
+    named, foreign = _named(claims)
     if trace_id is not None and (own := attempt_of(trace_id, {run})):
         named.append(own)
     for rollout, attempt in named:
@@ -133,12 +132,14 @@ def judge(claims: Claims, holder: Holder | None, run: RunHash, conversation: str
             raise _unproved(rollout, holder)
     rollouts = {rollout for rollout, _ in named}
     attempts = {attempt for _, attempt in named if attempt is not None}
-    if len(rollouts) > 1 or len(attempts) > 1:
+    if len(rollouts) > 1 or len(attempts) > 1 or len(foreign) > 1:
         raise IdentityError(
-            f"expected one rollout and attempt, got {len(rollouts)} and {len(attempts)} from the request's path, "
-            "API key, headers, baggage and traceparent; send one identity",
+            f"expected one rollout and attempt, got {max(len(rollouts), len(foreign))} and {len(attempts)} from the "
+            "request's path, API key, headers, baggage and traceparent; send one identity",
             reason="identity_disagreement",
         )
+    if foreign:
+        conversation = conversation_key(foreign.pop())
     if conversation is not None and attempt_of(conversation, {run}):
         raise IdentityError("the conversation's id hashes to a rollout's; name another", reason="malformed_identity")
     return Caller(
@@ -150,6 +151,20 @@ def judge(claims: Claims, holder: Holder | None, run: RunHash, conversation: str
         claims=claims,
         conversation_key=None if rollouts else conversation,
     )
+
+
+def _named(claims: Claims) -> tuple[list[tuple[RolloutId, AttemptId | None]], set[str]]:
+    """The rollouts that are claimed, and those of Agent Lightning that are named."""
+    named: list[tuple[RolloutId, AttemptId | None]] = []
+    foreign: set[str] = set()
+    for what in ("path", "api_key", "header", "baggage"):
+        if (claim := getattr(claims, what)) is None:
+            continue
+        if is_lightning(name := claim.partition(".")[0]):
+            foreign.add(name)
+        else:
+            named.append(_parse_claim(what, claim.removeprefix(ATTEMPT_PREFIX) if what == "api_key" else claim))
+    return named, foreign
 
 
 def _unproved(rollout: RolloutId, holder: Holder | None) -> ProofError:

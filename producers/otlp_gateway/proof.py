@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
 from tracegrad.schemas.credentials import Holder, is_host, may_claim
-from tracegrad.schemas.ids import RunHash, attempt_of, run_hash_of
+from tracegrad.schemas.ids import RunHash, attempt_of, is_lightning, run_hash_of
 from tracegrad.schemas.otlp.signal import Signal
 
 __all__ = ["keep_proved", "may_name"]
@@ -72,13 +72,13 @@ def _is_proved(item: Any, of_resource: _Claims, holder: Holder | None, run: RunH
 
 
 def _claims(attributes: Iterable[KeyValue]) -> _Claims:
-    """The rollouts and the attempts that are named."""
-    rollouts, attempts = set(), set()
+    """The rollouts and the attempts that are named; nothing, and a name of another system's, is none of ours."""
+    rollouts: set[str] = set()
+    attempts: set[str] = set()
     for pair in attributes:
-        if pair.key in ROLLOUT_KEYS:
-            rollouts.add(pair.value.string_value)
-        elif pair.key in ATTEMPT_KEYS:
-            attempts.add(pair.value.string_value)
+        named = rollouts if pair.key in ROLLOUT_KEYS else attempts if pair.key in ATTEMPT_KEYS else None
+        if named is not None and (text := pair.value.string_value) and not is_lightning(text):
+            named.add(text)
     return rollouts, attempts
 
 

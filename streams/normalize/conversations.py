@@ -1,8 +1,9 @@
 """Which conversation a captured trace names: the links of its spans.
 
 In: the facts of captured spans, and what span or resource say of a conversation. Out: LinkFacts to other keys than the
-trace's own. A span names a key by an id of the gateway's that it repeats, or by a conversation id; of those that bear
-`session.id` only, a value with more than 8 open traces is a process's and no conversation's, and is ignored.
+trace's own. A span names a key by an id of the gateway's that it repeats, or by a conversation id, which a rollout of
+Agent Lightning (`ro-`) is to us; of those that bear `session.id` only, a value with more than 8 open traces is a
+process's and no conversation's, and is ignored.
 Invariant: a span's links follow from the span, but for that bound, whose memory is bounded and ends with the process.
 """
 
@@ -12,8 +13,8 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping
 
-from tracegrad.schemas.attributes import CONVERSATION_KEYS, SESSION_ID
-from tracegrad.schemas.ids import attempt_of, conversation_key, key_in, parse_trace_id
+from tracegrad.schemas.attributes import CONVERSATION_KEYS, ROLLOUT_KEYS, SESSION_ID
+from tracegrad.schemas.ids import attempt_of, conversation_key, is_lightning, key_in, parse_trace_id
 from tracegrad.schemas.metrics import SESSIONS_IGNORED, Metrics
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import LinkFact, LinkSource, SpanFact
@@ -52,8 +53,9 @@ class Conversations:
         for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids):
             if minted and (key := key_in(minted)) and key != fact.trace_id:
                 yield LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
-        said = ((name, source.get(name)) for name in CONVERSATION_KEYS for source in sources)
+        said = ((name, source.get(name)) for name in (*ROLLOUT_KEYS, *CONVERSATION_KEYS) for source in sources)
         named = ((name, str(value).strip()) for name, value in said if value is not None)
+        named = ((name, value) for name, value in named if name not in ROLLOUT_KEYS or is_lightning(value))
         name, conversation = next((pair for pair in named if pair[1]), ("", ""))
         if not conversation:
             return

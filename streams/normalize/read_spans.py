@@ -25,7 +25,7 @@ from tracegrad.schemas.attributes import (
     SERVICE_NAME,
 )
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.ids import attempt_of, is_lightning
 from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
@@ -240,8 +240,10 @@ def _plain(value: AnyValue, depth: int = 0) -> Any:
 
 
 def _claim(keys: tuple[str, ...], *sources: dict[str, AttributeValue]) -> str | None:
-    """What span and resource say under these keys, which must be one thing."""
-    claims = {str(source[key]) for source in sources for key in keys if key in source}
+    """What span and resource say under these keys, which must be one thing; an empty text says nothing, and another
+    system's name claims no rollout."""
+    said = (str(source[key]) for source in sources for key in keys if key in source)
+    claims = {claim for claim in said if claim and not is_lightning(claim)}
     if len(claims) > 1:
         raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason="identity_conflict")
     return claims.pop() if claims else None

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.fake_engine.scripted import Reply, tool_call_text
-from tests.producers.keys import RUN_HASH
-from tests.producers.llm_gateway.harness import ASK, CALC, TOPICS, Rig, rig
+from tests.producers.keys import RUN_HASH, bearer
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, rig
 from tracegrad.producers.llm_gateway.leaves import Leaf, Leaves, Said
-from tracegrad.schemas.ids import conversation_key, key_in
+from tracegrad.schemas.credentials import attempt_holder
+from tracegrad.schemas.ids import AttemptId, RolloutId, conversation_key, key_in
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import CALLS_JOINED
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
@@ -181,3 +182,27 @@ def test_equal_ends_are_forgotten_together() -> None:
         leaves.add(Leaf(one, key))
     assert [leaves.take(one) for one in said] == [None, Leaf(said[1], "c"), Leaf(said[2], "d")]
     assert leaves.take(said[1]) is None
+
+
+async def test_a_rollout_of_agent_lightning_names_a_conversation() -> None:
+    """By the path that its `ProxyLLM` makes, or by its headers; its attempts are no ids of ours."""
+    key, body = conversation_key("ro-1a2b3c4d5e6f"), {"messages": ASK}
+    async with rig() as r:
+        for path, headers in (
+            ("/rollout/ro-1a2b3c4d5e6f/attempt/at-1a2b3c4d/v1/chat/completions", {}),
+            ("/v1/chat/completions", {"x-rollout-id": "ro-1a2b3c4d5e6f", "x-attempt-id": "at-1a2b3c4d"}),
+        ):
+            status, answer = await r.post(path, body, **(ANN | headers))
+            assert (status, key_in(answer["id"])) == (200, key)
+        assert keys(r) == [key, key]
+        assert (await r.post(path, body, **(ANN | headers | {"baggage": "rollout.id=ro-9"})))[0] == 400
+
+
+async def test_under_the_runner_its_own_names_change_nothing() -> None:
+    """The credential says which attempt it is; the path's name is none of ours."""
+    async with rig() as r:
+        await r.begin(host=None)
+        path = "/rollout/ro-1a2b3c4d5e6f/attempt/at-1a2b3c4d/v1/chat/completions"
+        own = {"x-api-key": "", **bearer(attempt_holder(RolloutId(ROLLOUT), AttemptId(ATTEMPT)))}
+        status, answer = await r.post(path, {"messages": ASK}, **own)
+        assert (status, key_in(answer["id"]), keys(r)) == (200, ROLLOUT, [ROLLOUT])

@@ -33,7 +33,7 @@ EPISODE, TRACE = bytes.fromhex(ROLLOUT + ATTEMPT), bytes.fromhex("77" * 16)
 PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/traces"
 OWN = bearer(attempt_holder(ROLLOUT, ATTEMPT))
 OF_OTHER = bearer(attempt_holder(ROLLOUT, OTHER))
-CLAIM = {"rollout__id": ROLLOUT, "attempt__id": ATTEMPT}
+CLAIM: dict[str, Any] = {"rollout__id": ROLLOUT, "attempt__id": ATTEMPT}
 LIGHTNING = {"agentlightning__rollout_id": ROLLOUT, "agentlightning__attempt_id": ATTEMPT}
 
 
@@ -171,3 +171,18 @@ async def test_a_credential_lets_in_where_a_token_is_asked_for() -> None:
     statuses = [(await gateway.post(PLAIN, headers)).status_code for headers in ({}, by_host(), OWN)]
     assert statuses == [401, 200, 200]
     assert (await gateway.post(PLAIN, {"authorization": "Bearer s3cret"})).status_code == 200
+
+
+@pytest.mark.parametrize(("rollout_id", "attempt_id"), [("", ""), ("ro-1a2b3c4d5e6f", "at-1a2b3c4d")])
+async def test_names_of_agent_lightning_are_no_claims(rollout_id: str, attempt_id: str) -> None:
+    """Its tracers write their own ids, or none, beside ours: the attempt's credential still lets the span in, a
+    neighbour's does not."""
+    gateway = Gateway()
+    theirs: dict[str, Any] = {"agentlightning__rollout_id": rollout_id, "agentlightning__attempt_id": attempt_id}
+    body = otlp(span(TRACE.hex(), 1), **theirs, **CLAIM)
+    assert (await gateway.post(body, OF_OTHER)).status_code == 403
+    answer = await gateway.post(body, OWN)
+    assert answer.status_code == 200 and not ExportTraceServiceResponse.FromString(answer.content).HasField(
+        "partial_success"
+    )
+    assert len(gateway.values()) == 1

@@ -20,11 +20,13 @@ from tests.streams.make import (
     event,
     llm_span,
     otlp,
+    raw,
     reward,
     rollout,
     span,
 )
 from tracegrad.schemas.credentials import Holder, attempt_holder, new_host
+from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Topic
@@ -144,3 +146,20 @@ def test_the_same_spans_give_the_same_record_untrusted() -> None:
     same = {"num_unauthorised_rewards": 0}
     assert EPISODES.encode(msgspec.structs.replace(spoken, **same)) == EPISODES.encode(plain)
     assert R1.startswith(RUN_HASH)
+
+
+def test_a_rollout_of_agent_lightning_is_one_captured_episode() -> None:
+    """Its calls by the path of its proxy, its spans, in several traces, by their resource: all under one key."""
+    key = conversation_key("ro-1a2b3c4d5e6f")
+    theirs: dict[str, Any] = {"agentlightning__rollout_id": "ro-1a2b3c4d5e6f", "agentlightning__attempt_id": "at-1a2b"}
+    said: dict[str, Any] = {"agentlightning__reward__0__name": "primary", "agentlightning__reward__0__value": 0.5}
+    run = Streams(config(reward_sources=TRUSTED, select=SelectConfig(capture_all=True)))
+    run.feed(
+        otlp(span("c" * 32, 1, "agentlightning.message"), **theirs),
+        otlp(span("d" * 32, 2, "agentlightning.annotation", **said), **theirs),
+    )
+    run.append(Topic.LLM_CALLS, raw(call("a", None, [1], [2], conversation_key=key))[1])
+    for now_s in range(0, 200, 20):
+        run.tick(float(now_s))
+    (episode,) = (EPISODES.decode(value) for value in run.values(Topic.EPISODES))
+    assert (episode.episode_id, len(episode.calls), episode.num_spans, episode.reward) == (key, 1, 2, 0.5)

@@ -110,6 +110,18 @@ def test_rollout_attributes_name_the_episode(where: str) -> None:
     assert (facts(output).episode_id, output.key) == (OWN, R1.encode())
 
 
+@pytest.mark.parametrize(("rollout_id", "attempt_id"), [("", ""), ("ro-1a2b3c4d5e6f", "at-1a2b3c4d")])
+def test_names_of_agent_lightning_claim_no_rollout(rollout_id: str, attempt_id: str) -> None:
+    """Its tracers write them, or nothing, on each resource; beside our own they change nothing, alone the trace is the
+    episode."""
+    theirs: dict[str, Any] = {"agentlightning__rollout_id": rollout_id, "agentlightning__attempt_id": attempt_id}
+    own: dict[str, Any] = {"rollout__id": R1, "attempt__id": "a001"}
+    for trace, ours, episode in ((OWN, {}, OWN), (CAPTURED, own, OWN), (CAPTURED, {}, CAPTURED)):
+        outputs = fold(Normalize(config(), TOPICS), Topic.OTLP_SPANS, otlp(span(trace, 1), **theirs, **ours)).outputs
+        assert [output.topic for output in outputs] == [Topic.EPISODE_EVENTS]
+        assert facts(outputs[0]).episode_id == episode
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
