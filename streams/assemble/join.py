@@ -35,7 +35,10 @@ class Joined(NamedTuple):
     answered_ns: int | None
     """When the agent had the answer, by its own clock: the end of the LLM span; None when no such span."""
     named_by: str = ""
-    """What named the agent: a rung of `Named`, `sole_agent`; or `conflict`, or nothing, where it is unknown."""
+    """What named the agent: a rung of `Named`, `sole_agent`; or `conflict`, `inside_tool`, or nothing, where it is
+    unknown."""
+    asked_ns: int | None = None
+    """When the agent asked, by the same clock: the beginning of the LLM span."""
 
 
 class _Anchors(NamedTuple):
@@ -77,11 +80,13 @@ def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[J
     shown = {span.dialect for found, name in zip(anchors, named, strict=True) if name for span in found.llm}
     joined = []
     for found, name in zip(anchors, named, strict=True):
-        ends = [span.end_ns for span in (found.answering or found.telling)]
+        told = found.answering or found.telling
+        asked_ns = min((span.start_ns for span in told), default=None)
+        answered_ns = min((span.end_ns for span in told), default=None)
         agent, rung = (name.name, name.rung) if name is not None else (None, "")
         if name is None and sole is not None and not any(span.dialect in shown for span in found.llm):
             agent, rung = sole, SOLE_AGENT
-        joined.append(Joined(agent, found.joined_by, min(ends, default=None), rung))
+        joined.append(Joined(agent, found.joined_by, answered_ns, rung, asked_ns))
     return joined
 
 

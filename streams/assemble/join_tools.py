@@ -2,9 +2,9 @@
 
 In: calls in their order on the log, how each was joined (join.py), spans in any order. Out: for each call its
 executions (stacked_tools.py: which spans tell of one). An execution matches the request whose minted id it repeats; one
-without any id an open request; else none.
-Either way request and execution name the same tool, the tool began when the answer was there (both times are the
-agent's own clock; where the answer's is not known, any) and a request has one execution: AIR pays nothing else.
+without any id an open request; else none. Either way request and execution name the same tool, the tool began when the
+answer was there (by its id, which may be streamed: when the model was asked; all times are the agent's own clock; where
+the answer's is not known, any) and a request has one execution: AIR pays nothing else.
 Invariant: the outcome does not depend on the order of the spans, and n turns cost O(n log n).
 """
 
@@ -91,9 +91,11 @@ def join_tools(
 
 
 def _answers(tool: SpanFact, request: _Request, joined: Sequence[Joined]) -> bool:
-    """Whether an execution that names the request's id can be its: the same tool, begun once the answer was there."""
-    answered_ns = joined[request.call].answered_ns
-    return (tool.tool_name or tool.name) == request.name and (answered_ns is None or answered_ns <= tool.start_ns)
+    """Whether an execution that names the request's id can be its: the same tool, begun when the model was asked or
+    later. Of an answer that is streamed a tool may run before the end is there; it knows its id, which was minted then.
+    """
+    asked_ns = joined[request.call].asked_ns
+    return (tool.tool_name or tool.name) == request.name and (asked_ns is None or asked_ns <= tool.start_ns)
 
 
 class _OpenRequests:

@@ -3,7 +3,8 @@
 In: span facts in any order; parents may be missing or go in circles. Out: for a span, the nearest name above it and
 what gave it (its rung): an agent's own span, LangChain's `lc_agent_name`, OpenLLMetry's entity path (a name in it
 counts if something else calls an agent so), or another attribute. Invariant: the nearest place that names anybody
-decides; where one place names several, nobody is named (`conflict`). Each place is visited once.
+decides; where one place names several, nobody is named (`conflict`); within a tool's span the agent that called the
+tool is not at work (`inside_tool`). Each place is visited once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ AGENT_SPAN = "agent_span"
 ENTITY_PATH = "entity_path"
 CONFLICT = "conflict"
 UNNAMED = "unnamed"
+INSIDE_TOOL = "inside_tool"
 _MAX_OUTER = 64
 """Agents within agents that are looked through; beyond it nothing encloses anything."""
 
@@ -29,9 +31,9 @@ class Named(NamedTuple):
     """Who is at work, by a place that says so."""
 
     name: str | None
-    """None: names there disagree, or an agent's own span has none."""
+    """None: names there disagree, an agent's own span has none, or a tool is at work."""
     rung: str
-    """`agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `conflict` or `unnamed`."""
+    """`agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `conflict`, `unnamed` or `inside_tool`."""
     place: Place
     outer: Named | None
     """Who is at work above that place, if anybody else."""
@@ -89,6 +91,10 @@ class SpanTree:
 
     def _named(self, span: SpanFact, outer: Named | None) -> Named | None:
         """Who is at work at a span, `outer` being at work above it."""
+        above = self.parent(span)
+        if above is not None and above.kind is SpanKind.TOOL and not _is_same_tool(above, span):
+            # A tool may be another agent that has no span (CrewAI's delegation), or ask a model itself.
+            outer = Named(None, INSIDE_TOOL, place_of(above), outer)
         found = dict(self._names(span))
         names = set(found.values())
         if not names and span.kind is SpanKind.AGENT:
@@ -111,6 +117,11 @@ class SpanTree:
                 # Of an agent's own span it tells what the agent hangs under.
                 known = (part for part in reversed(name.split(".")) if part in self.agents)
                 yield from ((rung, part) for part in (next(known, None),) if part)
+
+
+def _is_same_tool(outer: SpanFact, inner: SpanFact) -> bool:
+    """Whether two instrumentations tell of one execution."""
+    return inner.kind is SpanKind.TOOL and (inner.tool_name or inner.name) == (outer.tool_name or outer.name)
 
 
 def place_of(span: SpanFact) -> Place:

@@ -35,7 +35,7 @@ def test_response_id_comes_first() -> None:
     """An LLM span that names the response is the call's, wherever the request came from."""
     spans = [AGENT, fact("llm", SpanKind.LLM, parent="agent", response_id=call_id("a"), at=5)]
     (joined,) = join_calls([call("a", None, trace_id=TRACE, parent_span_id="elsewhere")], spans)
-    assert joined == Joined("planner", "response_id", 6, "agent_span")
+    assert joined == Joined("planner", "response_id", 6, "agent_span", 5)
 
 
 def test_traceparent_ancestor_comes_second() -> None:
@@ -63,7 +63,33 @@ def test_stacked_llm_spans_prefer_the_one_under_an_agent() -> None:
         fact("client", SpanKind.LLM, parent="y", response_id=call_id("a"), at=2),
     ]
     for order in itertools.permutations(spans):
-        assert join_calls([call("a", None)], list(order)) == [Joined("planner", "response_id", 2, "agent_span")]
+        assert join_calls([call("a", None)], list(order)) == [Joined("planner", "response_id", 2, "agent_span", 1)]
+
+
+def test_within_a_tool_the_agent_that_called_it_is_not_at_work() -> None:
+    """CrewAI's delegation runs another agent without a span; a tool may ask a model itself. Who has a span is named."""
+    tool = fact("tool", SpanKind.TOOL, parent="agent", tool_name="delegate", at=1)
+    inner = fact("inner", SpanKind.AGENT, parent="tool", agent_name="coder", at=2)
+    for parent, name, rung in (("tool", None, "inside_tool"), ("inner", "coder", "agent_span")):
+        llm = fact("llm", SpanKind.LLM, parent=parent, response_id=call_id("a"), at=3)
+        (joined,) = join_calls([call("a", None)], [AGENT, tool, inner, llm])
+        assert (joined.agent, joined.named_by) == (name, rung)
+
+
+def test_a_tool_told_of_twice_still_names_the_agent_that_called_it() -> None:
+    """Two instrumentations, one within the other's span."""
+    outer = fact("outer", SpanKind.TOOL, parent="agent", tool_name="calc")
+    inner = fact("inner", SpanKind.TOOL, parent="outer", tool_name="calc", tool_call_id="call_1")
+    (joined,) = join_calls([call("a", None, tool_calls=(tool_call("1"),))], [AGENT, outer, inner])
+    assert (joined.agent, joined.joined_by, joined.named_by) == ("planner", "tool_call_id", "agent_span")
+
+
+def test_a_tool_may_run_while_its_answer_is_still_streamed() -> None:
+    """It repeats an id that was minted in that answer; the model's span ends after it began."""
+    calls = [call("a", None, tool_calls=(tool_call("1"),))]
+    joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
+    tool = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=10)
+    assert join_tools(calls, joined, [tool]) == [[(tool, "call_1")]]
 
 
 def test_nearest_agent_wins_and_circles_end() -> None:
@@ -116,11 +142,11 @@ def test_nested_tool_spans_with_one_id_count_once() -> None:
     assert tool_spans([outer, inner]) == tool_spans([inner, outer]) == [inner]
 
 
-def test_an_asked_id_is_answered_by_its_tool_after_the_answer_only() -> None:
-    """Another tool's name, a tool that began before the answer, an id that nobody asked for: none is an execution."""
+def test_an_asked_id_is_answered_by_its_tool_after_the_request_only() -> None:
+    """Not by another tool's name, nor what began before the model was asked, nor under an id that nobody asked for."""
     calls = [call("a", None, tool_calls=(tool_call("1"),))]
     joined = join_calls(calls, [fact("llm", SpanKind.LLM, response_id=call_id("a"), at=10)])
-    for name, id_, at in (("other", "call_1", 20), ("calc", "call_1", 10), ("calc", "call_9", 20)):
+    for name, id_, at in (("other", "call_1", 20), ("calc", "call_1", 9), ("calc", "call_9", 20)):
         assert join_tools(calls, joined, [fact("t", SpanKind.TOOL, tool_name=name, tool_call_id=id_, at=at)]) == [[]]
     true = fact("t", SpanKind.TOOL, tool_name="calc", tool_call_id="call_1", at=11)
     assert join_tools(calls, joined, [true]) == [[(true, "call_1")]]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValueList
 
 from tests.streams.make import config, otlp, pairs, span
@@ -205,6 +206,17 @@ def test_error_prefixes_are_a_tools_own() -> None:
 def test_odd_results_raise_nothing(result: str) -> None:
     """Whatever a tool returns, its span is read."""
     assert judged(genai(result)) is ToolStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("scope", "status"), [("gcp.vertex.agent", ToolStatus.UNKNOWN), ("anything", ToolStatus.SUCCEEDED)]
+)
+def test_a_tool_that_returns_its_errors_is_unknown_where_its_result_is_not_told(scope: str, status: ToolStatus) -> None:
+    """ADK's do; other frameworks' tools raise, and their span's status tells."""
+    request = ExportTraceServiceRequest.FromString(otlp(span(TRACE, 1, **genai())))
+    request.resource_spans[0].scope_spans[0].scope.name = scope
+    (fact,) = read(request.SerializeToString())
+    assert fact.tool_status is status
 
 
 def test_rules_come_from_plain_data() -> None:
