@@ -41,6 +41,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """False: the program knows no agents, so no call has one."""
     delegations: Mapping[str, Mapping[str, Any]] = {}
     """The tools by which the planner reaches the expert, with what the model gives them."""
+    asks_in_text: bool = False
+    """The model names tools in its text, so no execution answers a tool call."""
+    is_node: bool = False
     streams: bool = False
     variables: Mapping[str, str] = {}
     note: str = ""
@@ -103,6 +106,172 @@ def _agents(kind: str, *instrumentors: str, **more: Any) -> Entry:
 _GENAI_OPENAI = f"{_OTEL}.genai.openai:OpenAIInstrumentor"
 _OI_OPENAI = f"{_OI}.openai:OpenAIInstrumentor"
 
+_ASK = {"ask_expert": {"request": _TRIP}}
+
+
+def _of(framework: str, title: str, kind: str, *instrumentors: str, **more: Any) -> Entry:
+    return Entry(
+        name=f"{framework}-{kind}",
+        title=title,
+        agent=f"{framework}_agents",
+        environment=framework,
+        instrumentors=instrumentors,
+        **({"delegations": _ASK} | more),
+    )
+
+
+def _bare(framework: str, title: str, agent: str, kind: str, *instrumentors: str, **more: Any) -> Entry:
+    return Entry(
+        name=f"{framework}-{kind}",
+        title=title,
+        agent=agent,
+        environment=framework,
+        instrumentors=instrumentors,
+        has_agents=False,
+        **more,
+    )
+
+
+def _vercel(kind: str, environment: str, **more: Any) -> Entry:
+    return Entry(
+        name=f"vercel_ai-{kind}",
+        title="Vercel AI (Node)",
+        agent="vercel_ai",
+        environment=environment,
+        is_node=True,
+        delegations=_ASK,
+        **more,
+    )
+
+
+_LATER = (
+    _of("pydantic_ai", "pydantic-ai", "builtin"),
+    _of("pydantic_ai", "pydantic-ai", "builtin-v2"),
+    _of("pydantic_ai", "pydantic-ai", "builtin-stream", streams=True),
+    _of("pydantic_ai", "pydantic-ai", "logfire"),
+    _of("autogen", "AutoGen", "builtin", delegations={"transfer_to_expert": {}}),
+    _of(
+        "autogen",
+        "AutoGen",
+        "openinference",
+        f"{_OI}.autogen_agentchat:AutogenAgentChatInstrumentor",
+        delegations={"transfer_to_expert": {}},
+    ),
+    _of(
+        "autogen",
+        "AutoGen",
+        "openinference-stacked",
+        f"{_OI}.autogen_agentchat:AutogenAgentChatInstrumentor",
+        _OI_OPENAI,
+        delegations={"transfer_to_expert": {}},
+    ),
+    _of(
+        "smolagents",
+        "smolagents",
+        "openinference",
+        f"{_OI}.smolagents:SmolagentsInstrumentor",
+        delegations={"expert": {"task": _TRIP}},
+    ),
+    _of("agent_framework", "Agent Framework", "builtin"),
+    _of("agent_framework", "Agent Framework", "builtin-stream", streams=True),
+    _of("strands", "Strands", "builtin", streams=True),
+    _of(
+        "llamaindex",
+        "LlamaIndex",
+        "openinference",
+        f"{_OI}.llama_index:LlamaIndexInstrumentor",
+        delegations={"handoff": {"to_agent": "expert", "reason": _TRIP}},
+    ),
+    _of(
+        "llamaindex",
+        "LlamaIndex",
+        "openinference-stream",
+        f"{_OI}.llama_index:LlamaIndexInstrumentor",
+        delegations={"handoff": {"to_agent": "expert", "reason": _TRIP}},
+        streams=True,
+    ),
+    _of(
+        "adk",
+        "Google ADK",
+        "builtin",
+        delegations={"transfer_to_agent": {"agent_name": "expert"}},
+        note="LiteLLM asks by aiohttp, so no request names its span, and no model's span names its answer: a call is "
+        "known by the tools that it asked for. Tools return their errors; where the span does not hold what they "
+        "returned, nothing tells how they ended.",
+    ),
+    _of("semantic_kernel", "Semantic Kernel", "builtin", delegations={"expert": {"messages": _TRIP}}),
+    _of("agentscope", "AgentScope", "builtin", streams=True),
+    _of("ag2", "AG2", "builtin"),
+    _of("ag2", "AG2", "builtin-stream", streams=True),
+    _of(
+        "haystack",
+        "Haystack",
+        "openinference",
+        f"{_OI}.haystack:HaystackInstrumentor",
+        note="agents have no names and tools no spans. OpenLLMetry 0.62 does not load with Haystack 3.",
+    ),
+    _of(
+        "dspy",
+        "DSPy",
+        "openinference",
+        f"{_OI}.dspy:DSPyInstrumentor",
+        has_agents=False,
+        delegations={},
+        asks_in_text=True,
+    ),
+    _bare(
+        "litellm",
+        "LiteLLM",
+        "litellm_chat",
+        "builtin",
+        note="its spans begin when the answer is there, each in a trace of its own where none is open.",
+    ),
+    _bare("litellm", "LiteLLM", "litellm_chat", "openinference", f"{_OI}.litellm:LiteLLMInstrumentor"),
+    _bare(
+        "anthropic",
+        "anthropic, no framework",
+        "anthropic_messages",
+        "openinference",
+        f"{_OI}.anthropic:AnthropicInstrumentor",
+    ),
+    _bare(
+        "anthropic",
+        "anthropic, no framework",
+        "anthropic_messages",
+        "traceloop",
+        f"{_OTEL}.anthropic:AnthropicInstrumentor",
+    ),
+    _bare(
+        "anthropic",
+        "anthropic, no framework",
+        "anthropic_messages",
+        "traceloop-stream",
+        f"{_OTEL}.anthropic:AnthropicInstrumentor",
+        streams=True,
+    ),
+    _vercel("builtin", "vercel_ai5"),
+    _vercel("builtin-stream", "vercel_ai5", streams=True),
+    _vercel("otel7", "vercel_ai7"),
+    _vercel("otel7-stream", "vercel_ai7", streams=True),
+    _openai("mlflow", environment="mlflow", variables={"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}),
+    _openai("langfuse", environment="langfuse"),
+    _of(
+        "crewai",
+        "CrewAI",
+        "openinference",
+        f"{_OI}.crewai:CrewAIInstrumentor",
+        _OI_OPENAI,
+        delegations={"delegate_work_to_coworker": {"task": _TRIP, "context": _TRIP, "coworker": "expert"}},
+    ),
+    _of(
+        "crewai",
+        "CrewAI",
+        "traceloop",
+        f"{_OTEL}.crewai:CrewAIInstrumentor",
+        delegations={"delegate_work_to_coworker": {"task": _TRIP, "context": _TRIP, "coworker": "expert"}},
+        note="tools have no spans.",
+    ),
+)
 CATALOGUE = (
     _openai("otel", _GENAI_OPENAI),
     _openai("otel-stream", _GENAI_OPENAI, streams=True),
@@ -118,4 +287,5 @@ CATALOGUE = (
     _agents("openinference-stacked", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor", _OI_OPENAI),
     _agents("traceloop", f"{_OTEL}.openai_agents:OpenAIAgentsInstrumentor"),
     _agents("otel", f"{_OTEL}.genai.openai_agents:OpenAIAgentsInstrumentor", _GENAI_OPENAI),
+    *_LATER,
 )

@@ -13,6 +13,7 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.frameworks.fixture import Recording
+from tests.frameworks.scenario import plain_name
 from tests.streams.make import Streams, config, event, signed_by
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
 from tracegrad.schemas.records.episodes import EPISODES, Episode
@@ -90,13 +91,14 @@ def score(recording: Recording) -> Score:
 
 def _tools(recording: Recording, episodes: Iterable[Episode]) -> dict[str, int]:
     true = {one.tool_call_id: one for one in recording.executed}
+    ours = {plain_name(one.tool) for one in recording.executed}
     right, unknown, wrong = set(), set(), 0
     for episode in episodes:
         for call in episode.calls:
             for tool in call.tools:
                 meant = true.get(tool.tool_call_id or "")
-                if meant is None and tool.name.startswith(_HANDED_OFF):
-                    continue
+                if meant is None and plain_name(tool.name) not in ours:
+                    continue  # a framework's own tool (a hand-off, a final answer), which runs no code of the agent's
                 if meant is None or meant.call_id != call.call_id or meant.tool != tool.name:
                     wrong += 1
                 elif tool.status is ToolStatus.UNKNOWN:
@@ -114,8 +116,6 @@ def _tools(recording: Recording, episodes: Iterable[Episode]) -> dict[str, int]:
 
 
 _HTTP = ("opentelemetry.instrumentation.httpx", "opentelemetry.instrumentation.aiohttp")
-_HANDED_OFF = ("transfer_to_", "delegate")
-"""Tools of frameworks themselves, which run no code of the agent's."""
 
 
 def with_span(recording: Recording) -> tuple[set[str], set[str]]:

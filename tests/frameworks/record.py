@@ -11,6 +11,8 @@ import argparse
 import asyncio
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from typing import Any
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.frameworks.catalogue import CATALOGUE, Entry
 from tests.frameworks.fixture import Executed, Raw, Recording, TrueCall, save
-from tests.frameworks.scenario import agent_of, script, trip_of
+from tests.frameworks.scenario import agent_of, plain_name, script, trip_of
 from tests.frameworks.scrub import scrubbed
 from tests.producers.keys import KEY, RUN_HASH
 from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, TOPICS, Rig, full_prompt, rig
@@ -32,21 +34,25 @@ from tracegrad.producers.otlp_gateway.config import OtlpConfig, OtlpHandles
 from tracegrad.producers.runner.agent_environment import agent_environment, command_environment
 from tracegrad.producers.runner.config import AgentConfig, RunnerHandles
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.calls import CallRecord, ToolCall
 from tracegrad.schemas.topics import Topic
 
 HERE = Path(__file__).parent
 _TRIPS = {"runner": (7,), "captured": (3, 4)}
 _RAW = (Topic.LLM_CALLS, Topic.OTLP_SPANS)
 _TIMEOUT_S = 120
-_LIST = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
 _SPAN = "00f067aa0ba902b7"
 
 
 def environment_of(entry: Entry, way: str, handles: RunnerHandles, folder: Path) -> dict[str, str]:
     """What the agent is given: by the runner, or by somebody who knows two addresses."""
     plain = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    plain |= {"HOME": str(folder), "DO_NOT_TRACK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    plain |= {
+        "HOME": str(folder),
+        "DO_NOT_TRACK": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     if way == "runner":
         agent = AgentConfig(command="agent", env=dict(entry.variables))
         given = command_environment(agent, handles, plain, rollout=ROLLOUT, attempt=ATTEMPT, span=_SPAN) | plain
@@ -63,27 +69,30 @@ def environment_of(entry: Entry, way: str, handles: RunnerHandles, folder: Path)
     }
 
 
-def environment_python(entry: Entry, folder: Path) -> Path:
-    """The interpreter of the row's environment, made where it is not there yet."""
-    python = folder / entry.environment / "bin" / "python"
+def command_of(entry: Entry, folder: Path) -> list[str]:
+    """What starts the row's agent, in an environment that is made where it is not there yet."""
+    made = folder / entry.environment
+    program = HERE / "agents" / f"{entry.agent}.{'mjs' if entry.is_node else 'py'}"
+    listed = HERE / "requirements" / f"{entry.environment}.txt"
+    if entry.is_node:
+        if not made.exists():
+            made.mkdir(parents=True)
+            names = [line.replace("==", "@") for line in listed.read_text().split()]
+            subprocess.run(["npm", "install", "--no-fund", "--no-audit", *names], cwd=made, check=True)
+        # Node looks for packages beside the program.
+        return ["node", str(shutil.copy(program, made))]
+    python = made / "bin" / "python"
     uv = (sys.executable, "-m", "uv")
     if not python.exists():
-        subprocess.run([*uv, "venv", "-q", "--python", "3.11", str(python.parents[1])], check=True)
-        wanted = HERE / "requirements" / f"{entry.environment}.txt"
-        subprocess.run([*uv, "pip", "install", "-q", "--python", str(python), "-r", str(wanted)], check=True)
-    return python
+        subprocess.run([*uv, "venv", "-q", "--python", "3.11", str(made)], check=True)
+        subprocess.run([*uv, "pip", "install", "-q", "--python", str(python), "-r", str(listed)], check=True)
+    return [str(python), str(program)]
 
 
-async def run_agent(python: Path, entry: Entry, variables: dict[str, str], folder: Path) -> None:
+async def run_agent(command: list[str], entry: Entry, variables: dict[str, str], folder: Path) -> None:
     """Until it ends; RuntimeError with its last words when it fails."""
-    program = HERE / "agents" / f"{entry.agent}.py"
     process = await asyncio.create_subprocess_exec(
-        str(python),
-        str(program),
-        env=variables,
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        *command, env=variables, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     try:
         told, _ = await asyncio.wait_for(process.communicate(), _TIMEOUT_S)
@@ -99,15 +108,16 @@ async def run_agent(python: Path, entry: Entry, variables: dict[str, str], folde
 def truth_of(entry: Entry, calls: list[CallRecord], lines: list[str], rig: Rig) -> dict[str, Any]:
     """Whose each call was, and which request each execution answers."""
     prompts = {call.call_id: rig.engine.tokenizer.decode(full_prompt(call, calls)) for call in calls}
-    asked = {
-        (tool.name, json.dumps(json.loads(tool.arguments), sort_keys=True)): (str(call.call_id), tool.id)
-        for call in calls
-        for tool in call.tool_calls
-    }
+    asked: dict[tuple[str, str], list[tuple[str, ToolCall]]] = {}
+    for call in calls:
+        for tool in call.tool_calls:
+            given = json.dumps(json.loads(tool.arguments), sort_keys=True)
+            asked.setdefault((plain_name(tool.name), given), []).append((str(call.call_id), tool))
     executed = []
-    for line in map(json.loads, lines):
-        call_id, tool_call_id = asked[line["tool"], json.dumps(line["arguments"], sort_keys=True)]
-        one = Executed(call_id=call_id, tool_call_id=tool_call_id, tool=line["tool"], failed=line["failed"])
+    for line in () if entry.asks_in_text else map(json.loads, lines):
+        # A framework that forgets a failed step asks the same again; executions come in the order of the requests.
+        call_id, tool = asked[line["tool"], json.dumps(line["arguments"], sort_keys=True)].pop(0)
+        one = Executed(call_id=call_id, tool_call_id=tool.id, tool=tool.name, failed=line["failed"])
         executed.append(one)
     true_calls = tuple(
         TrueCall(call_id=name, trip=trip_of(prompt), agent=agent_of(prompt) if entry.has_agents else None)
@@ -118,7 +128,7 @@ def truth_of(entry: Entry, calls: list[CallRecord], lines: list[str], rig: Rig) 
 
 async def record(entry: Entry, way: str, environments: Path) -> Recording:
     """One recording."""
-    python = environment_python(entry, environments)
+    command = command_of(entry, environments)
     policy = partial(_reply, entry)
     engine = ScriptedEngine(label=label(0), policy=policy, max_model_len=400_000)
     with tempfile.TemporaryDirectory() as name:
@@ -132,7 +142,7 @@ async def record(entry: Entry, way: str, environments: Path) -> Recording:
                 )
                 if way == "runner":
                     await here.begin(host=None)
-                await run_agent(python, entry, environment_of(entry, way, given, folder), folder)
+                await run_agent(command, entry, environment_of(entry, way, given, folder), folder)
                 if way == "runner":
                     await here.end()
             truth = folder / "truth.jsonl"
@@ -144,7 +154,7 @@ async def record(entry: Entry, way: str, environments: Path) -> Recording:
                 run_hash=RUN_HASH,
                 rollout_id=ROLLOUT if is_ours else None,
                 attempt_id=ATTEMPT if is_ours else None,
-                versions=versions_of(entry, python),
+                versions=versions_of(entry),
                 records=tuple(
                     Raw(topic=topic.value, key=one.key, value=scrubbed(topic, one.value or b"", str(folder)))
                     for topic in _RAW
@@ -158,13 +168,10 @@ def _reply(entry: Entry, prompt: str, draw: int) -> Any:
     return script(prompt, entry.delegations)
 
 
-def versions_of(entry: Entry, python: Path) -> dict[str, str]:
+def versions_of(entry: Entry) -> dict[str, str]:
     """Of the packages that its list names."""
-    told = subprocess.run([str(python), "-c", _LIST], capture_output=True, check=True).stdout
-    found: dict[str, str] = json.loads(told)
-    wanted = (HERE / "requirements" / f"{entry.environment}.txt").read_text().splitlines()
-    names = {line.split("==")[0].split("[")[0].strip().lower().replace("_", "-") for line in wanted}
-    return {name: version for name, version in sorted(found.items()) if name.lower().replace("_", "-") in names}
+    wanted = (HERE / "requirements" / f"{entry.environment}.txt").read_text().split()
+    return dict(re.sub(r"\[.*\]", "", line).split("==") for line in wanted)
 
 
 def main() -> int:

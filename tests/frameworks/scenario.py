@@ -15,10 +15,11 @@ from typing import Any
 
 from tests.fake_engine.scripted import Reply, tool_call_text
 
-__all__ = ["agent_of", "script", "trip_of"]
+__all__ = ["agent_of", "plain_name", "script", "trip_of"]
 
 _TURNS = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)
 _TRIP = re.compile(r"trip (\d+)", re.IGNORECASE)
+_FIELDS = "[[ ## completed ## ]]"
 _AGENT = re.compile(r"You are the agent (\w+)")
 
 
@@ -33,6 +34,11 @@ def trip_of(prompt: str) -> int:
     return int(_TRIP.findall(prompt)[-1])
 
 
+def plain_name(tool: str) -> str:
+    """A tool's name without the plug-in before it."""
+    return tool.rpartition("-")[2]
+
+
 def _steps(trip: int, delegations: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """What is asked for, turn by turn."""
     first = {"get_weather": {"city": f"Oslo-{trip}"}, "get_time": {"city": f"Atlantis-{trip}"}}
@@ -40,19 +46,31 @@ def _steps(trip: int, delegations: Mapping[str, Mapping[str, Any]]) -> list[dict
     return [first, *({name: given} for name, given in request.items()), {"convert": {"amount": 100 + trip}}]
 
 
+def _in_fields(question: str, trip: int) -> str:
+    """The next answer for DSPy, which names tools in text."""
+    fields = {"reasoning": "enough", "answer": f"Trip {trip} is planned."}
+    if "with the field `[[ ## next_thought" in question:
+        rows = [(name, given) for step in _steps(trip, {}) for name, given in step.items()]
+        left = [row for row in rows if f"]]\n{row[0]}\n" not in question] or [("finish", {})]
+        name, given = left[0]
+        fields = {"next_thought": "next", "next_tool_name": name, "next_tool_args": json.dumps(given)}
+    return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items()) + "[[ ## completed ## ]]"
+
+
 def script(prompt: str, delegations: Mapping[str, Mapping[str, Any]]) -> Reply:
     """The next answer; `delegations`: the framework's own tools by which the planner reaches the expert."""
     turns = _TURNS.findall(prompt)
-    offered = {
-        name.strip() for role, text in turns if role == "system" for line in re.findall(r"^tools: (.*)", text, re.M)
-        for name in line.split(",")
-    }  # fmt: skip
+    if _FIELDS in prompt:
+        return Reply(_in_fields(turns[-1][1] if turns[-1][1].strip() else turns[-2][1], trip_of(prompt)))
+    listed = (line for role, text in turns if role == "system" for line in re.findall(r"^tools: (.*)", text, re.M))
+    offered = {plain_name(name.strip()): name.strip() for line in listed for name in line.split(",")}
     said = "".join(text for role, text in turns if role != "system")
     trip = trip_of(prompt)
     for step in _steps(trip, delegations):
-        asked = {name: given for name, given in step.items() if name in offered and f'"{name}"' not in said}
+        asked = {offered[name]: given for name, given in step.items() if name in offered}
+        asked = {name: given for name, given in asked.items() if not re.search(f"[\"'`]{name}[\"'`]", said)}
         if asked:
             return Reply("\n".join(tool_call_text(name, **given) for name, given in asked.items()))
     if "final_answer" in offered:
-        return Reply(tool_call_text("final_answer", answer=f"Trip {trip} is planned."))
+        return Reply(tool_call_text(offered["final_answer"], answer=f"Trip {trip} is planned."))
     return Reply(f"Trip {trip} is planned.")

@@ -52,18 +52,20 @@ def solve(prompt):
 
 def main():
     """Each conversation; with a span of one's own where the variant says so."""
+    provider = harness.start()
     if harness.INSTRUMENTATION == "mlflow":
+        os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
         import mlflow
 
         mlflow.openai.autolog()
-    elif harness.INSTRUMENTATION == "agentops":
-        import agentops
+    elif harness.INSTRUMENTATION == "langfuse":
+        from langfuse import Langfuse
 
-        agentops.init(api_key=None, exporter_endpoint=os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces")
-    else:
-        provider = harness.start()
+        Langfuse(public_key="pk", secret_key="sk", host="http://127.0.0.1:9", tracer_provider=provider)
     for prompt in harness.PROMPTS:
         print(solve(prompt))
+    if harness.INSTRUMENTATION == "mlflow":
+        mlflow.flush_trace_async_logging()
     provider.shutdown()
 
 
