@@ -24,6 +24,7 @@ __all__ = [
     "CALLS_FAILED",
     "CALLS_JOINED",
     "CALLS_JOINED_BY",
+    "CALLS_LEFT_OUT",
     "CALLS_NAMED_BY",
     "CALLS_NOT_REMEMBERED",
     "CALLS_SERVED",
@@ -157,6 +158,7 @@ TOOLS_WITHOUT_ID = Counter(
 )
 CREDIT_EPISODES = Counter("credit_episodes", "Episodes read by credit, by where they went.", ("place",))
 GROUPS = Counter("groups", "Groups closed.")
+CALLS_LEFT_OUT = Counter("calls_left_out", "Calls of a rollout that trains whose prompt cannot be rebuilt.")
 MEMBERS_EXCLUDED = Counter("members_excluded", "Members of closed groups that do not train.", ("reason",))
 # Any process that writes them.
 DEAD_LETTERS = Counter("dead_letters", "Items that could not be used.", ("reason",), terminal="dead letters")

@@ -74,8 +74,8 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
     outcome: CallOutcome = CallOutcome.UNKNOWN
     masked: str = ""
-    """Why the call leaves the loss: `constrained`, `truncated`, `client_disconnected`, `superseded`, `outcome_unknown`;
-    else empty."""
+    """Why the call leaves the loss: `constrained`, `truncated`, `client_disconnected`, `superseded`, `outcome_unknown`,
+    `missing_parent` (its prompt rests on a call that is not here before it); else empty."""
     splice: SpliceOutcome
     tools: tuple[ToolExecution, ...] = ()
     rewards: tuple[AppliedReward, ...] = ()

@@ -137,6 +137,7 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
     outcomes = episode.outcomes
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
     turns = _turns([match.agent for match in joined], fates)
+    broken = _broken(records)
     calls: list[EpisodeCall] = []
     for record, match, turn, outcome, answered in zip(records, joined, turns, fates, executions, strict=True):
         temperature = record.sampling_used.temperature
@@ -149,7 +150,7 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
                 # JSON has no NaN; a reader of the record would refuse the whole episode.
                 temperature=temperature if math.isfinite(temperature) else 0.0,
                 outcome=outcome,
-                masked=_masked(record, outcome, is_told=episode.attempt is not None),
+                masked=_masked(record, outcome, episode, is_broken=record.call_id in broken),
                 tools=tuple(
                     ToolExecution(
                         span_id=span.span_id,
@@ -208,13 +209,26 @@ def _turns(agents: Sequence[str | None], outcomes: Sequence[CallOutcome]) -> lis
     return turns
 
 
-def _masked(record: CallRecord, outcome: CallOutcome, *, is_told: bool) -> str:
-    """Why the call leaves the loss. `is_told`: an attempt's end tells all outcomes; of a captured call the gateway may
-    have died before it told."""
+def _broken(records: Sequence[CallRecord]) -> set[str]:
+    """The calls whose prompts rest on one that is not here before them: they are a difference to nothing."""
+    whole: set[str] = set()
+    for record in records:
+        if record.parent_call_id is None or record.parent_call_id in whole:
+            whole.add(record.call_id)
+    every: set[str] = {record.call_id for record in records}
+    return every - whole
+
+
+def _masked(record: CallRecord, outcome: CallOutcome, episode: OpenEpisode, *, is_broken: bool) -> str:
+    """Why the call leaves the loss."""
+    # An attempt's end tells all outcomes; of a captured call the gateway may have died before it told.
+    is_told = episode.attempt is not None
     if outcome in _NOT_TAKEN:
         return outcome.value
     if outcome is CallOutcome.UNKNOWN and is_told:
         return "outcome_unknown"
+    if is_broken:
+        return "missing_parent"
     if record.is_constrained:
         return "constrained"
     return "truncated" if record.is_truncated else ""

@@ -17,7 +17,7 @@ import msgspec
 
 from tracegrad.schemas.beat import waiting
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.metrics import MEMBERS_EXCLUDED, Metrics
+from tracegrad.schemas.metrics import CALLS_LEFT_OUT, MEMBERS_EXCLUDED, Metrics
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
 from tracegrad.schemas.records.rollouts import MAX_REWARD, PeersRule, is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, encode_group
@@ -48,7 +48,10 @@ def credit_group(
                 returns = returns_to_go(episode.reward, episode.calls)
                 if not all(map(is_usable, returns)):
                     raise RecordError(f"expected returns of at most {MAX_REWARD:g}, got another", reason="bad_return")
-                rows.extend(build_segments(episode, policy, returns, peers))
+                built = build_segments(episode, policy, returns, peers)
+                num_calls = sum(call.policy == policy for call in episode.calls)
+                metrics.add(CALLS_LEFT_OUT, num=num_calls - sum(len(row.turns) for row in built))
+                rows.extend(built)
             except RecordError as error:
                 reason = error.reason
         if reason:

@@ -6,7 +6,8 @@ Out: the policy's rows. A call continues a segment when its prompt begins with t
 token by token; nothing else (time, agent, turn) chains. Where two calls continue the same one, the first stays in the
 row and the others begin rows of their own that repeat the prefix with mask 0. Masked calls keep their tokens, with
 mask 0.
-Failure: a prompt that cannot be rebuilt raises RecordError; the rollout is then excluded with its reason.
+A call whose prompt cannot be rebuilt, for its parent is missing, has no row, nor have those that rest on it; the others
+train. Failure: RecordError, where no call is left or numbers are bad; the rollout is then excluded with its reason.
 """
 
 from __future__ import annotations
@@ -98,20 +99,19 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float], peer
         peers: of each call, as `Turn.peers`.
 
     Raises:
-        RecordError: `broken_prefix` (a prompt cannot be rebuilt), `bad_tokens`, `too_large`.
+        RecordError: `broken_prefix` (no call's prompt can be rebuilt), `bad_tokens`, `too_large`.
     """
     chains: list[_Chain] = []
     tree = PrefixTree()
     num_bytes = 0
+    broken: list[str] = []
     for call, return_, named in zip(episode.calls, returns, peers, strict=True):
         grown = tree.add(call)
         if call.policy != policy:
             continue
         if grown is None:
-            raise RecordError(
-                f"expected the prompt of call {call.call_id} to follow from its parent's, got a break",
-                reason="broken_prefix",
-            )
+            broken.append(call.call_id)
+            continue
         # The longest is the last call of the path; where that one has been continued already, its chain has moved on
         # and no longer ends there, so this call begins a row of its own.
         number = tree.row_at(grown.known)
@@ -124,6 +124,12 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float], peer
             raise RecordError(f"expected rows of at most {MAX_ROW_BYTES} bytes of ids in all", reason="too_large")
         tree.end_row(number, grown.end, before=chain.end)
         chain.append(call, grown, return_, named)
+    if broken and not chains:
+        raise RecordError(
+            f"expected the prompt of some call to follow from its parent's, got breaks at all {len(broken)}, first at "
+            f"{broken[0]}",
+            reason="broken_prefix",
+        )
     num_trained = sum(chain.mask.count(1) for chain in chains)
     return [_row(episode, chain, tree, num_trained) for chain in chains]
 

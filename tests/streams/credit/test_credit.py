@@ -165,6 +165,19 @@ def test_a_rollout_that_cannot_train_is_listed_with_its_reason(changes: dict[str
     assert summary.excluded == ""
 
 
+def test_a_call_without_its_parent_is_left_out_alone() -> None:
+    """The rollout trains on its other calls, and that turn's reward still counts for those before it."""
+    first, lost, orphan = turns(0.0, 0.0, 0.5)
+    assert orphan.parent_call_id == lost.call_id
+    alone = msgspec.structs.replace(first, call_id="alone", turn=3)
+    summary, rows = decode_group(close(member(0, size=1, calls=(first, orphan, alone))).outputs[0].value)
+    assert [m.excluded for m in summary.members] == [""]
+    assert [(turn.call_id, turn.return_) for row in rows for turn in row.turns] == [
+        (first.call_id, 1.5),
+        ("alone", 1.0),
+    ]
+
+
 @pytest.mark.parametrize("state", [RolloutState.FAILED, RolloutState.TRUNCATED])
 def test_failures_of_the_model_train(state: RolloutState) -> None:
     """They are graded; only our own faults leave."""
