@@ -21,6 +21,7 @@ __all__ = [
     "GEN_AI_AGENT_NAME",
     "GEN_AI_CONVERSATION_ID",
     "GEN_AI_OPERATION_NAME",
+    "GEN_AI_OUTPUT_MESSAGES",
     "GEN_AI_RESPONSE_ID",
     "GEN_AI_TOOL_CALL_ID",
     "GEN_AI_TOOL_NAME",
@@ -69,6 +70,8 @@ ERROR_TYPE = "error.type"
 """The class of an error, or the HTTP status; absent when there was none."""
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 """`chat`, `execute_tool`, `invoke_agent`, ..."""
+GEN_AI_OUTPUT_MESSAGES = "gen_ai.output.messages"
+"""The answer."""
 GEN_AI_RESPONSE_ID = "gen_ai.response.id"
 """The completion's id, which the LLM gateway mints: the call id."""
 GEN_AI_AGENT_NAME = "gen_ai.agent.name"

@@ -77,7 +77,7 @@ class Stage(StrEnum):
 
 
 INPUTS: Mapping[Stage, tuple[Topic, ...]] = {
-    Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
+    Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
     Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
     Stage.CREDIT: (Topic.EPISODES,),
     Stage.RUNNER: (Topic.ROLLOUTS,),
@@ -175,7 +175,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=trace_key,
         value="OTLP ExportLogsServiceRequest bytes",
         written_by="OTLP gateway, any OpenTelemetry Collector",
-        read_by="nobody of ours yet",
+        read_by="normalize",
     ),
     TopicSpec(
         topic=Topic.LLM_CALLS,

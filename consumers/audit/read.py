@@ -43,6 +43,7 @@ from tracegrad.schemas.records.facts import (
     Fact,
     Facts,
     LinkFact,
+    LogFact,
     RewardFact,
     RolloutFact,
     SpanFact,
@@ -198,7 +199,7 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
             seen.forwarded.add(key)
         if batch.forwarded_from is not None or key not in seen.forwarded:
             seen.facts[key] = batch.episode_id
-        if not isinstance(fact, SpanFact):
+        if not isinstance(fact, SpanFact | LogFact):
             seen.spoken_of.add(batch.episode_id)
 
 
@@ -328,6 +329,8 @@ def _fact_key(fact: Fact) -> str:
             return f"span:{trace}/{span}"
         case LinkFact(trace_id=trace, key=key):
             return f"link:{trace}/{key}"
+        case LogFact(trace_id=trace, span_id=span, event_name=name):
+            return f"log:{trace}/{span}/{name}"
 
 
 _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Record, Any], None]], ...] = (

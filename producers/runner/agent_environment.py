@@ -65,7 +65,8 @@ def agent_environment(
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
+        # GenAI events tell what some spans do not; nobody waits for those of an attempt, which would mostly be late.
+        "OTEL_LOGS_EXPORTER": "otlp" if holder is None else "none",
         "OTEL_PROPAGATORS": "tracecontext,baggage",
         "OTEL_SERVICE_NAME": service,
         # The SDK's defaults lose spans silently when a burst meets a slow gateway (a queue of 2048, sent each 5 s).

@@ -23,6 +23,7 @@ __all__ = [
     "Facts",
     "LinkFact",
     "LinkSource",
+    "LogFact",
     "RewardFact",
     "RolloutFact",
     "SaidReward",
@@ -174,7 +175,25 @@ class LinkFact(msgspec.Struct, frozen=True, kw_only=True, tag="link"):
     """Of `id`: the call or tool call; where no call bears it, the trace's facts join nothing."""
 
 
-Fact = SpanFact | CallFact | CallsClosedFact | CallOpenFact | CallEndedFact | RewardFact | RolloutFact | LinkFact
+class LogFact(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
+    """What a log event tells of the span that it belongs to, here or to come; fields as in SpanFact."""
+
+    trace_id: str
+    span_id: str
+    """Of the span."""
+    event_name: str
+    """`gen_ai.choice` or another of GenAI's; empty: several, told as one."""
+    agent_name: str | None = None
+    response_id: str | None = None
+    tool_call_id: str | None = None
+    output_digest: str | None = None
+    requested_tool_call_ids: tuple[str, ...] = ()
+    proved_by: str = ""
+
+
+Fact = (
+    SpanFact | CallFact | CallsClosedFact | CallOpenFact | CallEndedFact | RewardFact | RolloutFact | LinkFact | LogFact
+)
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):

@@ -42,6 +42,7 @@ from tracegrad.schemas.records.facts import (
     Fact,
     Facts,
     LinkFact,
+    LogFact,
     RewardFact,
     RolloutFact,
     SpanFact,
@@ -161,7 +162,7 @@ class Assemble(StageFold[OpenEpisode]):
     def _add(self, record: Record, facts: Facts) -> Emission:
         episode = self._open.get(facts.episode_id)
         was_stray = episode is None or facts.episode_id in self._strays
-        is_stray = was_stray and all(isinstance(fact, SpanFact | LinkFact) for fact in facts.facts)
+        is_stray = was_stray and all(isinstance(fact, SpanFact | LinkFact | LogFact) for fact in facts.facts)
         if was_stray and not is_stray:
             num_open = len(self._open) - len(self._strays)
             if num_open >= self._rules.streams.max_open_episodes:
@@ -312,7 +313,7 @@ def _sender(facts: Facts) -> str:
             return CALLS
         if isinstance(fact, CallOpenFact | CallEndedFact):
             return OUTCOMES
-        if isinstance(fact, SpanFact):
+        if isinstance(fact, SpanFact | LogFact):
             return fact.proved_by
     return NOBODY
 

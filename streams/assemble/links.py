@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, SpanFact
+from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, LogFact, SpanFact
 
 __all__ = ["MAX_FACTS_PER_RECORD", "Links", "forwarded"]
 
@@ -75,7 +75,7 @@ def forwarded(trace: str, key: str, links: Collection[LinkFact], facts: Collecti
     why = tuple(link for link in links if link.key == key)
     batches: dict[str, list[Fact]] = {}
     for number, fact in enumerate(facts):
-        kind = f"span {fact.proved_by}" if isinstance(fact, SpanFact) else type(fact).__name__
+        kind = f"span {fact.proved_by}" if isinstance(fact, SpanFact | LogFact) else type(fact).__name__
         batches.setdefault(f"{kind} {number}" if isinstance(fact, CallFact) else kind, []).append(fact)
     for batch in batches.values():
         for start in range(0, len(batch), MAX_FACTS_PER_RECORD):

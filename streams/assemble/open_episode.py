@@ -28,12 +28,14 @@ from tracegrad.schemas.records.facts import (
     CallsClosedFact,
     Fact,
     LinkFact,
+    LogFact,
     RewardFact,
     SpanFact,
 )
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
 from .links import Links
+from .log_readings import Told, filled
 
 __all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting", "is_authorised"]
 
@@ -86,6 +88,8 @@ class OpenEpisode:
         nobody takes room from the attempt's agent."""
         self._spans: defaultdict[str, dict[Place, SpanFact]] = defaultdict(dict)
         """By whose credential they came with (`SpanFact.proved_by`): whose it has to be is told by the end."""
+        self._logs: defaultdict[str, dict[Place, Told]] = defaultdict(dict)
+        """Likewise, what log events tell of spans, those to come among them."""
         self._counted: defaultdict[str, set[Place]] = defaultdict(set)
         """Likewise, those that their agent host counted."""
         self.calls: dict[str, CallFact] = {}
@@ -138,8 +142,11 @@ class OpenEpisode:
         elif sender == OUTCOMES:
             num = len(self._opened) + len(self._ended)
         else:
-            num = len(self._spans[sender]) + (sender == NOBODY) * len(self.rewards)
+            num = self._num_spans(sender) + (sender == NOBODY) * len(self.rewards)
         return max(num, self.held[sender].num_records)
+
+    def _num_spans(self, sender: str) -> int:
+        return len(self._spans[sender]) + len(self._logs[sender])
 
     @property
     def outcomes(self) -> Mapping[str, CallOutcome]:
@@ -168,7 +175,9 @@ class OpenEpisode:
     def _of(self, senders: Sequence[str]) -> list[SpanFact]:
         places: dict[Place, SpanFact] = {}
         for sender in senders:
-            places |= self._spans[sender]
+            told = self._logs.get(sender, {})
+            for place, span in self._spans[sender].items():
+                places[place] = filled(span, told[place]) if place in told else span
         strangers = self.links.strangers(self.minted)
         return [span for span in places.values() if span.trace_id not in strangers]
 
@@ -202,7 +211,13 @@ class OpenEpisode:
         ended = [CallEndedFact(ended=self._ended[call_id]) for call_id in sorted(self._ended)]
         opened = [self._opened[call_id] for call_id in sorted(self._opened)]
         rewards = [RewardFact(reward=self.rewards[key]) for key in sorted(self.rewards)]
-        return [*spans, *opened, *calls, *ended, *rewards]
+        told = [
+            fact
+            for sender, places in sorted(self._logs.items())
+            for place, said in sorted(places.items())
+            for fact in said.facts(place, sender)
+        ]
+        return [*spans, *told, *opened, *calls, *ended, *rewards]
 
     @property
     def event(self) -> RolloutEvent | None:
@@ -219,6 +234,9 @@ class OpenEpisode:
             if fact.is_counted:
                 # Kept apart from the fact: the same span may also come unmarked, as from a forked child.
                 self._counted[fact.proved_by].add(place)
+        elif isinstance(fact, LogFact):
+            place, told = (fact.trace_id, fact.span_id), self._logs[fact.proved_by]
+            told[place] = told.get(place, Told()).with_(fact)
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
             self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)

@@ -17,11 +17,11 @@ from tracegrad.schemas.attributes import CONVERSATION_KEYS, ROLLOUT_KEYS, SESSIO
 from tracegrad.schemas.ids import attempt_of, conversation_key, is_lightning, key_in, parse_trace_id
 from tracegrad.schemas.metrics import SESSIONS_IGNORED, Metrics
 from tracegrad.schemas.records.calls import CallRecord
-from tracegrad.schemas.records.facts import LinkFact, LinkSource, SpanFact
+from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanFact
 
 from .reading.span_view import AttributeValue
 
-__all__ = ["Conversations", "link_of_call"]
+__all__ = ["Conversations", "link_of_call", "links_of_ids"]
 
 _MAX_OPEN = 8
 _MAX_SESSIONS = 10_000
@@ -39,6 +39,13 @@ def link_of_call(call: CallRecord, runs: Container[str]) -> LinkFact | None:
     return None
 
 
+def links_of_ids(fact: SpanFact | LogFact) -> Iterator[LinkFact]:
+    """By the gateway's ids that a captured span, or one of its log events, repeats."""
+    for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids):
+        if minted and (key := key_in(minted)) and key != fact.trace_id:
+            yield LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
+
+
 class Conversations:
     """What captured spans name. Not thread-safe."""
 
@@ -50,9 +57,7 @@ class Conversations:
 
     def links(self, fact: SpanFact, *sources: Mapping[str, AttributeValue]) -> Iterator[LinkFact]:
         """Those of a captured span; `sources` are its attributes, then its resource's."""
-        for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids):
-            if minted and (key := key_in(minted)) and key != fact.trace_id:
-                yield LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
+        yield from links_of_ids(fact)
         said = ((name, source.get(name)) for name in (*ROLLOUT_KEYS, *CONVERSATION_KEYS) for source in sources)
         named = ((name, str(value).strip()) for name, value in said if value is not None)
         named = ((name, value) for name, value in named if name not in ROLLOUT_KEYS or is_lightning(value))

@@ -1,6 +1,6 @@
 """Stage `normalize`: raw records become facts, grouped by episode; the first stage, and one without state.
 
-In: `otlp_spans`, `llm_calls`, `rewards`, `rollout_events`. Out: `episode_events`, keyed as the raw
+In: `otlp_spans`, `otlp_logs`, `llm_calls`, `rewards`, `rollout_events`. Out: `episode_events`, keyed as the raw
 records are: by rollout id, else a conversation's key, else trace id.
 Invariant: facts depend on the raw record only (its origin travels in a header), so a replay gives equal bytes. A raw
 record gives at most one record of facts for an episode, and one more for each further 500 spans: facts are larger than
@@ -49,6 +49,7 @@ from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .conversations import link_of_call
 from .identity import episode_of
+from .read_logs import LogReader
 from .read_spans import SpanReader
 from .reading.judge_tool import ToolJudge
 
@@ -71,7 +72,8 @@ class Normalize(StageFold[None]):
         super().__init__(rules, topics, metrics)
         self._runs = rules.runs
         self._spans = SpanReader(self._runs, judge=ToolJudge(rules.streams.tools), metrics=self.metrics)
-        self._spans_topic = topics.name(Topic.OTLP_SPANS)
+        self._logs = LogReader(self._runs, metrics=self.metrics)
+        self._spans_topic, self._logs_topic = topics.name(Topic.OTLP_SPANS), topics.name(Topic.OTLP_LOGS)
         self._codecs: dict[str, Codec[Any]] = {
             topics.name(Topic.LLM_CALLS): LLM_CALLS,
             topics.name(Topic.REWARDS): REWARDS,
@@ -81,6 +83,8 @@ class Normalize(StageFold[None]):
     def _take(self, record: Record) -> Emission:
         if record.topic == self._spans_topic:
             outputs = self._fold_spans(record)
+        elif record.topic == self._logs_topic:
+            outputs = self._fold_logs(record)
         elif record.topic in self._codecs:
             outputs = self._fold_item(record, self._codecs[record.topic])
         else:
@@ -102,6 +106,23 @@ class Normalize(StageFold[None]):
         for refused in scan.refused.values():
             value = refused.request.SerializeToString()
             outputs.append(dead_letter(record, refused.error, stage=self.stage, value=value, item=refused.item))
+        if scan.damage is not None:
+            outputs.append(dead_letter(record, scan.damage, stage=self.stage))
+        return outputs
+
+    def _fold_logs(self, record: Record) -> list[Output]:
+        if record.value is None:
+            raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
+        scan = self._logs.read(record.value, signer=signer_of(record))
+        self._refusals.accept(record)
+        outputs = []
+        for (episode, _), facts in scan.facts.items():
+            self.metrics.add(FACTS, "logs", num=len(facts))
+            for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
+                links = list(scan.links.get(episode, ()))[:_MAX_LINKS] if start == 0 else ()
+                outputs.append(self._facts(record, episode, [*links, *facts[start : start + MAX_FACTS_PER_RECORD]]))
+        for error, item in scan.refused.values():
+            outputs.append(dead_letter(record, error, stage=self.stage, item=item))
         if scan.damage is not None:
             outputs.append(dead_letter(record, scan.damage, stage=self.stage))
         return outputs

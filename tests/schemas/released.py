@@ -236,6 +236,24 @@ REWARDING_FACTS = facts.Facts(
 )
 
 
+LOG_FACTS = facts.Facts(
+    episode_id=EPISODE,
+    facts=(
+        facts.LogFact(
+            trace_id=EPISODE,
+            span_id="00f067aa0ba902b7",
+            event_name="gen_ai.choice",
+            agent_name="solver",
+            response_id="chatcmpl-1",
+            tool_call_id="call_1",
+            output_digest=facts.digest_of("26"),
+            requested_tool_call_ids=("call_1",),
+            proved_by="rh-0",
+        ),
+    ),
+)
+
+
 class _Groups:
     """The codec of `transitions`: a group's summary and rows."""
 
@@ -264,6 +282,7 @@ RELEASED: dict[str, Any] = {
     "facts-1-l.msgpack": facts.EPISODE_EVENTS,
     "close-1-b.msgpack": facts.EPISODE_EVENTS,
     "facts-1-m.msgpack": facts.EPISODE_EVENTS,
+    "facts-1-n.msgpack": facts.EPISODE_EVENTS,
     "close-1.msgpack": facts.EPISODE_EVENTS,
     "episode-1.json": episodes.EPISODES,
     "episode-1-k.json": episodes.EPISODES,
@@ -295,6 +314,7 @@ WRITTEN = {
     "facts-1-l.msgpack": CAPTURED_FACTS,
     "close-1-b.msgpack": facts.Close(episode_id=EPISODE, reason="idle", num_records=7),
     "facts-1-m.msgpack": REWARDING_FACTS,
+    "facts-1-n.msgpack": LOG_FACTS,
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),
 }

@@ -299,7 +299,7 @@ class Streams:
         return record
 
     def _reader(self, topic: Topic) -> Fold | None:
-        if topic in (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS):
+        if topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS):
             return self.normalize
         return {Topic.EPISODE_EVENTS: self.assemble, Topic.EPISODES: self.credit}.get(topic)
 

@@ -230,14 +230,15 @@ def test_the_otlp_gateway_answers_before_an_agent_gives_up(
 
 
 def test_what_env_prints_is_what_the_runner_gives(folder: Path) -> None:
-    """But for the export time-out, which is for hosts, and the credential, which is for whom a runner starts."""
+    """But for the export time-out, which is for hosts, the credential, which is for whom a runner starts, and log
+    events, for which no attempt's end waits."""
     text = GOOD + '[llm]\ntoken = "a"\n[otlp]\ntoken = "b c"\n'
     wiring = Wiring(prepare_run(load(write(folder, text), environ={}, flags={}), folder / "run"))
     agent = wiring.settings.agent
     assert agent is not None
     given = host_environment(agent, wiring.runner(), {}, holder=new_host())
     shown = {name: given[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS")}
-    assert given == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10"} | shown
+    assert given == variables(wiring) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "10", "OTEL_LOGS_EXPORTER": "none"} | shown
 
 
 def test_a_token_lets_a_gateway_listen_elsewhere(folder: Path) -> None:

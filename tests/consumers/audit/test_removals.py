@@ -34,7 +34,7 @@ from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, 
 from tracegrad.schemas.topics import Topic
 
 UNTOLD = (Topic.OTLP_LOGS, Topic.PROCESS_STATUS)
-"""Nobody of ours reads the first; reports of processes are best effort."""
+"""What the first tell is no term of the account; reports of processes are best effort."""
 
 
 @pytest.fixture(scope="module")
