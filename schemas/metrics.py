@@ -31,6 +31,7 @@ __all__ = [
     "CALLS_TOO_LARGE",
     "CALLS_UNACKNOWLEDGED",
     "CALLS_UNPROVED",
+    "CALL_OUTCOMES_DROPPED",
     "CLOSED_IDS_FORGOTTEN",
     "COMMITS",
     "CONTEXT_CALLS",
@@ -189,6 +190,9 @@ CALLS_CAPTURED = Counter("calls_captured", "Calls of agents that nobody began.")
 CALLS_JOINED = Counter(
     "calls_joined",
     "Of these, calls that named nothing and went on with the conversation whose words they repeat.",
+)
+CALL_OUTCOMES_DROPPED = Counter(
+    "call_outcomes_dropped", "What became of captured calls, not told: Kafka was away for too long.", ("reason",)
 )
 CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")

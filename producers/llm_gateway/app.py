@@ -85,6 +85,8 @@ APIS = (OPENAI_CHAT, RESPONSES, MESSAGES)
 
 _LOGGER = logging.getLogger(__name__)
 _PROOF_RETRY_S = 2.0
+_LAST_WORDS_S = 5.0
+"""How long a gateway that stops waits for Kafka to take the outcomes of its last calls."""
 _LIGHTNING = "/proxy/rollout/{rollout}/attempt/{attempt}/mode"
 """What the mode says is not asked: the runner has told the attempt's purpose."""
 
@@ -215,12 +217,15 @@ class Gateway:
         async with self._client, self._upstreams:
             following = asyncio.create_task(self.versions.follow())
             proof = asyncio.create_task(self._prefer_local())
+            telling = asyncio.create_task(self.parts.outcomes.write())
             try:
                 yield
             finally:
                 proof.cancel()
+                telling.cancel()
                 self.versions.stop.set()
-                await asyncio.wait({proof, following})
+                await asyncio.wait({proof, following, telling})
+                await self.parts.outcomes.close(_LAST_WORDS_S)
                 await asyncio.to_thread(self.parts.writer.close)
                 _LOGGER.info("llm gateway stopped: %s", self.parts.metrics.snapshot())
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
-from tracegrad.schemas.ids import new_call, new_tool_call
+from tracegrad.schemas.ids import CallId, new_tool_call
 from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -43,6 +43,7 @@ from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
 from .leaves import Leaf, Said
+from .outcomes import Outcomes
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import Answer, Session, Sessions
@@ -71,6 +72,7 @@ class Parts:
         self.budgets = {True: Budget(limit), False: Budget(halved(limit))}
         """Of attempts and their runner, and of others."""
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
+        self.outcomes = Outcomes(self.append, self.metrics)
 
     def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> _Append:
         """Hands a record to the log; what comes back may end after `acknowledged` has given it up."""
@@ -109,12 +111,12 @@ class CallServer:
         self._generator = Generator(parts.config, client, versions, parts.metrics)
         self._ends = EndOfMessage()
 
-    async def serve(self, session: Session, caller: Caller, request: ChatRequest) -> Served:
+    async def serve(self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId) -> Served:
         """Samples and records one answer."""
         started_ns, policy = time.time_ns(), self._parts.policy.name
         with session.cancellable() as number:
             prompt, sampling, generation, parsed = await self._sample(session, request)
-        answer = _finish(parsed, generation, request, caller.key)
+        answer = _finish(parsed, generation, request, call_id, caller.key)
         record = CallRecord(
             call_id=answer.call_id,
             rollout_id=caller.rollout_id,
@@ -213,7 +215,7 @@ class CallServer:
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 
-def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, key: str) -> Answer:
+def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, call_id: CallId, key: str) -> Answer:
     """The answer as the agent sees it, with its minted ids, which carry the key."""
     stop, engine_finish = generation.stop, generation.finish_reason
     content, was_stopped = parsed.content, False
@@ -225,7 +227,7 @@ def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest,
     if not calls or named or required:
         content = content or ""
     return Answer(
-        call_id=new_call(key),
+        call_id=call_id,
         content=content,
         reasoning=parsed.reasoning,
         tool_calls=tuple(ToolCall(id=new_tool_call(key), name=name, arguments=arguments) for name, arguments in calls),

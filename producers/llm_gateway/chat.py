@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from tracegrad.schemas.errors import OverloadedError, RequestError
-from tracegrad.schemas.ids import CallId, TraceId, key_in, split_episode_id
+from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episode_id
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome
 
@@ -37,6 +37,7 @@ from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, scope_of
 from .leaves import Leaf, Said
 from .models import Models
+from .outcomes import Watch
 from .respond import CallResponse, problem_of, problem_response, status_of
 from .sampling import without_strict
 from .sessions import Session
@@ -154,18 +155,20 @@ class ChatEndpoints:
         check_recordable(request)
         if not parts.config.allow_strict:
             request = without_strict(request)
-        leaf = None
+        leaf, watch = None, None
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
             caller, session, leaf = self._captured(caller, scope, request)
+            watch = Watch(parts.outcomes, caller)
         session.enter()
         entered.callback(session.leave)
+        call_id = watch.call_id if watch is not None else new_call(caller.key)
         return CallResponse(
-            call=functools.partial(self._calls.serve, session, caller, request),
+            call=functools.partial(self._calls.serve, session, caller, request, call_id),
             api=api,
             request=request,
             keep_alive_s=parts.config.keep_alive_s,
-            settled=functools.partial(self._settle, session, entered.pop_all().close, leaf),
+            settled=functools.partial(self._settle, session, entered.pop_all().close, leaf, watch),
         )
 
     async def _count(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
@@ -217,11 +220,15 @@ class ChatEndpoints:
         session: Session,
         leave: Callable[[], None],
         leaf: Leaf | None,
+        watch: Watch | None,
         served: Served | None,
         error: BaseException | None,
     ) -> None:
         leave()
-        if leaf is not None and (served is None or served.answer.outcome is not CallOutcome.DELIVERED):
+        is_delivered = served is not None and served.answer.outcome is CallOutcome.DELIVERED
+        if watch is not None:
+            watch.settle(session.retries, is_delivered=is_delivered, error=error)
+        if leaf is not None and not is_delivered:
             # Nobody has the answer: the client asks the same again.
             self._parts.sessions.leaves.add(leaf)
         # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again for it.

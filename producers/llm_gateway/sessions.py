@@ -32,6 +32,7 @@ from .config import LlmConfig
 from .conversations import Conversations
 from .identity import Caller
 from .leaves import Leaves
+from .outcomes import Retries
 from .splice import SpliceHistory
 
 __all__ = ["Answer", "Session", "Sessions"]
@@ -87,6 +88,8 @@ class Session:
         self.agent_reward: Reward | None = None
         """What its agent said last of its own reward; on the log with the attempt's end."""
         self._was_waiting = False
+        self.retries = Retries()
+        """Of a captured conversation."""
         self._calls: list[_Registered] = []
         self._running: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
@@ -135,6 +138,8 @@ class Session:
         """
         if self.purpose is not Purpose.UNKNOWN:
             self._calls.append(_Registered(answer, hashlib.sha256(prompt_ids.tobytes()).digest(), number))
+        else:
+            self.retries.register(answer.call_id, prompt_ids, number)
         self._hold()
 
         def settle(ended: asyncio.Future[Any]) -> None:

@@ -34,6 +34,7 @@ from tracegrad.schemas.topics import Topic, episode_key
 from ..calls import Parts
 from ..config import Upstream
 from ..identity import Caller
+from ..outcomes import Watch
 from ..respond import until_gone
 from ..sessions import Session
 from .answer import AnswerReader, Said
@@ -135,6 +136,10 @@ class UpstreamCalls:
             raise _no_answer(upstream, f"gave {type(error).__name__}", 502) from error
         await answer.end()
 
+    def watch(self, asked: PassedOn) -> Watch | None:
+        """Tells the streams that it lasts, if it is of no attempt."""
+        return Watch(self._parts.outcomes, asked.caller) if asked.session is None else None
+
     def record(self, asked: PassedOn, answer: _Sender, outcome: CallOutcome, started_ns: int) -> None:
         """Hands the record to the log and does not wait."""
         caller, said, metrics = asked.caller, answer.said(), self._parts.metrics
@@ -227,6 +232,7 @@ class _Answering:
         started_ns, answer, outcome = time.time_ns(), _Sender(send), CallOutcome.CLIENT_DISCONNECTED
         gone = asyncio.create_task(until_gone(receive))
         call = asyncio.create_task(self._call(answer))
+        watch = self._calls.watch(self._asked)
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
@@ -235,6 +241,8 @@ class _Answering:
             gone.cancel()
             call.cancel()
             await asyncio.wait({call})
+            if watch is not None:
+                watch.settle()
             self._calls.record(self._asked, answer, outcome, started_ns)
             self._leave()
 

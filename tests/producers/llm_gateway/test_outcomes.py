@@ -1,0 +1,163 @@
+"""What the gateway tells of captured calls: how each went, and which one lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from tests.fake_engine.scripted import Reply
+from tests.producers.llm_gateway.harness import ASK, TOPICS, Rig, rig, until
+from tests.producers.llm_gateway.provider import Provider, with_provider
+from tracegrad.producers.llm_gateway import outcomes
+from tracegrad.producers.llm_gateway.outcomes import Retries
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.ids import CallId, conversation_key, key_in
+from tracegrad.schemas.metrics import CALL_OUTCOMES_DROPPED
+from tracegrad.schemas.records.calls import CallEnded, CallOpen, CallOutcome
+from tracegrad.schemas.topics import Topic
+
+MINE = {"x-conversation-id": "c-17", "authorization": "Bearer sk-ann"}
+KEY = conversation_key("c-17")
+
+
+async def ask(r: Rig, text: str = "hello", *, patience_s: float | None = None) -> Any:
+    """A captured call's answer; with patience, of a client that leaves."""
+    r.engine.replies.append(Reply(text))
+    body = {"messages": ASK}
+    if patience_s is None:
+        return await r.post("/v1/chat/completions", body, **MINE)
+    timeout = aiohttp.ClientTimeout(total=patience_s)
+    with pytest.raises(asyncio.TimeoutError):
+        async with r.http.post(f"{r.url}/v1/chat/completions", json=body, headers=MINE, timeout=timeout):
+            pass
+    return None
+
+
+def ended(r: Rig) -> list[CallEnded]:
+    """What was told of ends, in order."""
+    return [record for record in r.records() if isinstance(record, CallEnded)]
+
+
+def opened(r: Rig) -> list[CallOpen]:
+    """Likewise, of calls that last."""
+    return [record for record in r.records() if isinstance(record, CallOpen)]
+
+
+async def test_an_answer_that_was_sent_is_told_under_its_conversations_key() -> None:
+    """After the record, in the same partition; an attempt's calls are told of by its end alone."""
+    async with rig() as r:
+        _, answer = await ask(r)
+        await until(lambda: ended(r))
+        (told,) = ended(r)
+        assert (told.call_id, told.outcome, told.conversation_key) == (answer["id"], CallOutcome.DELIVERED, KEY)
+        assert key_in(told.call_id) == KEY and r.calls()[0].call_id == told.call_id
+        places = [(record.key, record.partition) for record in r.log.records(TOPICS.name(Topic.LLM_CALLS))]
+        assert len(set(places)) == 1 and places[0][0] == KEY.encode()
+        await r.begin()
+        r.engine.replies.append(Reply("42"))
+        await r.chat(ASK)
+        await r.end()
+        assert len(ended(r)) == 1 and not opened(r)
+
+
+async def test_a_client_that_left_and_asked_again_supersedes() -> None:
+    """First it is told that the client was gone, then that the same was asked again and taken."""
+    async with rig() as r:
+        r.engine.delay_s = 0.1
+        await ask(r, "unseen", patience_s=0.05)
+        await until(lambda: ended(r))
+        await ask(r, "seen")
+        await until(lambda: len(ended(r)) == 3)
+        first, second = r.calls()
+        assert [(told.call_id, told.outcome.value) for told in ended(r)] == [
+            (first.call_id, "client_disconnected"),
+            (second.call_id, "delivered"),
+            (first.call_id, "superseded"),
+        ]
+
+
+async def test_a_call_that_lasts_is_told_and_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its record's id, or without any record by the error."""
+    monkeypatch.setattr(outcomes, "_OPEN_AFTER_S", 0.01)
+    async with rig(engine_wait_s=0.1) as r:
+        r.engine.delay_s = 0.05
+        await ask(r)
+        await until(lambda: ended(r))
+        assert [told.call_id for told in opened(r)] == [r.calls()[0].call_id] == [told.call_id for told in ended(r)]
+        r.engine.fail_next = 1_000
+        status, _ = await ask(r)
+        assert status == 503
+        await until(lambda: len(ended(r)) == 2)
+        assert opened(r)[1].call_id == ended(r)[1].call_id
+        assert (ended(r)[1].outcome, ended(r)[1].reason) == (CallOutcome.UNKNOWN, "UnavailableError")
+
+
+async def test_a_request_to_an_upstream_that_lasts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is no call of the episode, so it always says when it ended."""
+    monkeypatch.setattr(outcomes, "_OPEN_AFTER_S", 0.01)
+    provider = Provider(delay=asyncio.Event())
+    async with with_provider(provider) as r:
+        asking = asyncio.create_task(r.post("/v1/chat/completions", {"model": "gpt-4o", "messages": ASK}, **MINE))
+        await until(lambda: opened(r))
+        assert provider.delay is not None
+        provider.delay.set()
+        await asking
+        await until(lambda: ended(r))
+        assert [told.call_id for told in opened(r)] == [told.call_id for told in ended(r)]
+        assert (ended(r)[0].outcome, ended(r)[0].conversation_key) == (CallOutcome.UNKNOWN, KEY)
+
+
+async def test_what_kafka_did_not_take_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And answers do not wait for it."""
+    monkeypatch.setattr(outcomes, "_RETRY_S", 0.01)
+    async with rig() as r:
+        append, failures = r.gateway.parts.outcomes._append, [UnavailableError("away")] * 2
+
+        def away(*given: Any, **named: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return append(*given, **named)
+
+        monkeypatch.setattr(r.gateway.parts.outcomes, "_append", away)
+        await ask(r)
+        await until(lambda: ended(r))
+        assert len(ended(r)) == 1 and not failures
+
+
+async def test_what_waits_for_kafka_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go first; a gateway that stops counts what it could not tell."""
+    monkeypatch.setattr(outcomes, "_MAX_WAITING", 2)
+    monkeypatch.setattr(outcomes, "_RETRY_S", 0.01)
+    monkeypatch.setattr("tracegrad.producers.llm_gateway.app._LAST_WORDS_S", 0.05)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise UnavailableError("away")
+
+    async with rig() as r:
+        monkeypatch.setattr(r.gateway.parts.outcomes, "_append", away)
+        for _ in range(3):
+            await ask(r)
+    assert r.gateway.parts.metrics.value(CALL_OUTCOMES_DROPPED, "full") == 1
+    assert r.gateway.parts.metrics.value(CALL_OUTCOMES_DROPPED, "stopped") == 2
+
+
+def test_a_late_end_of_what_was_asked_again_is_superseded_at_once() -> None:
+    """The retry was answered first; another prompt supersedes nothing; a call that no record has tells nothing."""
+    retries = Retries()
+    for number, (name, prompt) in enumerate((("a", 1), ("b", 1), ("c", 2))):
+        retries.register(CallId(name), np.array([prompt], np.int32), number)
+    told = [
+        *retries.settle(CallId("c"), is_delivered=False),
+        *retries.settle(CallId("b"), is_delivered=True),
+        *retries.settle(CallId("a"), is_delivered=False),
+        *retries.settle(CallId("d"), is_delivered=True),
+    ]
+    assert [(name, outcome.value) for name, outcome in told] == [
+        ("c", "client_disconnected"),
+        ("b", "delivered"),
+        ("a", "superseded"),
+    ]
