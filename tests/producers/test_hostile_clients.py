@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import gzip
 import io
 import json
@@ -20,6 +19,7 @@ from tests.producers import hostile
 from tests.producers.hostile import CHAT, TARGETS, half_sent, llm, percentile_99_s
 from tests.producers.keys import by_runner
 from tests.producers.llm_gateway.harness import ATTEMPT
+from tests.producers.mutants import mutants
 from tests.producers.otlp_gateway.bodies import TRACE, request_of
 from tracegrad.producers import http_request
 
@@ -94,11 +94,6 @@ async def test_a_long_prompt_of_json_and_code_is_none_of_it() -> None:
             assert "context length" in await response.text(), "it did not reach the engine"
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([2**70, "\ud800", "auto"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 _CALL = {"id": "call_0", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
 _CHAT = {
     "model": "policy",
@@ -129,32 +124,12 @@ _SPAN = {
 _TRACES = {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": [_SPAN]}]}]}
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything within."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield value, key
-        yield from _places(value[key])
-
-
-@st.composite
-def _mutants(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
-    """A good body with other values in a few places, sometimes cut or with a byte changed."""
-    body = copy.deepcopy(good)
-    for _ in range(draw(st.integers(1, 3))):
-        container, key = draw(st.sampled_from(list(_places(body)) or [(body, "x")]))
-        container[key] = draw(_JSON)
-    data = bytearray(json.dumps(body).encode())
-    if draw(st.integers(0, 9)) == 0:
-        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.integers(0, 9)) == 0 else data)
-
-
 @st.composite
 def _exports(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
     """What an exporter could send, in either form, plain or as gzip, and its headers."""
     form = draw(st.sampled_from(["json", "x-protobuf"]))
     if form == "json":
-        body = draw(_mutants(_TRACES))
+        body = draw(mutants(_TRACES))
     else:
         changed = bytearray(request_of([(TRACE, 1), (TRACE, 2)], payload="x").SerializeToString())
         for at in draw(st.lists(st.integers(0, len(changed) - 1), max_size=6)):
@@ -198,7 +173,7 @@ def test_no_body_is_the_gateways_fault(
         path, good = data.draw(
             st.sampled_from([(target.path, _CHAT), (begin, _BEGIN), ("/v1/chat/completions", _CHAT)])
         )
-        body = data.draw(_mutants(good))
+        body = data.draw(mutants(good))
         headers = {"content-type": "application/json"} | (by_runner() if path == begin else {})
 
     async def ask() -> int:
