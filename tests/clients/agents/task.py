@@ -1,0 +1,39 @@
+"""The task of every client's agent, and its two tools. Imports nothing of ours."""
+
+SYSTEM = "You calculate. Use the tools."
+PROMPT = "What is 12 plus 30, and that times 2?"
+
+
+def add(a: int, b: int) -> str:
+    """Adds two numbers.
+
+    Args:
+        a: one
+        b: another
+    """
+    return str(a + b)
+
+
+def multiply(a: int, b: int) -> str:
+    """Multiplies two numbers.
+
+    Args:
+        a: one
+        b: another
+    """
+    return str(a * b)
+
+
+TOOLS = (add, multiply)
+
+
+def schema(tool):
+    """A tool as its name, description and parameters."""
+    numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    parameters = {"type": "object", "properties": numbers, "required": ["a", "b"]}
+    return {"name": tool.__name__, "description": tool.__doc__.splitlines()[0], "parameters": parameters}
+
+
+def run(name, arguments):
+    """What a tool says."""
+    return {tool.__name__: tool for tool in TOOLS}[name](**arguments)

@@ -1,0 +1,19 @@
+"""The clients that are tried: each program with each of its ways."""
+
+from __future__ import annotations
+
+__all__ = ["CLIENTS"]
+
+_WAYS = {
+    # Its client of Messages gives `temperature`, which anthropic 2 does not take.
+    "by_autogen.py": ("chat",),
+    "by_langchain.py": ("chat", "responses", "messages"),
+    "by_litellm.py": ("chat", "responses", "messages"),
+    "by_openai_agents.py": ("chat", "responses", "stream"),
+    "by_pydantic_ai.py": ("chat", "responses", "stored", "messages"),
+    "by_ai_sdk.mjs": ("chat", "responses", "stream", "messages"),
+    "by_anthropic.mjs": ("messages", "stream"),
+    "by_openai.mjs": ("chat", "stream", "responses", "stored"),
+}
+CLIENTS = tuple((program, way) for program, ways in _WAYS.items() for way in ways)
+"""(program under `agents/`, its argument)."""
