@@ -116,7 +116,9 @@ class Gateway:
         ]
         agents = [self._route("GET", "/v1/models", self._models), *chats, counts, *others]
         runners = [self._route("POST", "/begin", self._begin), self._route("POST", "/end", self._end)]
-        rollout = Mount("/rollout/{rollout}/attempt/{attempt}", routes=[*agents, *runners])
+        # What Agent Lightning's ProxyLLM makes of an attempt's own address.
+        proxied = Mount("/rollout/{name}/attempt/{number}", routes=agents)
+        rollout = Mount("/rollout/{rollout}/attempt/{attempt}", routes=[*agents, *runners, proxied])
         lightning: list[BaseRoute] = [Mount(f"{_LIGHTNING}/{mode}/openai", routes=agents) for mode in ("train", "val")]
         lightning.append(self._route("POST", EVENTS_PATH, self._events.post))
         return [*agents, rollout, *lightning, self._route("GET", "/health", self._health)]

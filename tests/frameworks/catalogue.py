@@ -103,6 +103,18 @@ def _agents(kind: str, *instrumentors: str, **more: Any) -> Entry:
     )
 
 
+def _lightning(kind: str, **more: Any) -> Entry:
+    return Entry(
+        name=f"agent_lightning-{kind}",
+        title="Agent Lightning 0.3",
+        agent="agent_lightning",
+        environment="agent_lightning",
+        has_http=False,
+        has_agents=False,
+        **more,
+    )
+
+
 _GENAI_OPENAI = f"{_OTEL}.genai.openai:OpenAIInstrumentor"
 _OI_OPENAI = f"{_OI}.openai:OpenAIInstrumentor"
 
@@ -287,5 +299,7 @@ CATALOGUE = (
     _agents("openinference-stacked", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor", _OI_OPENAI),
     _agents("traceloop", f"{_OTEL}.openai_agents:OpenAIAgentsInstrumentor"),
     _agents("otel", f"{_OTEL}.genai.openai_agents:OpenAIAgentsInstrumentor", _GENAI_OPENAI),
+    _lightning("agentops", note="an operation is no tool, for nothing says whether it is one."),
+    _lightning("otel", note="its tracer makes no span of a call."),
     *_LATER,
 )

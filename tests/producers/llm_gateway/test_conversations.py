@@ -194,10 +194,12 @@ async def test_a_rollout_of_agent_lightning_names_a_conversation() -> None:
 
 
 async def test_under_the_runner_its_own_names_change_nothing() -> None:
-    """The credential says which attempt it is; the path's name is none of ours."""
+    """The credential says which attempt it is; the path's name is none of ours, also behind our own address."""
+    path = "/rollout/ro-1a2b3c4d5e6f/attempt/at-1a2b3c4d/v1/chat/completions"
     async with rig() as r:
         await r.begin(host=None)
-        path = "/rollout/ro-1a2b3c4d5e6f/attempt/at-1a2b3c4d/v1/chat/completions"
         own = {"x-api-key": "", **bearer(attempt_holder(RolloutId(ROLLOUT), AttemptId(ATTEMPT)))}
-        status, answer = await r.post(path, {"messages": ASK}, **own)
-        assert (status, key_in(answer["id"]), keys(r)) == (200, ROLLOUT, [ROLLOUT])
+        for address in ("", f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}"):
+            status, answer = await r.post(address + path, {"messages": ASK}, **own)
+            assert (status, key_in(answer["id"])) == (200, ROLLOUT)
+        assert keys(r) == [ROLLOUT, ROLLOUT]
