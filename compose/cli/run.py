@@ -168,14 +168,16 @@ def variables(wiring: Wiring) -> dict[str, str]:
 def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
     """Tells how to point an agent at this run, then what comes of it."""
     found = variables(wiring)
-    policy = wiring.settings.policy.name
+    settings = wiring.settings
+    names = [*settings.policy.names, *(name for one in settings.upstream for name in one.models)]
+    asked = f"a model of these: {', '.join(names)}" if names else "no model: there is no [policy] model or [[upstream]]"
     lines = [
         'give your agent these variables (or: eval "$(tracegrad env --shell)"):',
         *(f"  {name}={value}" for name, value in found.items()),
-        f"  and the model name {policy!r}; run it under `opentelemetry-instrument`",
+        f"  and {asked}; run it under `opentelemetry-instrument`",
         "waiting for its first span",
     ]
-    show.result("env", {"variables": found, "model": policy}, lines)
+    show.result("env", {"variables": found, "models": names}, lines)
     return watch_arrivals(wiring, show)
 
 

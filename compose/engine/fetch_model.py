@@ -22,7 +22,7 @@ _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"
 def with_local_model(policy: PolicyConfig, say: Callable[[str], None]) -> PolicyConfig:
     """The policy with a folder as model; fetches a hub name. Blocking, as long as the download takes."""
     name = policy.model
-    if Path(name).is_absolute():
+    if name is None or Path(name).is_absolute():
         return policy
     from huggingface_hub import snapshot_download
 

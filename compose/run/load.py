@@ -67,6 +67,8 @@ def load(
         _check_paths(settings)
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error}") from error
+    if for_training:
+        settings.policy.needed_model()
     for section in ("agent", "tasks", "reward"):
         if for_training and getattr(settings, section) is None:
             raise ConfigurationError(

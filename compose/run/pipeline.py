@@ -32,13 +32,24 @@ from .run_dir import Endpoints, RunDir
 from .settings import RunSettings
 from .wiring import Wiring, port_of
 
-__all__ = ["BROKER", "ENGINE_PARTS", "ENVIRONMENT", "PARTS", "prepare_run", "prepare_topics", "specs"]
+__all__ = [
+    "BROKER",
+    "ENGINE_PARTS",
+    "ENVIRONMENT",
+    "PARTS",
+    "PARTS_WITHOUT_MODEL",
+    "prepare_run",
+    "prepare_topics",
+    "specs",
+]
 
 BROKER = "kafka"
 PARTS = ("capture", "streams", "train")
 """What `up --only` may name: the gateways and the engine; the stages; the trainer and weight sync."""
 ENGINE_PARTS = (None, "capture")
 """The values of `only` with which an engine is used."""
+PARTS_WITHOUT_MODEL = ("capture", "streams")
+"""The values of `only` that work without a policy: what other models answer, and what spans say."""
 ENVIRONMENT = {
     # More threads than cores cost more than they give: 15 to 30 times slower on a busy two-core machine.
     "OMP_NUM_THREADS": "1",
@@ -133,7 +144,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
     if settings.kafka.bootstrap_servers is None:
         found.append(_broker(wiring))
     if only in ENGINE_PARTS:
-        if not settings.engine.urls:
+        if not settings.engine.urls and settings.policy.model is not None:
             found += [_serve(wiring, "engine", layer=1, ordinal=ordinal) for ordinal in range(settings.engine.replicas)]
         found += [
             _serve(wiring, "otlp", layer=1, health=wiring.endpoints.otlp_endpoint),

@@ -24,7 +24,7 @@ from tracegrad.producers.runner.sandbox import Sandbox
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
 from ..engine.fetch_model import with_local_model
-from .pipeline import BROKER, ENGINE_PARTS, prepare_run, prepare_topics, specs
+from .pipeline import BROKER, ENGINE_PARTS, PARTS_WITHOUT_MODEL, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
@@ -65,6 +65,8 @@ def run_session(
         report: makes the report; returns whether its checks passed.
     """
     try:
+        if only not in PARTS_WITHOUT_MODEL:
+            settings.policy.needed_model()
         settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
         run_dir = RunDir(path.resolve())
         with run_dir.lock():
@@ -110,6 +112,8 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
     from ..engine.server import check_start, install_plugin
 
     urls, policy = settings.engine.urls, settings.policy
+    if policy.model is None:
+        return
     if not urls:
         check_start(settings.engine, model=policy.model, needs_tools=policy.tools)
         return

@@ -54,7 +54,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     agent: AgentConfig | None = None
     tasks: TasksConfig | None = None
     reward: RewardConfig | None = None
-    policy: PolicyConfig
+    policy: PolicyConfig = PolicyConfig()
     upstream: tuple[UpstreamConfig, ...] = ()
     engine: EngineConfig = EngineConfig()
     kafka: KafkaConfig = KafkaConfig()
@@ -92,7 +92,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
 
     def _check_names(self) -> None:
         """Patterns leave the policy's names to the policy; who spells one out for an upstream means something else."""
-        own = {self.policy.name, *self.policy.aliases}
+        own = set(self.policy.names)
         for upstream in self.upstream:
             if both := sorted(own.intersection(upstream.models)):
                 raise ConfigurationError(

@@ -114,6 +114,7 @@ class Wiring:
             engines=tuple(
                 EngineRef(id=id_, url=url, token=self.engine_token)
                 for id_, url in zip(self.engine_ids, self.endpoints.engine_urls, strict=True)
+                if self.settings.policy.model is not None
             ),
             # The gateway itself knows no other parser, and probes prove only what they ask.
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
@@ -194,7 +195,7 @@ class Wiring:
         return TrainerHandles(
             run_hash=self.record.hash,
             policy=self.settings.policy.name,
-            model=self.settings.policy.model,
+            model=self.settings.policy.needed_model(),
             work_dir=str(self.run_dir.trainer),
             seed=self.record.seed,
         )
@@ -215,7 +216,7 @@ class Wiring:
         """`serve engine --ordinal N`."""
         gpu = _gpu_of(self.settings.engine.device)
         return EngineHandles(
-            model=self.settings.policy.model,
+            model=self.settings.policy.needed_model(),
             served_name=self.settings.policy.name,
             needs_tools=self.settings.policy.tools,
             work_dir=str(self.run_dir.path),
@@ -252,9 +253,9 @@ def _gpu_of(device: str) -> int | None:
 
 
 def _is_settings(path: Path) -> bool:
-    """Whether a file is one that a run can be made of; there is none without a policy."""
+    """Whether a file is one that a run can be made of; there is none without one of these, or it says nothing."""
     try:
-        return "policy" in tomllib.loads(path.read_text(encoding="utf-8"))
+        return not {"policy", "upstream", "kafka"}.isdisjoint(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return False
 

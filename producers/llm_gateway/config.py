@@ -25,8 +25,9 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     """Other names by which agents ask for it, such as "gpt-4o-mini", exactly as they are sent; any other model is
     answered by 404."""
-    model: Model
-    """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable."""
+    model: Model | None = None
+    """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable. None: there is no
+    policy, and `tracegrad up --only capture` passes calls on to `[[upstream]]` alone."""
     temperature: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     """Sampling temperature of training rollouts; a greedy policy learns nothing, and vLLM takes less for 0.01."""
     max_tokens: Count | None = None
@@ -35,6 +36,20 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     """Of held-out rollouts; 0 is greedy."""
     tools: bool = True
     """The agent uses tools, so a chat template that ignores them is refused at start."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which it is asked for; none without a model."""
+        return () if self.model is None else (self.name, *self.aliases)
+
+    def needed_model(self) -> str:
+        """The model of what cannot do without. Raises ConfigurationError."""
+        if self.model is None:
+            raise ConfigurationError(
+                "[policy] model is missing; add it, or pass --model DIR. Without one, `tracegrad up --only capture` "
+                "passes calls on to other models ([[upstream]], docs/upstreams.md)"
+            )
+        return self.model
 
 
 class UpstreamConfig(Section, frozen=True, kw_only=True):
@@ -141,7 +156,7 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes
     """The run's secret, by which credentials are verified."""
     engines: tuple[EngineRef, ...]
-    """All serve the policy; not empty."""
+    """All serve the policy; empty where there is none."""
     renders_locally: bool
     """Render and parse in the gateway once that is proved equal to the engine; False: never."""
     upstreams: tuple[Upstream, ...] = ()

@@ -3,7 +3,7 @@
 In: the `model` of a request's body. Out: who is meant, or RequestError (404, `model_not_found`) that prints the lines
 of the settings that would serve it. Invariant: a request that names another model is never answered by the policy:
 whoever asked for it would get, and train on, answers that it takes for the other's. A request without a model means the
-policy.
+policy; without a policy it means nobody.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class Models:
     def meant(self, model: object) -> Upstream | None:
         """The upstream that a body's `model` means; None: the policy is meant, or it is no name and the reader of the
         API says so. Raises RequestError."""
-        if not isinstance(model, str) or model in self._names_of_policy():
+        own = self._policy.names
+        if model in own or (own and not isinstance(model, str)):
             return None
+        if not isinstance(model, str):
+            raise self._unknown("none")
         if len(model) <= _MAX_CHARS:
             for upstream in self._upstreams:
                 if any(
@@ -45,19 +48,17 @@ class Models:
 
     def listed(self) -> Iterator[str]:
         """Every name that can be asked for; patterns have none."""
-        yield from self._names_of_policy()
+        yield from self._policy.names
         for upstream in self._upstreams:
             yield from (name for name in upstream.models if "*" not in name)
 
-    def _names_of_policy(self) -> tuple[str, ...]:
-        return (self._policy.name, *self._policy.aliases)
-
     def _unknown(self, name: str) -> RequestError:
+        own = f"[policy] aliases = [{name}]" if self._policy.names else "[policy] model = DIR (there is no policy now)"
         return RequestError(
             f"model: expected {self._policy.name!r}, the policy, or a name that the settings give to it or to an "
-            f"upstream, got {name}. If it is to mean the policy: [policy] aliases = [{name}]. If it is to be passed "
-            f'on: [[upstream]] models = [{name}], url = "https://api.openai.com/v1", api_key_env = "OPENAI_API_KEY" '
-            "(or whose it is; docs/upstreams.md)",
+            f"upstream, got {name}. If it is to mean the policy: {own}. If it is to be passed on: [[upstream]] models "
+            f'= [{name}], url = "https://api.openai.com/v1", api_key_env = "OPENAI_API_KEY" (or whose it is; '
+            "docs/upstreams.md)",
             status=404,
             param="model",
             code="model_not_found",

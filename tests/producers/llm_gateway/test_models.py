@@ -47,3 +47,13 @@ async def test_a_request_without_a_model_means_the_policy() -> None:
         r.engine.replies.append(Reply("42"))
         await r.begin()
         assert (await r.chat(ASK, model=None))["model"] == "policy"
+
+
+async def test_without_a_policy_every_model_is_another() -> None:
+    """404 says what to configure; a request without a model means nobody."""
+    async with rig(policy=PolicyConfig()) as r:
+        for model in ("policy", "gpt-4o", None):
+            status, answer = await r.post("/v1/chat/completions", {"model": model, "messages": ASK})
+            assert status == 404 and "[policy] model = DIR" in answer["error"]["message"]
+        async with r.http.get(r.url + "/v1/models") as response:
+            assert (await response.json())["data"] == []
