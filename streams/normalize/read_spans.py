@@ -30,7 +30,7 @@ from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
 from tracegrad.schemas.otlp.signal import TRACES
-from tracegrad.schemas.records.facts import LinkFact, SpanFact
+from tracegrad.schemas.records.facts import LinkFact, SpanFact, SpanKind
 
 from .conversations import Conversations
 from .dialects.agent_lightning import AGENT_LIGHTNING
@@ -47,7 +47,7 @@ from .dialects.servers import LITELLM, MCP, VLLM
 from .dialects.traceloop import TRACELOOP
 from .dialects.vercel_ai import VERCEL_AI
 from .identity import episode_of
-from .reading.agent_hints import HINT_KEYS, agent_hints
+from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
 from .reading.agent_rewards import REWARD_KEYS, rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
 from .reading.span_view import AttributeValue, SpanView
@@ -186,6 +186,9 @@ class SpanReader:
         )
         readings = {dialect.name: found for dialect in _spoken(view) if (found := dialect.read(view)) is not None}
         dialect, meaning = merge(view, readings, self._judge)
+        if meaning.kind is SpanKind.OTHER and any(reading.overrules for reading in readings.values()):
+            # What a wrapper calls its agent is the wrapper.
+            hints = {rung: name for rung, name in hints.items() if rung != ATTRIBUTE_HINT}
         return SpanFact(
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),

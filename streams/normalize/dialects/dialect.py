@@ -38,8 +38,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Of a tool: what it returned, in each form that the span holds."""
     declared: tuple[object, ...] = ()
     """Likewise, the statuses that the framework gave the result."""
-    tells_failure: bool = True
-    """Whether its span's status would tell that a tool failed; if not, an execution without a result is unknown."""
     output_digest: str | None = None
     requested_tool_call_ids: tuple[str, ...] = ()
 

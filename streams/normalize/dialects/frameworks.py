@@ -1,8 +1,7 @@
 """Frameworks that emit spans of their own: pydantic-ai before version 3 of its format, Google's ADK, Claude Code.
 
 Where they also speak `otel_genai`, this adds what stands only in their own attributes: pydantic-ai's results, ADK's
-tool responses and the agents of its older releases, Claude Code's tools. A failure that ADK's callbacks dealt with is
-told by the response alone, which newer releases do not put on spans unless they are told to.
+tool responses and the agents of its older releases, Claude Code's tools.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ADK_TOOL = "gcp.vertex.agent.tool_response"
 _ADK_ANSWER = "gcp.vertex.agent.llm_response"
 _ADK_AGENT = re.compile(r"agent_run \[(.{1,200})\]")
 _ADK_MERGED = "execute_tool (merged)"
-_ADK_MARKS = frozenset({_ADK_TOOL, _ADK_ANSWER, "gcp.vertex.agent.event_id"})
+_ADK_MARKS = frozenset({_ADK_TOOL, _ADK_ANSWER})
 _ADK_KEYS = frozenset({GEN_AI_TOOL_NAME, GEN_AI_TOOL_CALL_ID})
 _CLAUDE = "claude_code."
 _CLAUDE_TOOL, _CLAUDE_CALL, _CLAUDE_OUTPUT = "tool_name", "tool_use_id", "tool.output"
@@ -53,14 +52,13 @@ def _read_adk(span: SpanView) -> Reading | None:
         return agent(named[1])
     if span.name == _ADK_MERGED:
         return WRAPPER  # its parts have spans of their own
-    if span.name.startswith("execute_tool "):
+    if _ADK_TOOL in span.attributes and span.name.startswith("execute_tool "):
         return Reading(
             kind=SpanKind.TOOL,
             is_guess=GEN_AI_TOOL_NAME not in span.attributes,
             tool_name=span.text(GEN_AI_TOOL_NAME) or span.name.removeprefix("execute_tool "),
             tool_call_id=span.text(GEN_AI_TOOL_CALL_ID),
-            results=(span.attributes[_ADK_TOOL],) if _ADK_TOOL in span.attributes else (),
-            tells_failure=False,
+            results=(span.attributes[_ADK_TOOL],),
         )
     if _ADK_ANSWER in span.attributes and span.name.startswith(("call_llm", "generate_content")):
         answer = json_value(span.attributes[_ADK_ANSWER])

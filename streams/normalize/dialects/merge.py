@@ -56,9 +56,6 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
     status, status_from = ToolStatus.UNKNOWN, ""
     if reading.kind is SpanKind.TOOL:
         status, status_from = judge(span, reading.tool_name or span.name, reading.results, reading.declared)
-        is_told = status is ToolStatus.FAILED or status_from != "span_status" or reading.results
-        if not (is_told or reading.tells_failure):
-            status, status_from = ToolStatus.UNKNOWN, ""
     response_id = reading.response_id
     meaning = Meaning(
         reading.kind,
@@ -89,7 +86,6 @@ def _merged(readings: list[Reading]) -> Reading:
         tool_call_id=_one((reading.tool_call_id for reading in agreed), lambda id_: key_in(id_) is not None),
         results=tuple(result for reading in agreed for result in reading.results),
         declared=tuple(said for reading in agreed for said in reading.declared),
-        tells_failure=all(reading.tells_failure for reading in agreed),
         output_digest=_one(reading.output_digest for reading in agreed),
         requested_tool_call_ids=tuple(asked[:MAX_TOOL_CALLS]),
     )

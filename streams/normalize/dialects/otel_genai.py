@@ -22,7 +22,7 @@ from tracegrad.schemas.records.facts import SpanKind
 from ..reading.read_output import COMPLETION_KEYS, NOTHING, Output, of_completion, of_messages, of_response
 from ..reading.span_view import SpanView, json_value
 from ..reading.tool_message import tool_message
-from .dialect import OTHER, Dialect, Reading, agent
+from .dialect import OTHER, WRAPPER, Dialect, Reading, agent
 
 __all__ = ["OTEL_GENAI"]
 
@@ -38,12 +38,17 @@ _EVENTS = {
     _CHOICE: frozenset({"index", "message", "content", "tool_calls"}),
     _DETAILS: frozenset({_OUTPUT}),
 }
+_NODES = "gen_ai.workflow.nodes"
+"""OpenLLMetry's, of LangGraph: the graph whose run it calls an agent's, whatever it is a graph of."""
+_LOOP = ("model", "agent", "tools")
+_HOOKS = ("pre_model_hook", "post_model_hook", "generate_structured_response")
 _UNKNOWN = frozenset({"unknown", "none", ""})
 """What frameworks write for an id that they do not have."""
 _MARKS = frozenset({GEN_AI_OPERATION_NAME, *_REQUEST_TYPES})
 _KEYS = (
     *_RESULTS,
     _MODEL,
+    _NODES,
     _OUTPUT,
     GEN_AI_AGENT_NAME,
     GEN_AI_RESPONSE_ID,
@@ -59,8 +64,19 @@ def _read(span: SpanView) -> Reading | None:
     if operation == "execute_tool":
         return _read_tool(span)
     if operation == "invoke_agent":
-        return agent(span.text(GEN_AI_AGENT_NAME), guess=_named_by_span(span))
+        is_graph = not _is_loop(span.attributes.get(_NODES))
+        return WRAPPER if is_graph else agent(span.text(GEN_AI_AGENT_NAME), guess=_named_by_span(span))
+    if operation == "create_agent":
+        return WRAPPER  # nobody is at work, and the name may be a default of the framework's
     return _read_llm(span) if operation in _LLM_OPERATIONS else OTHER
+
+
+def _is_loop(nodes: object) -> bool:
+    """Whether a graph's nodes are those of one agent: a model, its tools, and what a middleware hooks in."""
+    if not isinstance(nodes, list):
+        return True
+    own = [node for node in nodes if not (isinstance(node, str) and ("." in node or node in _HOOKS))]
+    return any(node in ("model", "agent") for node in nodes) and all(node in _LOOP for node in own)
 
 
 def _named_by_span(span: SpanView) -> str | None:

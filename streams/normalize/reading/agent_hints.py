@@ -15,8 +15,10 @@ from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME
 
 from .span_view import MAX_TEXT
 
-__all__ = ["HINT_KEYS", "LANGCHAIN_HINT", "agent_hints", "agent_of_span", "is_wrapper"]
+__all__ = ["ATTRIBUTE_HINT", "HINT_KEYS", "LANGCHAIN_HINT", "agent_hints", "agent_of_span", "is_wrapper"]
 
+ATTRIBUTE_HINT = "agent_attribute"
+"""The rung of the name that an attribute gives on a span which is no agent's."""
 LANGCHAIN_HINT = "lc_agent_name"
 """The rung of the name that LangChain gives in the metadata of each run within an agent."""
 
@@ -63,7 +65,7 @@ def agent_hints(attributes: Mapping[str, Any]) -> dict[str, str]:
     """What a span's attributes hint at."""
     if HINT_KEYS.isdisjoint(attributes):
         return {}
-    rungs = {"agent_attribute": _names(attributes, _AGENT_KEYS), LANGCHAIN_HINT: set(_langchain(attributes))}
+    rungs = {ATTRIBUTE_HINT: _names(attributes, _AGENT_KEYS), LANGCHAIN_HINT: set(_langchain(attributes))}
     return {rung: names.pop() for rung, names in rungs.items() if len(names) == 1}
 
 

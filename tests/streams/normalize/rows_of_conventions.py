@@ -72,7 +72,7 @@ OTEL: dict[str, Row] = {
     "creation": (
         "create_agent solver",
         {"gen_ai.operation.name": "create_agent", "gen_ai.agent.name": "solver"},
-        {"kind": "other", "agent_name": None},
+        {"kind": "other", "agent_name": None, "agent_hints": {}},
     ),
     "tool": (
         "execute_tool f",

@@ -23,7 +23,7 @@ from tests.streams.normalize.rows_of_conventions import (
 )
 from tests.streams.normalize.rows_of_products import OTHERS, PLATFORMS
 from tests.streams.normalize.test_dialects import TRACE, read
-from tracegrad.schemas.records.facts import SpanFact, ToolStatus, digest_of
+from tracegrad.schemas.records.facts import SpanFact, digest_of
 
 TABLES = {"otel": OTEL, "openinference": OPENINFERENCE, "traceloop": TRACELOOP, "platform": PLATFORMS, "other": OTHERS}
 ROWS = {f"{table} {name}": row for table, rows in TABLES.items() for name, row in rows.items()}
@@ -149,10 +149,33 @@ def test_crew_ai_s_delegation_is_the_coworker_at_work(given: str, expected: dict
     assert seen(fact(spoken("x.run", attributes)), expected) == expected
 
 
-def test_an_adk_tool_without_its_response_ended_unknown() -> None:
-    """Its callbacks deal with failures, and tell them by the response alone."""
-    attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "f", "gcp.vertex.agent.event_id": "e"}
-    assert fact(spoken("execute_tool f", attributes)).tool_status is ToolStatus.UNKNOWN
-    failed = spoken("execute_tool f", attributes)
-    failed.status.code = 2  # type: ignore[assignment]
-    assert fact(failed).tool_status is ToolStatus.FAILED
+def test_a_langgraph_node_is_called_as_its_answers_say() -> None:
+    """Recorded of `create_react_agent(name=...)`: its node is `agent`, its messages bear the name."""
+    scope = "openinference.instrumentation.langchain"
+    for name, expected in (("solver", "solver"), (None, "agent"), (7, "agent"), ("LangGraph", None)):
+        messages = [{"type": "human", "data": {"name": "u"}}, {"type": "ai", "data": {"name": name}}]
+        for output in ({"messages": messages}, [{"update": {"messages": messages}}]):
+            attributes = {"openinference.span.kind": "AGENT", "output.value": json.dumps(output)}
+            assert read(scoped(scope, "agent", attributes))[0].agent_name == expected
+    attributes = {"openinference.span.kind": "AGENT", "output.value": "{"}
+    assert read(scoped(scope, "agent", attributes))[0].agent_name == "agent"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind"),
+    [
+        (["agent", "tools"], "agent"),
+        (["model", "tools", "Summary.before_model"], "agent"),
+        (["model"], "agent"),
+        (["math", "poet"], "other"),
+        (["agent", "writer"], "other"),
+    ],
+)
+def test_a_graph_of_agents_is_none(nodes: list[str], kind: str) -> None:
+    """OpenLLMetry says `invoke_agent` of any graph of LangGraph's, and names its nodes."""
+    made = spoken("invoke_agent x", {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "x"})
+    value = made.attributes.add(key="gen_ai.workflow.nodes").value
+    for node in nodes:
+        value.array_value.values.add(string_value=node)
+    found = fact(made)
+    assert (found.kind.value, bool(found.agent_hints)) == (kind, kind == "agent")
