@@ -10,7 +10,8 @@
                           bears the prefix of the API that was asked (WirePrefix)
     tool call    call_ + key + 13 random      likewise: 40 characters, the most that OpenAI's clients take
     episode id   32 hex   rollout id + attempt id = the trace id of an attempt that the runner made;
-                          without a rollout, the trace id of the captured trace
+                          without a rollout, the key; of a conversation that went on after its episode had
+                          closed, a hash of the key and the first call
 
 So each span and each call of a runner-made attempt names its episode by its trace id alone, and whatever repeats a
 minted id (a span of another trace, a log, feedback) finds its conversation without an index. Minted ids are names, not
@@ -60,6 +61,7 @@ __all__ = [
     "run_hash",
     "run_hash_of",
     "split_episode_id",
+    "stretch_id",
     "wire_id",
 ]
 
@@ -203,6 +205,11 @@ def _base62(number: int, width: int) -> str:
 def episode_id(rollout: str, attempt: str) -> EpisodeId:
     """The episode of an attempt, which is also its trace id."""
     return EpisodeId(rollout + attempt)
+
+
+def stretch_id(key: str, first_call: str) -> EpisodeId:
+    """A later episode of a captured conversation, after an earlier one has closed."""
+    return EpisodeId(_digest(key, first_call)[:_TRACE_DIGITS])
 
 
 def split_episode_id(episode: str) -> tuple[RolloutId, AttemptId]:

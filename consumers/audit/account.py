@@ -149,7 +149,7 @@ def _calls(seen: Evidence, missing: list[str]) -> Unit:
 
 def _term_of_fact(seen: Evidence, episode: str, call: str) -> str:
     """Of a call that reached `episode_events` and is in no episode."""
-    disposition = seen.markers.get(episode)
+    disposition = _disposition(seen, episode, call)
     if disposition is None or disposition == "forwarded":
         # What was forwarded has gone on, or is on its way: the record there precedes the marker.
         places = seen.fact_places.get(episode, [])
@@ -160,6 +160,15 @@ def _term_of_fact(seen: Evidence, episode: str, call: str) -> str:
     named = seen.outcomes.get(episode, frozenset())
     # An episode that closed by completeness has every call that its `calls_closed` names.
     return "missing" if record is None or (record.closed_by == "complete" and call in named) else "late"
+
+
+def _disposition(seen: Evidence, episode: str, call: str) -> str | None:
+    """Of the first episode of its conversation that has not ended before it; None: that is open."""
+    if episode not in seen.stretches:
+        return seen.markers.get(episode)
+    partition, order = seen.orders.get(call, (0, 0))
+    ends = ((dict(marker.last_orders).get(partition, -1), marker.disposition) for marker in seen.stretches[episode])
+    return min((end for end in ends if order <= end[0]), default=(0, None))[1]
 
 
 def _episodes(seen: Evidence, missing: list[str]) -> Unit:

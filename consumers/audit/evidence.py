@@ -10,6 +10,8 @@ import msgspec
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import ClosedMarker
+from tracegrad.schemas.records.facts import CallFact, Fact, Facts
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.records.transitions import GroupSummary
@@ -33,6 +35,7 @@ class SeenEpisode(msgspec.Struct, kw_only=True):
     is_validation: bool
     closed_by: str
     calls: frozenset[str]
+    conversation: str | None
     rewards: tuple[str, ...]
 
 
@@ -68,6 +71,10 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Episode ids of which more than spans has come; others are strays, which may end without a marker."""
     dead_facts: set[str] = msgspec.field(default_factory=set)
     """Raw keys in dead-lettered batches of facts."""
+    orders: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Call id -> its partition and place on `llm_calls`."""
+    stretches: dict[str, list[ClosedMarker]] = msgspec.field(default_factory=dict)
+    """Key of a captured conversation -> the markers of its episodes."""
     markers: dict[str, str] = msgspec.field(default_factory=dict)
     """Episode id -> disposition."""
     episodes: dict[str, SeenEpisode] = msgspec.field(default_factory=dict)
@@ -112,6 +119,21 @@ class Evidence(msgspec.Struct, kw_only=True):
     """`topic/partition/offset: reason` of the first records that no key vouches for; those of other runs are not among
     them."""
     num_unverified: int = 0
+
+    def take_fact(self, key: str, fact: Fact, batch: Facts) -> None:
+        """Notes where a fact belongs; one that was forwarded, where it went."""
+        if isinstance(fact, CallFact):
+            self.orders[fact.call.call_id] = (fact.partition, fact.order)
+        if batch.forwarded_from is not None:
+            self.forwarded.add(key)
+        if batch.forwarded_from is not None or key not in self.forwarded:
+            self.facts[key] = batch.episode_id
+
+    def take_marker(self, marker: ClosedMarker) -> None:
+        """Notes that an episode has closed."""
+        self.markers[marker.id] = marker.disposition
+        if marker.key is not None and marker.forwarded_to is None:
+            self.stretches.setdefault(marker.key, []).append(marker)
 
     def leave_out(self, record: Record, reason: str) -> None:
         """Counts a record that no key vouches for."""

@@ -85,7 +85,7 @@ def _episodes_to_raw(seen: Evidence) -> Iterator[str]:
         yield from _absent(seen, calls, own_calls, seen.raw, f"call {here} llm_calls", kind="call:")
         yield from _absent(seen, Topic.REWARDS, rewards, seen.raw, f"reward {here} rewards", kind="reward:")
         yield from _absent(seen, facts, episode.calls, seen.facts, f"call {here} episode_events", kind="call:")
-        yield from _absent(seen, facts, [id_], seen.fact_places, "episode without facts")
+        yield from _absent(seen, facts, [episode.conversation or id_], seen.fact_places, "episode without facts")
         if episode.closed_by == "complete":
             for call in sorted(seen.outcomes.get(id_, frozenset()) - episode.calls):
                 yield f"call named by calls_closed but not in its complete episode {id_}: {call}"

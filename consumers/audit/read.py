@@ -177,13 +177,14 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
         is_validation=episode.purpose.value == "validation",
         closed_by=episode.closed_by,
         calls=frozenset(call.call_id for call in episode.calls),
+        conversation=episode.conversation,
         rewards=tuple(reward.idempotency_key for reward in episode.rewards),
     )
     seen.episodes.setdefault(episode.episode_id, first)
 
 
 def _episode_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
-    seen.markers[marker.id] = marker.disposition
+    seen.take_marker(marker)
 
 
 def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
@@ -194,11 +195,7 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
     for fact in batch.facts:
         if isinstance(fact, LinkFact):
             continue
-        key = _fact_key(fact)
-        if batch.forwarded_from is not None:
-            seen.forwarded.add(key)
-        if batch.forwarded_from is not None or key not in seen.forwarded:
-            seen.facts[key] = batch.episode_id
+        seen.take_fact(_fact_key(fact), fact, batch)
         if not isinstance(fact, SpanFact | LogFact):
             seen.spoken_of.add(batch.episode_id)
 

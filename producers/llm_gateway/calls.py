@@ -31,7 +31,7 @@ from tracegrad.schemas.metrics import (
     SPLICES,
     Metrics,
 )
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, ToolCall
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose, ToolCall
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Topic, Topics, episode_key
 
@@ -52,6 +52,10 @@ from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prom
 __all__ = ["CallServer", "Parts", "Served", "halved"]
 
 _APPEND_TIMEOUT_S = 60.0
+_PAUSE_S = 2.5
+"""Of a captured conversation, after which its episode may have closed: a quarter of `[streams] idle_s`."""
+_WHOLE_EVERY_S = 300.0
+"""What an episode that a deadline cuts may lose at its beginning."""
 _Append = asyncio.Future[Position]
 
 
@@ -117,6 +121,8 @@ class CallServer:
         with session.cancellable() as number:
             prompt, sampling, generation, parsed = await self._sample(session, request)
         answer = _finish(parsed, generation, request, call_id, caller.key)
+        parent = _parent(prompt, session, time.monotonic())
+        num_shared = prompt.shared_tokens if parent else 0
         record = CallRecord(
             call_id=answer.call_id,
             rollout_id=caller.rollout_id,
@@ -125,9 +131,9 @@ class CallServer:
             parent_span_id=caller.parent_span_id,
             policy=policy,
             purpose=session.purpose,
-            parent_call_id=prompt.parent.call_id if prompt.parent else None,
-            shared_tokens=prompt.shared_tokens,
-            suffix_ids=ids_to_bytes(prompt.ids[prompt.shared_tokens :]),
+            parent_call_id=parent.call_id if parent else None,
+            shared_tokens=num_shared,
+            suffix_ids=ids_to_bytes(prompt.ids[num_shared:]),
             sampled_ids=ids_to_bytes(generation.ids),
             logprobs=logprobs_to_bytes(np.minimum(np.asarray(generation.logprobs, np.float32), 0)),
             versions=generation.versions,
@@ -146,7 +152,8 @@ class CallServer:
             conversation_key=caller.conversation_key,
         )
         await self._append(session, record, answer, prompt, number)
-        self._remember(session, request, prompt, generation, answer)
+        whole_s = parent.whole_s if parent else time.monotonic()
+        self._remember(session, request, prompt, generation, answer, whole_s)
         events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids), generation.stop)
         return Served(answer=answer, events=tuple(events))
 
@@ -190,7 +197,13 @@ class CallServer:
         self._parts.metrics.add(CALLS)
 
     def _remember(
-        self, session: Session, request: ChatRequest, prompt: Prompt, generation: Generation, answer: Answer
+        self,
+        session: Session,
+        request: ChatRequest,
+        prompt: Prompt,
+        generation: Generation,
+        answer: Answer,
+        whole_s: float,
     ) -> None:
         """Keeps the call for the next splice, if there is room."""
         if not self._parts.sessions.has_room(session):
@@ -202,6 +215,8 @@ class CallServer:
             sampled_ids=np.asarray(generation.ids, np.int32),
             tool_call_ids=tuple(call.id for call in answer.tool_calls),
             is_cut=answer.is_cut,
+            recorded_s=time.monotonic(),
+            whole_s=whole_s,
         )
         # As the agent's next request will hold it.
         message = Message(
@@ -213,6 +228,20 @@ class CallServer:
         if session.scope is not None:
             self._parts.sessions.leaves.add(Leaf(Said(session.scope, said, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
+
+
+def _parent(prompt: Prompt, session: Session, now_s: float) -> EarlierCall | None:
+    """The call to which the record's prompt is a difference.
+
+    A captured conversation's episode closes by silence, or at a deadline, which the gateway does not see, and the next
+    one cannot rebuild a prompt that rests on it. So after a pause shorter than any silence, and now and then, a record
+    holds its whole prompt; its tokens chain with those before by what they are.
+    """
+    parent = prompt.parent
+    if parent is None or session.purpose is not Purpose.UNKNOWN:
+        return parent
+    is_near = now_s - parent.recorded_s < _PAUSE_S and now_s - parent.whole_s < _WHOLE_EVERY_S
+    return parent if is_near else None
 
 
 def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, call_id: CallId, key: str) -> Answer:

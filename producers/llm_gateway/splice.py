@@ -59,6 +59,10 @@ class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_ids: tuple[str, ...]
     is_cut: bool
     """The agent saw less than was sampled (a stop string, dropped tool calls): its history differs from the ids."""
+    recorded_s: float = 0.0
+    """When its record was on the log (monotonic)."""
+    whole_s: float = 0.0
+    """Likewise the last call, up to this one, whose record holds its whole prompt."""
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,6 +128,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Calls by `joined_by`."""
     num_named_by: dict[str, int] = {}
     """Calls by `named_by`; `none` where nothing told."""
+    conversation: str | None = None
+    """Of a captured episode: the key of its conversation; later episodes of the conversation have it too."""
 
     def __repr__(self) -> str:
         return f"Episode({self.episode_id}, {self.state}, {len(self.calls)} calls, reward={self.reward})"
@@ -162,6 +164,10 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int = 0
     forwarded_to: str | None = None
     """The key to which its facts went, and later ones go."""
+    key: str | None = None
+    """Of a captured conversation, which may go on in a later episode."""
+    last_orders: tuple[tuple[int, int], ...] = ()
+    """Of the calls that it held: (partition of `llm_calls`, the last place there); a later request lies behind it."""
 
 
 EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")

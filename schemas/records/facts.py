@@ -117,6 +117,8 @@ class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     order: int
     """The record's offset on `llm_calls`: ascending within an episode, whose calls lie in one partition whatever is
     added to the topic; meaningless elsewhere."""
+    partition: int = 0
+    """Of `llm_calls`, in which `order` counts."""
 
 
 class CallsClosedFact(msgspec.Struct, frozen=True, kw_only=True, tag="calls_closed"):

@@ -56,6 +56,7 @@ from .links import forwarded
 from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting, is_authorised
 from .selection import is_selected
 from .strays import Strays
+from .stretches import Stretches
 from .write_episode import has_structure, write_episode
 
 __all__ = ["Assemble"]
@@ -71,6 +72,7 @@ class Assemble(StageFold[OpenEpisode]):
         super().__init__(rules, topics, metrics)
         limits = rules.streams
         self._strays = Strays(limits.max_stray_traces, limits.max_bytes_per_episode)
+        self._stretches = Stretches(max(limits.max_closed_ids // 10, 1))
         self._let_go: list[Position] = []
         """Inputs of strays that are gone; the next record's emission tells that they are done."""
         self._num_bytes = 0
@@ -83,6 +85,7 @@ class Assemble(StageFold[OpenEpisode]):
         super().reset()
         self._num_bytes = self._num_unproved = 0
         self._strays.clear()
+        self._stretches.clear()
         self._let_go.clear()
 
     def fold(self, record: Record) -> Emission:
@@ -136,10 +139,18 @@ class Assemble(StageFold[OpenEpisode]):
             event = self._to_attempt(event)
             if (to := self._forwarded_to(event.episode_id)) is not None:
                 return self._forward_on(record, event, to)
+        key = event.episode_id
+        if isinstance(event, Facts) and self._is_closed(key):
+            event = msgspec.structs.replace(event, episode_id=self._stretches.episode(event) or key)
         if self._is_closed(event.episode_id):
             self._count_late(event)
             return Emission(done=(record.position,))
-        return self._obey(record, event) if isinstance(event, Close) else self._add(record, event)
+        return self._obey(record, event) if isinstance(event, Close) else self._add(record, event, key)
+
+    def _remember(self, marker: ClosedMarker) -> None:
+        super()._remember(marker)
+        if marker.key is not None and (marker.forwarded_to is None or marker.id != marker.key):
+            self._stretches.closed(marker.key, marker.last_orders)
 
     def _count_late(self, event: Facts | Close) -> None:
         if isinstance(event, Facts):
@@ -159,7 +170,7 @@ class Assemble(StageFold[OpenEpisode]):
         episode.positions.append(record.position)
         return self._write(record, episode, close.reason)
 
-    def _add(self, record: Record, facts: Facts) -> Emission:
+    def _add(self, record: Record, facts: Facts, key: str) -> Emission:
         episode = self._open.get(facts.episode_id)
         was_stray = episode is None or facts.episode_id in self._strays
         is_stray = was_stray and all(isinstance(fact, SpanFact | LinkFact | LogFact) for fact in facts.facts)
@@ -169,7 +180,7 @@ class Assemble(StageFold[OpenEpisode]):
                 raise RecordError(f"expected at most {num_open} open episodes", reason="too_many_open")
         if episode is None:
             attempt = attempt_of(facts.episode_id, self._rules.runs)
-            episode = OpenEpisode(facts.episode_id, attempt, partition=record.partition)
+            episode = OpenEpisode(facts.episode_id, attempt, partition=record.partition, key=key)
         self._check_bounds(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
@@ -246,10 +257,8 @@ class Assemble(StageFold[OpenEpisode]):
         self._forget_bytes(episode)
         self.metrics.add(LINKS, "forwarded")
         self.metrics.add(EPISODES_CLOSED, "forwarded")
-        marker = ClosedMarker(
-            id=episode.episode_id, disposition="forwarded", num_calls=len(episode.calls), forwarded_to=to
-        )
-        batches = forwarded(episode.episode_id, to, episode.links.away, episode.facts())
+        marker = msgspec.structs.replace(_marker(episode, "forwarded"), forwarded_to=to)
+        batches = forwarded(episode.key, to, episode.links.away, episode.facts())
         return self._close(marker, episode.positions, tuple(map(_moved, batches)))
 
     def _forward_on(self, record: Record, facts: Facts, to: str) -> Emission:
@@ -273,7 +282,7 @@ class Assemble(StageFold[OpenEpisode]):
         disposition = self._disposition(episode)
         self.metrics.add(EPISODES_CLOSED, disposition)
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
-        marker = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
+        marker = _marker(episode, disposition)
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
         self._forget_bytes(episode)
         return self._close(marker, episode.positions, outputs)
@@ -316,6 +325,13 @@ def _sender(facts: Facts) -> str:
         if isinstance(fact, SpanFact | LogFact):
             return fact.proved_by
     return NOBODY
+
+
+def _marker(episode: OpenEpisode, disposition: str) -> ClosedMarker:
+    made = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
+    if episode.attempt is not None:
+        return made
+    return msgspec.structs.replace(made, key=episode.key, last_orders=episode.last_orders())
 
 
 def _may_complete(fact: Fact) -> bool:

@@ -77,8 +77,12 @@ class Held:
 class OpenEpisode:
     """One episode's state in memory."""
 
-    def __init__(self, episode_id: str, attempt: tuple[RolloutId, AttemptId] | None, *, partition: int) -> None:
+    def __init__(
+        self, episode_id: str, attempt: tuple[RolloutId, AttemptId] | None, *, partition: int, key: str | None = None
+    ) -> None:
         self.episode_id = episode_id
+        self.key = attempt[0] if attempt else key or episode_id
+        """By which its facts come, and as links name it; of a conversation's later episode not its id."""
         self.attempt = attempt
         """What it is an attempt at; None for a captured trace, of which no runner will ever speak."""
         self.partition = partition
@@ -113,11 +117,6 @@ class OpenEpisode:
         self.first_seen_s: float | None = None
         """When the clock first saw it."""
         self.next_proposal_s = 0.0
-
-    @property
-    def key(self) -> str:
-        """As links name it."""
-        return self.attempt[0] if self.attempt else self.episode_id
 
     @property
     def num_bytes(self) -> int:
@@ -194,6 +193,13 @@ class OpenEpisode:
     def target(self) -> tuple[str | None, bool]:
         """As Links.target; a runner's attempt is nobody else's."""
         return self.links.target(self.key, has_calls=bool(self.calls)) if self.attempt is None else (None, False)
+
+    def last_orders(self) -> tuple[tuple[int, int], ...]:
+        """As ClosedMarker.last_orders."""
+        orders: dict[int, int] = {}
+        for fact in self.calls.values():
+            orders[fact.partition] = max(fact.order, orders.get(fact.partition, -1))
+        return tuple(sorted(orders.items()))
 
     def is_whole(self) -> bool:
         """Whether its spans reach up to a root, none of them without its parent."""

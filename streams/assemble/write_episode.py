@@ -62,6 +62,7 @@ def write_episode(
         is_final=episode.end.is_final if episode.end else not episode.attempt,
         error=episode.end.error if episode.end else None,
         closed_by=closed_by,
+        conversation=None if episode.attempt else episode.key,
         services=tuple(sorted({span.service for span in spans if span.service})),
         calls=calls,
         rewards=rewards,

@@ -138,7 +138,7 @@ class Normalize(StageFold[None]):
         trace = None
         match item:
             case CallRecord():
-                what, fact = "calls", CallFact(call=item, order=record.offset)
+                what, fact = "calls", CallFact(call=item, order=record.offset, partition=record.partition)
             case CallOpen():
                 what, fact = "calls_open", CallOpenFact(open=item)
             case CallEnded():

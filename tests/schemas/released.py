@@ -205,6 +205,7 @@ JOINING_FACTS = facts.Facts(
         ),
     ),
 )
+PLACED_FACTS = facts.Facts(episode_id="5e" * 16, facts=(facts.CallFact(call=CONTINUED_CALL, order=42, partition=3),))
 LINKED_FACTS = facts.Facts(
     episode_id="5e" * 16,
     facts=(
@@ -278,6 +279,7 @@ RELEASED: dict[str, Any] = {
     "facts-1.msgpack": facts.EPISODE_EVENTS,
     "facts-1-b.msgpack": facts.EPISODE_EVENTS,
     "facts-1-c.msgpack": facts.EPISODE_EVENTS,
+    "facts-1-d.msgpack": facts.EPISODE_EVENTS,
     "facts-1-k.msgpack": facts.EPISODE_EVENTS,
     "facts-1-l.msgpack": facts.EPISODE_EVENTS,
     "close-1-b.msgpack": facts.EPISODE_EVENTS,
@@ -285,9 +287,11 @@ RELEASED: dict[str, Any] = {
     "facts-1-n.msgpack": facts.EPISODE_EVENTS,
     "close-1.msgpack": facts.EPISODE_EVENTS,
     "episode-1.json": episodes.EPISODES,
+    "episode-1-c.json": episodes.EPISODES,
     "episode-1-k.json": episodes.EPISODES,
     "closed-1.json": episodes.CLOSED,
     "closed-1-c.json": episodes.CLOSED,
+    "closed-1-d.json": episodes.CLOSED,
     "epoch_claim-1.json": weights.WEIGHTS,
     "version-1.json": weights.WEIGHTS,
     "rollback-1.json": weights.WEIGHTS,
@@ -310,6 +314,7 @@ WRITTEN = {
     "facts-1.msgpack": FACTS,
     "facts-1-b.msgpack": COUNTED_FACTS,
     "facts-1-c.msgpack": LINKED_FACTS,
+    "facts-1-d.msgpack": PLACED_FACTS,
     "facts-1-k.msgpack": JOINING_FACTS,
     "facts-1-l.msgpack": CAPTURED_FACTS,
     "close-1-b.msgpack": facts.Close(episode_id=EPISODE, reason="idle", num_records=7),

@@ -8,12 +8,14 @@ import pytest
 
 from tests.fake_engine.scripted import Reply, tool_call_text
 from tests.producers.keys import RUN_HASH, bearer
-from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, rig, until
+from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, full_prompt, rig, until
+from tracegrad.producers.llm_gateway import calls
 from tracegrad.producers.llm_gateway.leaves import Leaf, Leaves, Said
 from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId, conversation_key, key_in
 from tracegrad.schemas.metrics import CALLS_JOINED
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord
+from tracegrad.schemas.records.tokens import ids_from_bytes
 from tracegrad.schemas.topics import Topic
 
 GO_ON = {"role": "user", "content": "go on"}
@@ -81,6 +83,20 @@ async def test_traces_of_one_conversation_are_spliced() -> None:
         one, two = r.calls()
         assert (two.parent_call_id, two.splice.kind) == (one.call_id, "extended")
         assert [one.trace_id, two.trace_id] == [TRACE, OTHER_TRACE]
+
+
+async def test_after_a_pause_a_record_holds_its_whole_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its episode may have closed, and the next one could not rebuild it; what was sampled stands in it still."""
+    async with rig() as r:
+        messages: list[Any] = [*ASK]
+        for i, pause_s in enumerate((1e9, 0.0, 1e9)):
+            monkeypatch.setattr(calls, "_PAUSE_S", pause_s)
+            messages += [await ask(r, messages, {"x-conversation-id": "c"}, reply=Reply(f"answer {i}")), GO_ON]
+        one, two, three = r.calls()
+        assert [call.splice.kind for call in (one, two, three)] == ["first", "extended", "extended"]
+        assert (two.parent_call_id, two.shared_tokens, three.parent_call_id) == (None, 0, two.call_id)
+        before = full_prompt(one, []) + ids_from_bytes(one.sampled_ids).tolist()
+        assert full_prompt(two, [])[: len(before)] == before
 
 
 async def test_an_attempt_is_keyed_by_its_rollout_whatever_conversation_it_names() -> None:
