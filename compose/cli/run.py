@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -22,6 +21,7 @@ from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
 from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, help_of, load_settings
+from .env_forms import Form, written
 
 __all__ = ["demo", "env", "serve", "train", "up", "variables"]
 
@@ -127,6 +127,7 @@ def up(
 
 def env(
     shell: Annotated[bool, typer.Option("--shell", help='For eval "$(tracegrad env --shell)".')] = False,
+    form: Annotated[Form, typer.Option(help="Who reads them; docker: --env-file.")] = Form.PLAIN,
     as_json: JsonFlag = False,
     run: RunOption = None,
     run_dir: RunDirOption = None,
@@ -140,8 +141,7 @@ def env(
     if as_json:
         echo(json.dumps(found, indent=2))
     else:
-        for name, value in found.items():
-            echo(f"export {name}={shlex.quote(value)}" if shell else f"{name}={value}")
+        echo(written(found, Form.SHELL if shell else form))
 
 
 def serve(

@@ -35,17 +35,10 @@ from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
-    CallEndedFact,
-    CallFact,
-    CallOpenFact,
-    CallsClosedFact,
     Close,
-    Fact,
     Facts,
     LinkFact,
     LogFact,
-    RewardFact,
-    RolloutFact,
     SpanFact,
 )
 from tracegrad.schemas.records.held_out import HeldOutPass
@@ -76,6 +69,7 @@ from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, Topic, Topics
 
 from .evidence import Evidence, SeenEpisode
+from .fact_key import event_key, fact_key, reward_key
 
 __all__ = ["gather"]
 
@@ -195,7 +189,7 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
     for fact in batch.facts:
         if isinstance(fact, LinkFact):
             continue
-        seen.take_fact(_fact_key(fact), fact, batch)
+        seen.take_fact(fact_key(fact), fact, batch)
         if not isinstance(fact, SpanFact | LogFact):
             seen.spoken_of.add(batch.episode_id)
 
@@ -214,17 +208,17 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
     with contextlib.suppress(RecordError):  # a dead letter of any topic; only facts name raw keys
         batch = EPISODE_EVENTS.decode(record.value)
         if isinstance(batch, Facts):
-            seen.dead_facts.update(_fact_key(fact) for fact in batch.facts if not isinstance(fact, LinkFact))
+            seen.dead_facts.update(fact_key(fact) for fact in batch.facts if not isinstance(fact, LinkFact))
 
 
 def _reward(seen: Evidence, record: Record, reward: Reward) -> None:
     if run_hash_of(reward.rollout_id) == seen.run:
-        seen.raw[_reward_key(reward)] = record.position
+        seen.raw[reward_key(reward)] = record.position
 
 
 def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
     if run_hash_of(event.rollout_id) == seen.run:
-        seen.raw[_event_key(event)] = record.position
+        seen.raw[event_key(event)] = record.position
         if event.is_final:
             seen.final_rollouts.add(event.rollout_id)
         if event.state is RolloutState.GIVEN_UP:
@@ -298,36 +292,6 @@ def _weights(seen: Evidence, record: Record, weight: WeightRecord) -> None:
         seen.rolled_back_to.add(weight.to_version)
     elif isinstance(weight, HeldOutPass) and weight.score is None:
         seen.passes_begun.add(weight.number)
-
-
-def _event_key(event: RolloutEvent) -> str:
-    return f"event:{event.rollout_id}/{event.attempt_id}/{event.state.value}"
-
-
-def _reward_key(reward: Reward) -> str:
-    return f"reward:{reward.idempotency_key}"
-
-
-def _fact_key(fact: Fact) -> str:
-    match fact:
-        case CallFact(call=call):
-            return f"call:{call.call_id}"
-        case CallOpenFact(open=opened):
-            return f"call_open:{opened.call_id}"
-        case CallEndedFact(ended=ended):
-            return f"call_ended:{ended.call_id}"
-        case CallsClosedFact(closed=closed):
-            return f"calls_closed:{closed.rollout_id}/{closed.attempt_id}"
-        case RolloutFact(event=event):
-            return _event_key(event)
-        case RewardFact(reward=reward):
-            return _reward_key(reward)
-        case SpanFact(trace_id=trace, span_id=span):
-            return f"span:{trace}/{span}"
-        case LinkFact(trace_id=trace, key=key):
-            return f"link:{trace}/{key}"
-        case LogFact(trace_id=trace, span_id=span, event_name=name):
-            return f"log:{trace}/{span}/{name}"
 
 
 _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Record, Any], None]], ...] = (

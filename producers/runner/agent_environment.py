@@ -20,11 +20,21 @@ from tracegrad.schemas.ids import episode_id
 
 from .config import AgentConfig, RewardConfig, RunnerHandles
 
-__all__ = ["agent_environment", "command_environment", "grader_environment", "host_environment", "inherited", "of_task"]
+__all__ = [
+    "UNDER_RUNNER",
+    "agent_environment",
+    "command_environment",
+    "grader_environment",
+    "host_environment",
+    "inherited",
+    "of_task",
+]
 
 _KEY = "OPENAI_API_KEY"
 _ANTHROPIC = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+UNDER_RUNNER = "TRACEGRAD_RUNNER"
+"""Set for agents that a runner starts: whose spans are counted, so that they go to its gateway alone."""
 _PASSED_ON = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"),
@@ -74,6 +84,7 @@ def agent_environment(
         "OTEL_BSP_SCHEDULE_DELAY": "500",
     }
     if shown is not None:
+        variables[UNDER_RUNNER] = "1"
         variables[_HEADERS] = f"x-api-key={shown}"
     elif handles.otlp_token:
         # The variable's value is percent-encoded.

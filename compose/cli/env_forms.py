@@ -1,0 +1,71 @@
+"""Variables as what is about to take them reads them: a shell, `docker run`, a Kubernetes container, a `.env` file.
+
+In: names and values. Out: text. Invariant: read back by its reader, the text gives the same names and values; tests do
+so. Failure: ConfigurationError, a value that the form cannot hold.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from tracegrad.schemas.errors import ConfigurationError
+
+__all__ = ["Form", "written"]
+
+
+class Form(StrEnum):
+    """Who reads the variables."""
+
+    PLAIN = "plain"
+    """A person: NAME=value."""
+    SHELL = "shell"
+    """`eval "$(...)"` of sh, bash and zsh."""
+    DOCKER = "docker"
+    """`docker run --env-file FILE`, which takes each line as it is."""
+    K8S = "k8s"
+    """`env:` of a container, YAML."""
+    DOTENV = "dotenv"
+    """A `.env` file, as python-dotenv, Docker Compose and Node's dotenv read it."""
+
+
+def _plain(name: str, value: str) -> str:
+    return f"{name}={value}"
+
+
+def _shell(name: str, value: str) -> str:
+    return f"export {name}={shlex.quote(value)}"
+
+
+def _docker(name: str, value: str) -> str:
+    if "\n" in value or "\r" in value:
+        raise ConfigurationError(f"{name}: expected one line, got several, which no --env-file holds; use --form k8s")
+    return f"{name}={value}"
+
+
+def _k8s(name: str, value: str) -> str:
+    # JSON is YAML; Kubernetes itself expands $(NAME) in values, and $$ is how it spells $.
+    return f"  - name: {name}\n    value: {json.dumps(value.replace('$(', '$$('))}"
+
+
+def _dotenv(name: str, value: str) -> str:
+    """In single quotes nothing is expanded, but for the quote and the backslash."""
+    quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{name}='{quoted}'"
+
+
+_FORMS: Mapping[Form, tuple[str, Callable[[str, str], str]]] = {
+    Form.PLAIN: ("", _plain),
+    Form.SHELL: ("", _shell),
+    Form.DOCKER: ("", _docker),
+    Form.K8S: ("env:\n", _k8s),
+    Form.DOTENV: ("", _dotenv),
+}
+
+
+def written(variables: Mapping[str, str], form: Form) -> str:
+    """The variables in a form, without the last line's end."""
+    head, line = _FORMS[form]
+    return head + "\n".join(line(name, value) for name, value in variables.items())
