@@ -7,6 +7,7 @@ __all__ = ["CLIENTS"]
 _WAYS = {
     # Its client of Messages gives `temperature`, which anthropic 2 does not take.
     "by_autogen.py": ("chat",),
+    "by_claude_agent_sdk.py": ("messages",),
     "by_langchain.py": ("chat", "responses", "messages"),
     "by_litellm.py": ("chat", "responses", "messages"),
     "by_openai_agents.py": ("chat", "responses", "stream"),

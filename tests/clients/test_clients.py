@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,20 @@ SAID = (
     "It is 84.",
 )
 """Two calls at once, then one, then the answer."""
+TITLE = "A sum"
+"""What a request without tools gets: some clients have their sessions named."""
+
+
+def say(prompt: str, draw: int) -> Reply:
+    """What is sampled: the next of SAID, by how many tools have told; a client may give them longer names."""
+    tools = re.search(r"^tools: (.*)", prompt, re.MULTILINE)
+    if tools is None:
+        return Reply(TITLE)
+    text = SAID[{0: 0, 2: 1, 3: 2}[prompt.count("<|im_start|>tool\n")]]
+    offered = [name.removesuffix("<|im_end|>") for name in tools[1].split(", ")]
+    for short in ("add", "multiply"):
+        text = text.replace(f'"{short}"', f'"{next(name for name in offered if name.endswith(short))}"')
+    return Reply(text)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +75,8 @@ async def run(r: Rig, programs: Mapping[str, tuple[str, ...]], program: str, way
     given = command_environment(agent, handles, plain, rollout=ROLLOUT, attempt=ATTEMPT, span="1" * 16) | plain
     starter, agents = programs[Path(program).suffix]
     quiet = {"OTEL_SDK_DISABLED": "true", "DO_NOT_TRACK": "1"}
-    # LiteLLM asks its maker's site for prices else.
-    quiet["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    # They ask their makers' sites for prices and news else.
+    quiet |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     process = await asyncio.create_subprocess_exec(
         *(starter, f"{agents}/{program}", way),
         env=given | quiet,
@@ -80,13 +95,15 @@ async def test_a_client_is_answered_and_its_turns_merge(
     programs: Mapping[str, tuple[str, ...]], program: str, way: str, tmp_path: Path
 ) -> None:
     """Its agent ends with the answer; the records hold the sampled ids exactly, and the three calls are one row."""
-    engine = ScriptedEngine(label=label(0))
-    engine.replies.extend(map(Reply, SAID))
+    engine = ScriptedEngine(label=label(0), policy=say, max_model_len=100_000)
     async with rig(engine) as r:
         await r.begin()
         assert "It is 84." in await run(r, programs, program, way, tmp_path), json.dumps(engine.requests)[-2000:]
-        calls = r.calls()
-        assert [call.splice.kind for call in calls] == ["first", "extended", "extended"], [it.splice for it in calls]
+        titles = [call for call in r.calls() if call.content == TITLE]
+        calls = [call for call in r.calls() if call.content != TITLE]
+        assert [call.splice.kind for call in calls[1:]] == ["extended"] * 2, [it.splice for it in calls]
         said = [engine.tokenizer.decode(ids_from_bytes(call.sampled_ids).tolist()[:-1]) for call in calls]
-        assert said == list(SAID)
-        assert_merged(await rows_of(r), calls)
+        assert [re.sub(r"mcp__\w+?__", "", text) for text in said] == list(SAID)
+        rows = await rows_of(r)
+        assert len(rows) == 1 + len(titles)
+        assert_merged([max(rows, key=lambda row: int(sum(row.loss_mask)))], calls)
