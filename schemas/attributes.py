@@ -27,6 +27,7 @@ __all__ = [
     "GEN_AI_TOOL_NAME",
     "GEN_AI_TOOL_RESULT",
     "PROVED_BY",
+    "RECORD_HEADER",
     "ROLLOUT_ID",
     "ROLLOUT_KEYS",
     "SERVICE_NAME",
@@ -82,3 +83,6 @@ GEN_AI_TOOL_CALL_ID = "gen_ai.tool.call.id"
 """The id under which the model called it."""
 GEN_AI_TOOL_RESULT = "gen_ai.tool.call.result"
 """What it returned."""
+
+RECORD_HEADER = "x-tracegrad-record"
+"""Of a request to the LLM gateway: `off` leaves it without a record."""

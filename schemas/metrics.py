@@ -27,6 +27,7 @@ __all__ = [
     "CALLS_LEFT_OUT",
     "CALLS_NAMED_BY",
     "CALLS_NOT_REMEMBERED",
+    "CALLS_OPTED_OUT",
     "CALLS_SERVED",
     "CALLS_TOO_LARGE",
     "CALLS_UNACKNOWLEDGED",
@@ -194,6 +195,7 @@ CALLS_JOINED = Counter(
 CALL_OUTCOMES_DROPPED = Counter(
     "call_outcomes_dropped", "What became of captured calls, not told: Kafka was away for too long.", ("reason",)
 )
+CALLS_OPTED_OUT = Counter("calls_opted_out", "Requests that asked to leave no record.")
 CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))

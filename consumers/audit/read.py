@@ -29,7 +29,6 @@ from tracegrad.schemas.records.calls import (
     CallRecord,
     CallsClosed,
     LlmCall,
-    UpstreamCall,
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -227,8 +226,6 @@ def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
 
 def _is_own(call: LlmCall, run: RunHash) -> bool:
     """Whether the record says that it is of a runner's rollout of the run."""
-    if isinstance(call, UpstreamCall):
-        return False
     if call.rollout_id is not None:
         return run_hash_of(call.rollout_id) == run
     return not isinstance(call, CallsClosed) and attempt_of(call.trace_id or "", {run}) is not None
@@ -239,8 +236,6 @@ def _is_proved(record: Record, run: RunHash, ring: KeyRing) -> bool:
 
 
 def _call(seen: Evidence, record: Record, call: LlmCall) -> None:
-    if isinstance(call, UpstreamCall):
-        return  # context: it becomes no fact, and no account holds it
     if call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
         if isinstance(call, CallRecord):
             seen.foreign_calls.add(call.call_id)
@@ -252,7 +247,7 @@ def _call(seen: Evidence, record: Record, call: LlmCall) -> None:
         seen.raw[f"call_open:{call.call_id}"] = record.position
     elif isinstance(call, CallEnded):
         seen.raw[f"call_ended:{call.call_id}"] = record.position
-    else:
+    elif isinstance(call, CallsClosed):  # what another model answered is no fact, and no account holds it
         seen.raw[f"calls_closed:{call.rollout_id}/{call.attempt_id}"] = record.position
         seen.outcomes[episode_id(call.rollout_id, call.attempt_id)] = frozenset(call.outcomes)
 

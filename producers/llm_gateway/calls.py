@@ -115,8 +115,10 @@ class CallServer:
         self._generator = Generator(parts.config, client, versions, parts.metrics)
         self._ends = EndOfMessage()
 
-    async def serve(self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId) -> Served:
-        """Samples and records one answer."""
+    async def serve(
+        self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId, is_recorded: bool = True
+    ) -> Served:
+        """Samples and records one answer; one that is not to be recorded is forgotten once it is sent."""
         started_ns, policy = time.time_ns(), self._parts.policy.name
         with session.cancellable() as number:
             prompt, sampling, generation, parsed = await self._sample(session, request)
@@ -151,9 +153,10 @@ class CallServer:
             ended_at_ns=time.time_ns(),
             conversation_key=caller.conversation_key,
         )
-        await self._append(session, record, answer, prompt, number)
-        whole_s = parent.whole_s if parent else time.monotonic()
-        self._remember(session, request, prompt, generation, answer, whole_s)
+        if is_recorded:
+            await self._append(session, record, answer, prompt, number)
+            whole_s = parent.whole_s if parent else time.monotonic()
+            self._remember(session, request, prompt, generation, answer, whole_s)
         events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids), generation.stop)
         return Served(answer=answer, events=tuple(events))
 

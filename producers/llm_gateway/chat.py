@@ -24,10 +24,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
+from tracegrad.schemas.attributes import RECORD_HEADER
 from tracegrad.schemas.errors import OverloadedError, RequestError
 from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episode_id
-from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_SERVED
-from tracegrad.schemas.records.calls import CallOutcome
+from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_OPTED_OUT, CALLS_SERVED
+from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
 from ..http_request import holder_of, read_both
 from .api.chat_request import ChatRequest, Message, check_recordable
@@ -58,6 +59,7 @@ class _Asked:
     caller: Caller
     session: Session | None
     """Of its attempt."""
+    is_recorded: bool
     data: bytes
     body: dict[str, Any]
 
@@ -105,6 +107,9 @@ class ChatEndpoints:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
         caller, session = self._caller(http)
+        is_recorded = _is_recorded(http, session)
+        if not is_recorded:
+            parts.metrics.add(CALLS_OPTED_OUT)
         if session is not None:
             # Who names its rollout alone is in one of its attempts all the same, and so is its record.
             caller = msgspec.structs.replace(caller, attempt_id=split_episode_id(session.key)[1])
@@ -116,7 +121,7 @@ class ChatEndpoints:
                 if session is not None:
                     # From here on it is the agent's doing what becomes of the request; a body that broke off is not.
                     session.last_fault = None
-                asked = _Asked(http, route, api, caller, session, data, body)
+                asked = _Asked(http, route, api, caller, session, is_recorded, data, body)
                 upstream = self._models.meant(body.get("model"))
                 if upstream is not None:
                     return self._upstreams.take(self._passed_on(asked, upstream), entered)
@@ -142,6 +147,7 @@ class ChatEndpoints:
             model=asked.body["model"],
             caller=caller,
             session=asked.session,
+            is_recorded=asked.is_recorded,
             respond=lambda error: problem_response(problem_of(error), asked.api),
         )
 
@@ -158,13 +164,18 @@ class ChatEndpoints:
         leaf, watch = None, None
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
-            caller, session, leaf = self._captured(caller, scope, request)
-            watch = Watch(parts.outcomes, caller)
+            if asked.is_recorded:
+                caller, session, leaf = self._captured(caller, scope, request)
+                watch = Watch(parts.outcomes, caller)
+            else:
+                # Of no conversation: what is not on the log, no later call can go on from.
+                caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
+                session = Session(caller.key, Purpose.UNKNOWN)
         session.enter()
         entered.callback(session.leave)
         call_id = watch.call_id if watch is not None else new_call(caller.key)
         return CallResponse(
-            call=functools.partial(self._calls.serve, session, caller, request, call_id),
+            call=functools.partial(self._calls.serve, session, caller, request, call_id, asked.is_recorded),
             api=api,
             request=request,
             keep_alive_s=parts.config.keep_alive_s,
@@ -256,3 +267,13 @@ class ChatEndpoints:
 def _is_named(caller: Caller) -> bool:
     """Whether a captured agent says which conversation it means."""
     return caller.rollout_id is not None or caller.conversation_key is not None
+
+
+def _is_recorded(http: Request, session: Session | None) -> bool:
+    """Whether the agent lets the request leave a record. Raises RequestError."""
+    said = http.headers.get(RECORD_HEADER)
+    if said is not None and said.strip().lower() != "off":
+        raise RequestError(f"{RECORD_HEADER}: expected off, or no such header, got another value")
+    if said is not None and session is not None:
+        raise RequestError(f"{RECORD_HEADER}: expected no such header, for calls of a rollout train; leave it out")
+    return said is None

@@ -70,6 +70,8 @@ class PassedOn(msgspec.Struct, frozen=True, kw_only=True):
     caller: Caller
     session: Session | None
     """Of its attempt; None: it is of none."""
+    is_recorded: bool
+    """Whether the agent lets it leave a record."""
     respond: Callable[[BaseException], Response]
     """Words an error as the API's clients expect it."""
 
@@ -243,7 +245,8 @@ class _Answering:
             await asyncio.wait({call})
             if watch is not None:
                 watch.settle()
-            self._calls.record(self._asked, answer, outcome, started_ns)
+            if self._asked.is_recorded:
+                self._calls.record(self._asked, answer, outcome, started_ns)
             self._leave()
 
     async def _call(self, answer: _Sender) -> None:
