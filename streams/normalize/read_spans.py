@@ -151,11 +151,12 @@ class SpanReader:
             self._metrics.add(NOT_SELECTED, "spans")
             return
         # Which credential it came with matters to a runner's episode alone, and to that of the gateway's own run.
-        is_seen = attempt_of(episode, self._runs) is not None and is_by_own_run(scan.signer, episode)
+        is_attempt = attempt_of(episode, self._runs) is not None
+        is_seen = is_attempt and is_by_own_run(scan.signer, episode)
         proved_by = str(resource.get(PROVED_BY, "")) if is_seen else ""
         fact = self._fact(span, attributes, resource, scope=scope, proved_by=proved_by)
         scan.facts.setdefault(episode, []).append(fact)
-        if attempt_of(episode, self._runs) is None:
+        if not is_attempt:
             links = scan.links.setdefault(episode, {})
             links.update(dict.fromkeys(self._conversations.links(fact, attributes, resource)))
 

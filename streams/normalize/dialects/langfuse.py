@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tracegrad.schemas.records.facts import SpanKind
 
-from ..reading.agent_hints import agent_of_span
+from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span, name_in_answers
 from ..reading.read_output import minted_in, of_response
 from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
@@ -33,7 +33,12 @@ def _read(span: SpanView) -> Reading | None:
         )
     if kind == "tool":
         return _read_tool(span)
-    return agent(None, guess=agent_of_span(span.name)) if kind == "agent" else OTHER
+    named_by_langchain = span.hints.get(LANGCHAIN_HINT)
+    if named_by_langchain is not None:
+        return agent(named_by_langchain) if span.name == named_by_langchain else OTHER
+    if kind != "agent":
+        return OTHER
+    return agent(name_in_answers(span.attributes.get(_OUTPUT)), guess=agent_of_span(span.name))
 
 
 def _read_tool(span: SpanView) -> Reading:

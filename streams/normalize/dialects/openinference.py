@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from tracegrad.schemas.records.facts import SpanKind
 
-from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span
+from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span, name_in_answers
 from ..reading.read_output import FLAT_KEYS, minted_in, of_flat
-from ..reading.span_view import MAX_TEXT, SpanView, json_value
+from ..reading.span_view import SpanView
 from ..reading.tool_message import tool_message
 from .dialect import OTHER, Dialect, Reading, agent
 from .openinference_steps import INPUT, delegation, step_of_llama_index
@@ -55,20 +55,8 @@ def _read_agent(span: SpanView, named_by_langchain: str | None) -> Reading:
         return agent(named_by_langchain) if span.name == named_by_langchain else OTHER
     if name is None and span.scope == _OPENAI_AGENTS:
         return OTHER  # the root, which bears the workflow's name
-    answerer = _answerer(span.attributes.get(OUTPUT)) if name is None and span.scope == _LANGCHAIN else None
+    answerer = name_in_answers(span.attributes.get(OUTPUT)) if name is None and span.scope == _LANGCHAIN else None
     return agent(name or answerer, guess=agent_of_span(span.name))
-
-
-def _answerer(output: object) -> str | None:
-    """The name that a node's answers bear: LangGraph's prebuilt agent gives its own to messages, not to its node."""
-    decoded = json_value(output)
-    if isinstance(decoded, list) and len(decoded) == 1 and isinstance(decoded[0], dict):
-        decoded = decoded[0].get("update")
-    messages = decoded.get("messages") if isinstance(decoded, dict) else None
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    data = last.get("data") if isinstance(last, dict) and last.get("type") == "ai" else None
-    name = data.get("name") if isinstance(data, dict) else None
-    return name[:MAX_TEXT] if isinstance(name, str) and name else None
 
 
 def _read_tool(span: SpanView) -> Reading:

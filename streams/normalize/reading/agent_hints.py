@@ -13,9 +13,17 @@ import msgspec
 
 from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME
 
-from .span_view import MAX_TEXT
+from .span_view import MAX_TEXT, json_value
 
-__all__ = ["ATTRIBUTE_HINT", "HINT_KEYS", "LANGCHAIN_HINT", "agent_hints", "agent_of_span", "is_wrapper"]
+__all__ = [
+    "ATTRIBUTE_HINT",
+    "HINT_KEYS",
+    "LANGCHAIN_HINT",
+    "agent_hints",
+    "agent_of_span",
+    "is_wrapper",
+    "name_in_answers",
+]
 
 ATTRIBUTE_HINT = "agent_attribute"
 """The rung of the name that an attribute gives on a span which is no agent's."""
@@ -26,7 +34,8 @@ _METADATA = "metadata"
 _LC_NAME = "lc_agent_name"
 _LC_KEYS = (f"metadata.{_LC_NAME}", f"langsmith.metadata.{_LC_NAME}", f"traceloop.association.properties.{_LC_NAME}")
 _AGENT_KEYS = (GEN_AI_AGENT_NAME, "agent.name")
-HINT_KEYS = frozenset((*_LC_KEYS, *_AGENT_KEYS, _METADATA))
+_LANGFUSE_KEY = f"langfuse.observation.metadata.{_LC_NAME}"
+HINT_KEYS = frozenset((*_LC_KEYS, *_AGENT_KEYS, _METADATA, _LANGFUSE_KEY))
 """The attributes that are read here, whatever the dialect."""
 _MAX_JSON = 100_000
 _WRAPPERS = frozenset(
@@ -77,6 +86,19 @@ def agent_of_span(name: str) -> str | None:
     return None if owner.lower() in _CLASSES else owner
 
 
+def name_in_answers(output: object) -> str | None:
+    """The name that the messages of a LangGraph node bear: its prebuilt agent gives them its own."""
+    decoded = json_value(output)
+    if isinstance(decoded, list) and len(decoded) == 1 and isinstance(decoded[0], dict):
+        decoded = decoded[0].get("update")
+    messages = decoded.get("messages") if isinstance(decoded, dict) else None
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or last.get("type") != "ai":
+        return None
+    name = last.get("name", last["data"].get("name") if isinstance(last.get("data"), dict) else None)
+    return name[:MAX_TEXT] if isinstance(name, str) and name else None
+
+
 def is_wrapper(name: str) -> bool:
     """Whether a framework's machinery is so called, not an agent of the user's."""
     return "".join(name.split()).lower() in _WRAPPERS
@@ -85,6 +107,8 @@ def is_wrapper(name: str) -> bool:
 def _langchain(attributes: Mapping[str, Any]) -> Iterator[str]:
     """LangChain's name of the agent whose step runs: an attribute, or within OpenInference's JSON of the metadata."""
     yield from _names(attributes, _LC_KEYS)
+    if _LANGFUSE_KEY in attributes:  # Langfuse writes each value as JSON
+        yield from _names({_LC_NAME: json_value(attributes[_LANGFUSE_KEY])}, (_LC_NAME,))
     metadata = attributes.get(_METADATA)
     if isinstance(metadata, str) and _LC_NAME in metadata and len(metadata) <= _MAX_JSON:
         try:

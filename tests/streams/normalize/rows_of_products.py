@@ -62,6 +62,24 @@ PLATFORMS: dict[str, Row] = {
         {"output_digest": digest_of("42")},
     ),
     "langfuse agent": ("solver", {"langfuse.observation.type": "agent"}, {"kind": "agent", "agent_name": "solver"}),
+    "langfuse agent of LangChain": (
+        "solver",
+        {"langfuse.observation.type": "chain", f"langfuse.observation.metadata.{LC}": '"solver"'},
+        {"kind": "agent", "agent_name": "solver"},
+    ),
+    "langfuse step in an agent": (
+        "agent_router",
+        {"langfuse.observation.type": "agent", f"langfuse.observation.metadata.{LC}": '"solver"'},
+        {"kind": "other", "agent_hints": {LC: "solver"}},
+    ),
+    "langfuse node of LangGraph": (
+        "agent",
+        {
+            "langfuse.observation.type": "agent",
+            "langfuse.observation.output": json.dumps({"messages": [{"type": "ai", "name": "solver"}]}),
+        },
+        {"kind": "agent", "agent_name": "solver"},
+    ),
     "langfuse tool": (
         "f",
         {"langfuse.observation.type": "tool", "langfuse.observation.level": "ERROR"},
