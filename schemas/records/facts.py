@@ -207,6 +207,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
     facts: tuple[Fact, ...]
     forwarded_from: str | None = None
     """The trace whose facts assemble forwarded, with the links that say why; None: normalize made the record."""
+    hops: int = 0
+    """How often they were forwarded: traces that name each other would hand them on for ever."""
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):

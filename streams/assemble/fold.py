@@ -52,7 +52,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_ke
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
-from .links import forwarded
+from .links import MAX_HOPS, forwarded
 from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting, is_authorised
 from .selection import is_selected
 from .strays import Strays
@@ -137,7 +137,8 @@ class Assemble(StageFold[OpenEpisode]):
         if isinstance(event, Facts):
             self._refusals.accept(record)
             event = self._to_attempt(event)
-            if (to := self._forwarded_to(event.episode_id)) is not None:
+            to = self._forwarded_to(event.episode_id)
+            if to is not None and event.hops < MAX_HOPS:
                 return self._forward_on(record, event, to)
         key = event.episode_id
         if isinstance(event, Facts) and self._is_closed(key):
@@ -267,7 +268,7 @@ class Assemble(StageFold[OpenEpisode]):
         if any(link.key != to for link in links):
             self.metrics.add(LINKS, "late")
         rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
-        batches = forwarded(facts.episode_id, to, links, rest)
+        batches = forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1)
         return Emission(outputs=tuple(map(_moved, batches)), done=(record.position,))
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:

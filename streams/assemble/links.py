@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterator
 
 from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, LogFact, SpanFact
 
-__all__ = ["MAX_FACTS_PER_RECORD", "Links", "forwarded"]
+__all__ = ["MAX_FACTS_PER_RECORD", "MAX_HOPS", "Links", "forwarded"]
 
 MAX_FACTS_PER_RECORD = 500
+MAX_HOPS = 4
+"""Facts that were handed on so often go round in a circle."""
 _MAX_LINKS = 100
 """Of one trace; two that differ decide, so further ones tell nothing new but the ids that they repeat."""
 _RANKS = ((LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
@@ -67,7 +69,9 @@ class Links:
         return {trace for trace, ids in doubted.items() if ids.isdisjoint(known)}
 
 
-def forwarded(trace: str, key: str, links: Collection[LinkFact], facts: Collection[Fact]) -> Iterator[Facts]:
+def forwarded(
+    trace: str, key: str, links: Collection[LinkFact], facts: Collection[Fact], *, hops: int = 1
+) -> Iterator[Facts]:
     """The records by which a trace's facts go to a key, each with the links that say why.
 
     A call has one of its own, for it may be large; kinds and senders are never mixed.
@@ -80,4 +84,4 @@ def forwarded(trace: str, key: str, links: Collection[LinkFact], facts: Collecti
     for batch in batches.values():
         for start in range(0, len(batch), MAX_FACTS_PER_RECORD):
             piece = batch[start : start + MAX_FACTS_PER_RECORD]
-            yield Facts(episode_id=key, facts=(*piece, *why), forwarded_from=trace)
+            yield Facts(episode_id=key, facts=(*piece, *why), forwarded_from=trace, hops=hops)

@@ -172,6 +172,17 @@ def test_an_id_that_no_call_bears_joins_nothing() -> None:
     assert counted(run.assemble, LINKS, "unknown_id") == 1
 
 
+def test_traces_that_name_each_other_hand_nothing_on_for_ever() -> None:
+    """Anybody can make up ids that carry their keys; what goes round in a circle is late."""
+    run = streams()
+    run.feed(*(otlp(llm(one, 1, new_call(other))) for one, other in ((TRACE, OTHER), (OTHER, TRACE))))
+    run.feed(otlp(span(TRACE, 2, "more", parent=1)))
+    close(run)
+    assert set(markers(run).values()) == {f"forwarded {TRACE}", f"forwarded {OTHER}"}
+    assert counted(run.assemble, FACTS_LATE, "other") > 0
+    assert episodes(run) == {} and run.assemble.num_open == 0
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_tool_in_another_trace_reaches_the_attempt_that_asked_for_it(is_known: bool) -> None:
     """A tool server with traces of its own repeats the minted id; shown as unproved."""
