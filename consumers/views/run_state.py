@@ -10,9 +10,8 @@ somebody else's dead letter and is passed over. Admission and the audit fold for
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -30,27 +29,15 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, 
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, Lineage, VersionManifest, WeightAck, WeightRecord
 from tracegrad.schemas.topics import Topic, Topics
 
-__all__ = ["Recent", "RunState"]
+from .joins import Joins
+from .recent import Recent
 
-K = TypeVar("K")
-V = TypeVar("V")
+__all__ = ["RunState"]
+
 _STEPS = 20_000
 """A step without its ids is about 2 kB; a curve of more points says no more."""
 _IDS = 100_000
 """Of 200 bytes. A topic may be read so far ahead of the next, and each attempt's start still finds its end."""
-
-
-class Recent(OrderedDict[K, V], Generic[K, V]):
-    """A mapping that forgets what was added first when it holds more than `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._limit = limit
-
-    def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        if len(self) > self._limit:
-            self.popitem(last=False)
 
 
 class RunState:
@@ -96,6 +83,8 @@ class RunState:
         """Process -> its supervisor's last word on it."""
         self.first_span: tuple[str, str] | None = None
         """Its name, and the service that it is of."""
+        self.joins = Joins()
+        """Whether captured calls and spans meet."""
         self.first_call: CallRecord | None = None
         self.first_upstream_call: UpstreamCall | None = None
         self.num_upstream_calls = 0
@@ -179,6 +168,7 @@ class RunState:
         self._ended[id_] = None
         self.num_episodes += 1
         self.last_episode = episode
+        self.joins.episode(episode)
         group = episode.group
         if group is None or not episode.is_final:
             return
@@ -200,6 +190,7 @@ class RunState:
     def _call(self, call: LlmCall) -> None:
         if isinstance(call, CallRecord):
             self.first_call = self.first_call or call
+            self.joins.call(call)
         elif isinstance(call, UpstreamCall):
             self.first_upstream_call = self.first_upstream_call or call
             self.num_upstream_calls += 1

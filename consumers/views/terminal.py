@@ -67,7 +67,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something worth a line."""
 
     kind: str
-    """`step`, `alarm`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`."""
+    """`step`, `alarm`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`,
+    `unjoined`."""
     text: str
     step: StepLine | None = None
     held_out: HeldOut | None = None
@@ -191,6 +192,8 @@ def _arrived(state: RunState, now_s: float) -> Iterator[Event]:
         yield Event(kind="episode", text=f"{which}: {_summary(episode)}")
     if state.first_sign_s is not None and now_s - state.first_sign_s >= _PATIENCE_S and (text := _missing(state)):
         yield Event(kind="missing", text=text)
+    if text := state.joins.diagnosis():
+        yield Event(kind="unjoined", text=text)
 
 
 def _missing(state: RunState) -> str:
