@@ -121,6 +121,7 @@ def test_fields_become_types() -> None:
     wishes = request.wishes
     assert (wishes.max_tokens, wishes.stop, wishes.temperature, wishes.top_k) == (9, ("x",), 0.5, 3)
     assert request.sampling_asked["stop_sequences"] == ["x"] and "metadata" not in request.sampling_asked
+    assert read(tools=[]).tools is None
     assert request.extra["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 

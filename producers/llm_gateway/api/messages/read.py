@@ -171,7 +171,7 @@ def _request(body: dict[str, Any], asked: _Asked, **fields: Any) -> ChatRequest:
     return ChatRequest(
         messages=tuple(messages),
         model=asked.model,
-        tools=None if asked.tools is None else tuple(map(_tool, asked.tools)),
+        tools=tuple(map(_tool, asked.tools or ())) or None,
         tool_choice=None if choice is None else _tool_choice(choice),
         allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
         sampling_asked={name: body[name] for name in _ASKED if name in body},

@@ -7,7 +7,6 @@ that neither says nor calls anything is an empty message, so that a client which
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -96,7 +95,6 @@ class ResponseWriter:
             "created_at": started.created_s,
             "status": "in_progress",
             "background": False,
-            "completed_at": None,
             "error": None,
             "incomplete_details": None,
             "model": started.model,
@@ -170,7 +168,6 @@ class ResponseWriter:
         yield from self._close(status)
         self._body |= {
             "status": status,
-            "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": self._output,
             "usage": {
