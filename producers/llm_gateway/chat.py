@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from tracegrad.schemas.attributes import RECORD_HEADER
+from tracegrad.schemas.attributes import CONVERSATION_HEADER, RECORD_HEADER
 from tracegrad.schemas.errors import OverloadedError, RequestError
 from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episode_id
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_OPTED_OUT, CALLS_SERVED
@@ -38,6 +38,7 @@ from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, scope_of
 from .leaves import Leaf, Said
 from .models import Models
+from .nested import Nesting
 from .outcomes import Watch
 from .respond import CallResponse, problem_of, problem_response, status_of
 from .sampling import without_strict
@@ -73,6 +74,7 @@ class ChatEndpoints:
         self._calls = calls
         self._upstreams = upstreams
         self._wording = wording
+        self._nesting = Nesting()
         self._models = Models(parts.policy, parts.handles.upstreams)
         self._num_inflight = {True: 0, False: 0}
         """Of attempts, and of others."""
@@ -165,7 +167,7 @@ class ChatEndpoints:
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
             if asked.is_recorded:
-                caller, session, leaf = self._captured(caller, scope, request)
+                caller, session, leaf = self._captured(asked, scope, request)
                 watch = Watch(parts.outcomes, caller)
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
@@ -175,7 +177,7 @@ class ChatEndpoints:
         entered.callback(session.leave)
         call_id = watch.call_id if watch is not None else new_call(caller.key)
         return CallResponse(
-            call=functools.partial(self._calls.serve, session, caller, request, call_id, asked.is_recorded),
+            call=functools.partial(self._serve, session, caller, request, call_id, asked.is_recorded),
             api=api,
             request=request,
             keep_alive_s=parts.config.keep_alive_s,
@@ -199,13 +201,28 @@ class ChatEndpoints:
 
         return recall
 
-    def _captured(self, caller: Caller, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, Leaf | None]:
+    async def _serve(
+        self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId, is_recorded: bool
+    ) -> Served:
+        served = await self._calls.serve(session, caller, request, call_id, is_recorded)
+        if is_recorded and caller.rollout_id is None and caller.trace_id is not None:
+            results = (message.tool_call_id for message in request.messages if message.tool_call_id)
+            self._nesting.answered(caller.trace_id, results, (tool.id for tool in served.answer.tool_calls))
+        return served
+
+    def _captured(self, asked: _Asked, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, Leaf | None]:
         """The session of a captured agent's call: of what it names, else of the only conversation that its messages
         continue, which is thereby taken, else of its own."""
-        sessions = self._parts.sessions
+        sessions, caller = self._parts.sessions, asked.caller
         if request.continues is not None and not _is_named(caller):
             # The answer's id says more than the trace, of which a client may begin one for each request.
             caller = msgspec.structs.replace(caller, conversation_key=key_in(request.continues))
+        is_said = bool(asked.http.headers.get(CONVERSATION_HEADER, "").strip())
+        if caller.rollout_id is None and caller.trace_id is not None and not is_said:
+            # The header is the program's own word; baggage may be a framework's, of one run of one agent.
+            key = self._nesting.key_of(caller.trace_id, caller.key)
+            if key != caller.key:
+                caller = msgspec.structs.replace(caller, conversation_key=None if key == caller.trace_id else key)
         if caller.key:
             return caller, sessions.captured(caller.key), None
         said = last_said(splice_context(request), request.messages)

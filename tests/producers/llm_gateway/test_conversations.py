@@ -11,6 +11,7 @@ from tests.producers.keys import RUN_HASH, bearer
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, full_prompt, rig, until
 from tracegrad.producers.llm_gateway import calls
 from tracegrad.producers.llm_gateway.leaves import Leaf, Leaves, Said
+from tracegrad.producers.llm_gateway.nested import Nesting
 from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId, conversation_key, key_in
 from tracegrad.schemas.metrics import CALLS_JOINED
@@ -97,6 +98,47 @@ async def test_after_a_pause_a_record_holds_its_whole_prompt(monkeypatch: pytest
         assert (two.parent_call_id, two.shared_tokens, three.parent_call_id) == (None, 0, two.call_id)
         before = full_prompt(one, []) + ids_from_bytes(one.sampled_ids).tolist()
         assert full_prompt(two, [])[: len(before)] == before
+
+
+def within(conversation: str, **more: str) -> dict[str, str]:
+    """The headers of a framework's run of an agent, within the one trace."""
+    traced = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "baggage": f"gen_ai.conversation.id={conversation}"}
+    return traced | {name.replace("_", "-"): value for name, value in more.items()}
+
+
+async def test_an_agent_that_works_for_a_tool_is_in_its_callers_conversation() -> None:
+    """pydantic-ai draws an id for each run: the inner one begins while the outer's tool is awaited."""
+    async with rig() as r:
+        said = await ask(r, ASK, within("outer"), reply=Reply(tool_call_text("calc", a=1)), tools=CALC)
+        for messages in (ASK, [*ASK, {"role": "assistant", "content": "hello"}, GO_ON]):
+            await ask(r, messages, within("inner"))
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "1"}
+        await ask(r, [*ASK, said, result], within("outer"), tools=CALC)
+        await ask(r, ASK, within("after"))
+        await ask(r, ASK, within("inner"))
+        outer, after = conversation_key("outer"), conversation_key("after")
+        assert keys(r) == [outer] * 4 + [after, outer]
+        assert {key_in(call.call_id) for call in r.calls()} == {outer, after}
+
+
+async def test_a_conversation_that_the_header_names_is_its_own() -> None:
+    """Whatever waits in its trace: the header is the program's own word."""
+    async with rig() as r:
+        await ask(r, ASK, within("outer"), reply=Reply(tool_call_text("calc", a=1)), tools=CALC)
+        await ask(r, ASK, within("x", x_conversation_id="inner"))
+        assert keys(r) == [conversation_key("outer"), conversation_key("inner")]
+
+
+def test_nesting_is_bounded() -> None:
+    """The trace that is longest unused is forgotten; so many conversations of one trace are known, and no more."""
+    nesting = Nesting(max_traces=1)
+    nesting.key_of("t", "outer")
+    nesting.answered("t", (), ["call_1"])
+    assert [nesting.key_of("t", f"inner{i}") for i in (*range(256), 255)] == ["outer"] * 257
+    assert (nesting.key_of("t", "inner256"), nesting.key_of("t", "inner0")) == ("inner256", "outer")
+    nesting.key_of("other", "k")
+    nesting.answered("t", (), ["call_2"])
+    assert nesting.key_of("t", "inner0") == "inner0"
 
 
 async def test_an_attempt_is_keyed_by_its_rollout_whatever_conversation_it_names() -> None:
