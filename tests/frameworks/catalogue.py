@@ -206,10 +206,19 @@ _LATER = (
         "adk",
         "Google ADK",
         "builtin",
+        f"{_OTEL}.aiohttp_client:AioHttpClientInstrumentor",
         delegations={"transfer_to_agent": {"agent_name": "expert"}},
-        note="LiteLLM asks by aiohttp, so no request names its span, and no model's span names its answer: a call is "
-        "known by the tools that it asked for. Tools return their errors; where the span does not hold what they "
-        "returned, nothing tells how they ended.",
+        note="LiteLLM asks by aiohttp, whose instrumentor is loaded here. Tools return their errors; where the span "
+        "does not hold what they returned, nothing tells how they ended.",
+    ),
+    _of(
+        "adk",
+        "Google ADK",
+        "bare",
+        has_http=False,
+        delegations={"transfer_to_agent": {"agent_name": "expert"}},
+        note="without that instrumentor no request names its span, and no model's span names its answer: a call is "
+        "known by the tools that it asked for, and calls of two agents in one trace are not brought together.",
     ),
     _of("semantic_kernel", "Semantic Kernel", "builtin", delegations={"expert": {"messages": _TRIP}}),
     _of("agentscope", "AgentScope", "builtin", streams=True),
