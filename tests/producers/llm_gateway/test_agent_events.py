@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from tracegrad.schemas.records.calls import CallRecord, CallsClosed, Purpose
 from tracegrad.schemas.records.rollouts import REWARDS, Reward, is_usable
 from tracegrad.schemas.topics import Topic
 
+NUM_TRIES = int(os.environ.get("TRACEGRAD_TEST_TRIES", "100"))
 EVENTS = f"/api/rollouts/{ROLLOUT}/attempt/{ATTEMPT}/events"
 PROXY = f"/proxy/rollout/{ROLLOUT}/attempt/{ATTEMPT}/mode"
 
@@ -139,4 +143,22 @@ async def test_a_command_calls_and_tells_by_its_key_alone() -> None:
         assert (await gateway.post(EVENTS, said(0.5), **own))[0] == 200
         await gateway.end()
         assert [type(record) for record in gateway.records()] == [CallRecord, CallsClosed]
+        assert [reward.value for reward in rewards(gateway)] == [0.5]
+
+
+@pytest.mark.slow
+async def test_damaged_events_are_the_clients_fault() -> None:
+    """Whatever the body, never a 5xx; TRACEGRAD_TEST_TRIES makes it longer. What was said before stays said."""
+    source, whole = random.Random(7), json.dumps(said(0.5)).encode()
+    async with rig() as gateway:
+        await gateway.begin()
+        await gateway.post(EVENTS, said(0.5))
+        for _ in range(NUM_TRIES):
+            body = bytearray(whole)
+            for _ in range(source.randrange(6)):
+                body[source.randrange(len(body))] = source.randrange(256)
+            cut = bytes(body[: source.randrange(len(body))])
+            async with gateway.http.post(gateway.url + EVENTS, data=cut) as response:
+                assert response.status == 400, cut
+        await gateway.end()
         assert [reward.value for reward in rewards(gateway)] == [0.5]
