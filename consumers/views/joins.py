@@ -26,8 +26,8 @@ _NO_PARENT = (
 )
 _NO_SPANS = (
     "the calls name traces of which no span arrives: they are made in a second process, or by spans that are sampled "
-    "out or sent elsewhere. Give that process the variables of `tracegrad env` and run it under `opentelemetry-instrument` "
-    "too, with OTEL_TRACES_SAMPLER=always_on"
+    "out or sent elsewhere. Give that process the variables of `tracegrad env` and run it too under "
+    "`opentelemetry-instrument`, with OTEL_TRACES_SAMPLER=always_on"
 )
 
 
