@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import msgspec
+import openai
 import pytest
 
 from tests.engine_fixture import SMALL, RunningEngine, started
-from tests.producers.llm_gateway.harness import Rig, full_prompt, rig, until
+from tests.producers.keys import HOST, KEY
+from tests.producers.llm_gateway.harness import ATTEMPT, ROLLOUT, Rig, full_prompt, rig, until
 from tests.producers.llm_gateway.merging import assert_merged, disable_splice, rows_of
 from tests.producers.llm_gateway.taught_model import ANSWERS, DATA, make_taught_model, tools_for
 from tests.serving import ENGINE_TOKEN
 from tests.versions import label
-from tracegrad.schemas.credentials import bearer
+from tracegrad.schemas.credentials import bearer, credential
+from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.metrics import RENDERS_LOCALLY
 from tracegrad.schemas.records.tokens import ids_from_bytes, logprobs_from_bytes
 
@@ -230,3 +235,88 @@ async def test_calls_wait_while_the_engine_is_paused(engine: tuple[str, Path]) -
         async with r.http.post(url + "/resume", headers=OWN) as response:
             assert response.status == 200
         await asyncio.wait_for(call, 30)
+
+
+PATH = f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1"
+ALIKE = (
+    "plain",
+    "plain_with_tools",
+    "tool_call",
+    "two_tool_calls",
+    "content_and_tool_call",
+    "broken_tool_call",
+    "empty",
+)
+
+
+async def _by_messages(r: Rig, said: str) -> tuple[str, list[Any]]:
+    tools = [{**tool["function"], "input_schema": tool["function"]["parameters"]} for tool in tools_for(said) or ()]
+    body = {"model": "policy", "messages": [{"role": "user", "content": said}], "tools": tools or None, **LIMIT}
+    status, answer = await r.post(f"{PATH}/messages", body)
+    assert status == 200, answer
+    texts = [block["text"] for block in answer["content"] if block["type"] == "text"]
+    calls = [(block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
+    return "".join(texts), calls
+
+
+async def _by_responses(r: Rig, said: str) -> tuple[str, list[Any]]:
+    tools = [{"type": "function", **tool["function"]} for tool in tools_for(said) or ()]
+    body = {"model": "policy", "input": said, "max_output_tokens": LIMIT["max_tokens"], "tools": tools or None}
+    status, answer = await r.post(f"{PATH}/responses", body)
+    assert status == 200, answer
+    texts = [item["content"][0]["text"] for item in answer["output"] if item["type"] == "message"]
+    calls = [(it["name"], json.loads(it["arguments"])) for it in answer["output"] if it["type"] == "function_call"]
+    return "".join(texts), calls
+
+
+@pytest.mark.skipif(bool(OWN_TOKENIZER), reason="random weights have learnt no answers")
+@pytest.mark.parametrize("case", ALIKE)
+async def test_every_api_has_the_engines_own_ids_and_words(engine: tuple[str, Path], case: str) -> None:
+    """Greedy: what is recorded is what the engine samples by its own chat endpoint, and each API says the same."""
+    url, _ = engine
+    said = CASES[case]["said"]
+    tools: dict[str, Any] = {"tools": tools_for(said)} if tools_for(said) else {}
+    body = {"messages": [{"role": "user", "content": said}], "temperature": 0, "return_token_ids": True, **LIMIT}
+    async with rig(engine_url=url, engine_wait_s=60) as r:
+        async with r.http.post(f"{url}/v1/chat/completions", json={**body, **tools}, headers=OWN) as response:
+            own = (await response.json())["choices"][0]
+        await r.begin(purpose="validation")
+        await r.chat([{"role": "user", "content": said}], **tools, **LIMIT)
+        calls = [
+            (call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in own["message"].get("tool_calls") or ()
+        ]
+        for speak in (_by_messages, _by_responses):
+            assert await speak(r, said) == (own["message"]["content"] or "", calls)
+        assert [ids_from_bytes(call.sampled_ids).tolist() for call in r.calls()] == [own["token_ids"]] * 3
+        assert len({tuple(full_prompt(call, r.calls())) for call in r.calls()}) == 1
+
+
+@pytest.mark.parametrize("name", ["responses", "messages"])
+async def test_a_client_that_gives_up_and_retries_is_answered_once(engine: tuple[str, Path], name: str) -> None:
+    """By the SDKs' own time-outs and retries, while the engine is paused: the first call is superseded."""
+    url, _ = engine
+    async with rig(engine_url=url, engine_wait_s=60) as r, contextlib.AsyncExitStack() as stack:
+        await r.begin()
+        given: Any = {"api_key": credential(KEY, HOST), "timeout": 2.0, "max_retries": 5}
+        create: Any
+        ask: dict[str, Any] = {"model": "policy"}
+        if name == "responses":
+            oai = await stack.enter_async_context(openai.AsyncOpenAI(base_url=r.url + PATH, **given))
+            create, ask = oai.responses.create, ask | {"input": "say something", "max_output_tokens": 8}
+        else:
+            ant = anthropic.AsyncAnthropic(base_url=r.url + PATH.removesuffix("/v1"), **given)
+            client = await stack.enter_async_context(ant)
+            create = client.messages.create
+            ask |= {"messages": [{"role": "user", "content": "say something"}], "max_tokens": 8}
+        async with r.http.post(url + "/pause?mode=keep", headers=OWN) as response:
+            assert response.status == 200
+        call = asyncio.create_task(create(**ask))
+        # The second request has come: the first was given up.
+        await until(lambda: r.gateway._chat.num_inflight == 2, 30)
+        async with r.http.post(url + "/resume", headers=OWN) as response:
+            assert response.status == 200
+        answer: Any = await asyncio.wait_for(call, 60)
+        outcomes = {told["call_id"]: told["outcome"] for told in await r.end()}
+        assert outcomes.pop(canonical_call(answer.id)) == "delivered"
+        assert set(outcomes.values()) == {"superseded"}
