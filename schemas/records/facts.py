@@ -154,6 +154,9 @@ class RolloutFact(msgspec.Struct, frozen=True, kw_only=True, tag="rollout"):
 class LinkSource(OpenEnum):
     """What names the key of a trace's conversation."""
 
+    ANSWER = "answer"
+    """A trace whose model's span repeats the id of a call that bears this trace's key, beside those of other keys: the
+    call's client propagated nothing, and the calls go to the spans."""
     CALL = "call"
     """A call with this trace and that key."""
     ID = "id"

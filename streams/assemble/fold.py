@@ -52,7 +52,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_ke
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .deadlines import due
-from .links import MAX_HOPS, forwarded
+from .links import MAX_HOPS, asked_of, forwarded
 from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting, is_authorised
 from .selection import is_selected
 from .strays import Strays
@@ -197,13 +197,14 @@ class Assemble(StageFold[OpenEpisode]):
         self._strays.discard(facts.episode_id)
         if episode.links and any(map(_may_complete, facts.facts)):
             to, _ = episode.target()
-            if to is not None and episode.is_whole():
+            if to is not None and (episode.links.are_asked_for(to) or episode.is_whole()):
                 return self._forward(episode, to)
         if is_stray:
             self._strays.add(facts.episode_id, episode.num_bytes, is_proved=any(episode.held))
             for surplus in self._strays.surplus():
                 self._let_stray_go(surplus)
-            return Emission()
+            asked = [Facts(episode_id=pull.trace_id, facts=(pull,)) for pull in episode.pulls()]
+            return Emission(outputs=tuple(map(_moved, asked)))
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _forget_bytes(self, episode: OpenEpisode) -> None:
@@ -258,17 +259,18 @@ class Assemble(StageFold[OpenEpisode]):
         self._forget_bytes(episode)
         self.metrics.add(LINKS, "forwarded")
         self.metrics.add(EPISODES_CLOSED, "forwarded")
-        marker = msgspec.structs.replace(_marker(episode, "forwarded"), forwarded_to=to)
+        marker = msgspec.structs.replace(episode.marker("forwarded"), forwarded_to=to)
         batches = forwarded(episode.key, to, episode.links.away, episode.facts())
         return self._close(marker, episode.positions, tuple(map(_moved, batches)))
 
     def _forward_on(self, record: Record, facts: Facts, to: str) -> Emission:
         """What comes of a trace that was forwarded goes the same way."""
         links = [fact for fact in facts.facts if isinstance(fact, LinkFact)]
-        if any(link.key != to for link in links):
+        others = [link for link in links if link.key != to]
+        if others:
             self.metrics.add(LINKS, "late")
         rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
-        batches = forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1)
+        batches = [*forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1), *asked_of(others, to, rest)]
         return Emission(outputs=tuple(map(_moved, batches)), done=(record.position,))
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
@@ -283,7 +285,7 @@ class Assemble(StageFold[OpenEpisode]):
         disposition = self._disposition(episode)
         self.metrics.add(EPISODES_CLOSED, disposition)
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
-        marker = _marker(episode, disposition)
+        marker = episode.marker(disposition)
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
         self._forget_bytes(episode)
         return self._close(marker, episode.positions, outputs)
@@ -328,17 +330,10 @@ def _sender(facts: Facts) -> str:
     return NOBODY
 
 
-def _marker(episode: OpenEpisode, disposition: str) -> ClosedMarker:
-    made = ClosedMarker(id=episode.episode_id, disposition=disposition, num_calls=len(episode.calls))
-    if episode.attempt is not None:
-        return made
-    return msgspec.structs.replace(made, key=episode.key, last_orders=episode.last_orders())
-
-
 def _may_complete(fact: Fact) -> bool:
-    """Whether a linked trace may be whole by it: a root, which comes last as a rule, or the link."""
+    """Whether a linked trace may be whole by it: a root, which comes last as a rule, the link, or a call."""
     is_root = isinstance(fact, SpanFact) and (fact.parent_span_id is None or fact.parent_is_remote)
-    return is_root or isinstance(fact, LinkFact)
+    return is_root or isinstance(fact, LinkFact | CallFact)
 
 
 def _moved(facts: Facts) -> Output:

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, LogFact, SpanFact
+from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, LogFact, SpanFact, SpanKind
 
-__all__ = ["MAX_FACTS_PER_RECORD", "MAX_HOPS", "Links", "forwarded"]
+__all__ = ["MAX_FACTS_PER_RECORD", "MAX_HOPS", "Links", "asked_of", "forwarded", "pull"]
 
 MAX_FACTS_PER_RECORD = 500
 MAX_HOPS = 4
 """Facts that were handed on so often go round in a circle."""
 _MAX_LINKS = 100
 """Of one trace; two that differ decide, so further ones tell nothing new but the ids that they repeat."""
-_RANKS = ((LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
+_SEVERAL = 2
+_RANKS = ((LinkSource.ANSWER,), (LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
 
 
 class Links:
@@ -28,6 +29,8 @@ class Links:
 
     def __init__(self) -> None:
         self._away: dict[LinkFact, None] = {}
+        self._pulled: set[str] = set()
+        """Keys whose calls were asked for."""
         self._here: dict[str, set[str | None]] = {}
         """Forwarded trace -> the minted ids that brought it; None: something else did."""
 
@@ -42,14 +45,34 @@ class Links:
         elif len(self._away) < _MAX_LINKS:
             self._away[link] = None
 
-    def target(self, key: str, *, has_calls: bool) -> tuple[str | None, bool]:
+    def are_asked_for(self, key: str) -> bool:
+        """Whether its calls were asked for by that trace."""
+        return any(link.key == key and link.source is LinkSource.ANSWER for link in self._away)
+
+    def pulls(self, key: str, answers: Collection[str]) -> list[LinkFact]:
+        """Of a trace that names several keys, and each by the answer that a model's span of it repeats: the links by
+        which those calls come to it, each once. `answers`: what its models' spans repeat."""
+        links = [link for link in self._away if link.source in _RANKS[1]]
+        if len({link.key for link in links if link.key not in self._pulled}) + len(self._pulled) < _SEVERAL:
+            return []
+        told = {link.key: link.minted_id for link in links if link.minted_id in answers}
+        if any(link.key not in told for link in links):
+            return []
+        new = {other: minted for other, minted in told.items() if other not in self._pulled}
+        self._pulled.update(new)
+        return [pull(other, key, minted) for other, minted in sorted(new.items())]
+
+    def target(self, key: str, *, has_calls: bool, answered: Collection[str] = ()) -> tuple[str | None, bool]:
         """(the key to forward to, whether several are named).
 
         `key`: the trace's own; `has_calls`: whether calls name the trace itself; a span of it that repeats another
-        conversation's id, as an evaluator's does, must not carry them there.
+        conversation's id, as an evaluator's does, must not carry them there. `answered`: its calls that may go to the
+        trace which repeats their ids.
         """
         for sources in _RANKS:
-            links = [link for link in self._away if link.source in sources]
+            links = [link for link in self._away if link.source in sources and link.key not in self._pulled]
+            if LinkSource.ANSWER in sources:
+                links = [link for link in links if link.minted_id in answered]
             keys = {link.key for link in links}
             if keys and has_calls and LinkSource.ID in sources:
                 keys.add(key)
@@ -67,6 +90,19 @@ class Links:
         doubted = {trace: ids for trace, ids in self._here.items() if None not in ids}
         known = minted() if doubted else set()
         return {trace for trace, ids in doubted.items() if ids.isdisjoint(known)}
+
+
+def pull(key: str, to: str, minted: str | None) -> LinkFact:
+    """By which the calls of a key go to the trace that repeats the id of one of them."""
+    return LinkFact(trace_id=key, key=to, source=LinkSource.ANSWER, minted_id=minted)
+
+
+def asked_of(links: Collection[LinkFact], to: str, facts: Collection[Fact]) -> Iterator[Facts]:
+    """The records by which calls of other keys go to where a trace went whose models' spans repeat their ids."""
+    answers = {fact.response_id for fact in facts if isinstance(fact, SpanFact) and fact.kind is SpanKind.LLM}
+    for link in links:
+        if link.source is LinkSource.ID and link.minted_id in answers:
+            yield Facts(episode_id=link.key, facts=(pull(link.key, to, link.minted_id),))
 
 
 def forwarded(

@@ -21,6 +21,7 @@ from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.calls import CallEnded, CallOutcome, CallsClosed
+from tracegrad.schemas.records.episodes import ClosedMarker
 from tracegrad.schemas.records.facts import (
     CallEndedFact,
     CallFact,
@@ -31,6 +32,7 @@ from tracegrad.schemas.records.facts import (
     LogFact,
     RewardFact,
     SpanFact,
+    SpanKind,
 )
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
@@ -192,7 +194,20 @@ class OpenEpisode:
 
     def target(self) -> tuple[str | None, bool]:
         """As Links.target; a runner's attempt is nobody else's."""
-        return self.links.target(self.key, has_calls=bool(self.calls)) if self.attempt is None else (None, False)
+        if self.attempt is not None:
+            return None, False
+        answered = self.calls if self._names_its_trace() else ()
+        return self.links.target(self.key, has_calls=bool(self.calls), answered=answered)
+
+    def pulls(self) -> list[LinkFact]:
+        """As Links.pulls, for the trace of an agent whose client propagates nothing: no call names it."""
+        if self.attempt is not None or not self.links or self._names_its_trace():
+            return []
+        answers = {span.response_id for span in self.spans if span.kind is SpanKind.LLM and span.response_id}
+        return self.links.pulls(self.key, answers)
+
+    def _names_its_trace(self) -> bool:
+        return any(fact.call.trace_id == self.key for fact in self.calls.values())
 
     def last_orders(self) -> tuple[tuple[int, int], ...]:
         """As ClosedMarker.last_orders."""
@@ -200,6 +215,13 @@ class OpenEpisode:
         for fact in self.calls.values():
             orders[fact.partition] = max(fact.order, orders.get(fact.partition, -1))
         return tuple(sorted(orders.items()))
+
+    def marker(self, disposition: str) -> ClosedMarker:
+        """That it has closed; of a captured one with what the next of its conversation needs."""
+        made = ClosedMarker(id=self.episode_id, disposition=disposition, num_calls=len(self.calls))
+        if self.attempt is not None:
+            return made
+        return msgspec.structs.replace(made, key=self.key, last_orders=self.last_orders())
 
     def is_whole(self) -> bool:
         """Whether its spans reach up to a root, none of them without its parent."""

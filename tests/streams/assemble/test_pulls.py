@@ -1,0 +1,47 @@
+"""Calls of a captured agent whose client propagates nothing come to the trace whose spans repeat their answers' ids."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.streams.assemble.test_links import captured, close, episodes, llm, markers, streams
+from tests.streams.make import Item, agent_span, otlp, span
+from tracegrad.schemas.ids import conversation_key, new_call
+
+TRACE = "ab" * 16
+FIRST, SECOND = captured("c1" * 16, "one"), captured("c2" * 16, "two")
+HTTP = otlp(span("c2" * 16, 7, "POST"))
+"""The client's own span, in a trace of its own."""
+PARTS: list[Item] = [
+    FIRST,
+    SECOND,
+    HTTP,
+    otlp(agent_span(TRACE, 1, "planner"), llm(TRACE, 2, FIRST.call_id, parent=1)),
+    otlp(agent_span(TRACE, 3, "expert", parent=1), llm(TRACE, 4, SECOND.call_id, parent=3)),
+]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::7])
+def test_calls_of_several_keys_come_to_the_trace_that_tells_of_them(order: tuple[int, ...]) -> None:
+    """One episode with each call's agent, in whatever order calls and spans come."""
+    run = streams()
+    run.feed(*(PARTS[number] for number in order))
+    close(run)
+    (episode,) = episodes(run).values()
+    assert episode.num_spans == 5
+    agents = {made.call_id: made.agent for made in episode.calls}
+    assert agents == {FIRST.call_id: "planner", SECOND.call_id: "expert"}
+
+
+def test_a_named_conversation_is_not_pulled_into_a_trace() -> None:
+    """Its client said what it belongs to; nor is a call that nobody made."""
+    key = conversation_key("c-17")
+    named = captured(key, "named", conversation_key=key)
+    run = streams()
+    run.feed(FIRST, named, otlp(llm(TRACE, 1, FIRST.call_id), llm(TRACE, 2, named.call_id, parent=1)))
+    run.feed(otlp(llm(TRACE, 3, new_call("c3" * 16), parent=1)))
+    close(run)
+    assert key in episodes(run) and [made.call_id for made in episodes(run)[key].calls] == [named.call_id]
+    assert markers(run)["c1" * 16] == f"forwarded {TRACE}"
