@@ -66,6 +66,13 @@ _NO_TOOLS = (
 )
 
 
+_NO_CONTEXT = (
+    "its spans are never the current ones, so each request of a captured agent stands in a trace of its own; the ids "
+    "that its spans repeat name several keys, which link nothing. Name the conversation (`x-conversation-id`), or take "
+    "the OpenTelemetry or OpenLLMetry instrumentor."
+)
+
+
 def _openai(kind: str, *instrumentors: str, environment: str = "openai", **more: Any) -> Entry:
     return Entry(
         name=f"openai-{kind}",
@@ -298,11 +305,11 @@ CATALOGUE = (
     _openai("otel-stream", _GENAI_OPENAI, streams=True),
     _openai("openinference", _OI_OPENAI),
     _openai("traceloop", f"{_OTEL}.openai:OpenAIInstrumentor"),
-    _langgraph("openinference", f"{_OI}.langchain:LangChainInstrumentor"),
+    _langgraph("openinference", f"{_OI}.langchain:LangChainInstrumentor", note=_NO_CONTEXT),
     _langgraph("openinference-stream", f"{_OI}.langchain:LangChainInstrumentor", streams=True),
     _langgraph("traceloop", f"{_OTEL}.langchain:LangchainInstrumentor"),
     _langgraph("otel", f"{_OTEL}.genai.langchain:LangChainInstrumentor"),
-    _langgraph("langsmith"),
+    _langgraph("langsmith", note=_NO_CONTEXT),
     _agents("openinference", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor"),
     _agents("openinference-stream", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor", streams=True),
     _agents("openinference-stacked", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor", _OI_OPENAI),

@@ -66,6 +66,21 @@ def _row(entry: Entry, way: str, one: Score) -> str:
     return f"| {entry.title} | {kind} | {way} | {calls} | {agents} | {tools} | {one.episodes}/{one.conversations} |"
 
 
+def _totals(counted: Mapping[tuple[str, str], tuple[Recording, Score]]) -> Iterator[str]:
+    for way in ("runner", "captured"):
+        found = [one for (_, their), (_, one) in counted.items() if their == way]
+        joined, spanned, calls = (
+            sum(getattr(one, n) for one in found) for n in ("joined_with_span", "with_span", "calls")
+        )
+        right, agents = sum(one.agents_right for one in found), sum(one.agents for one in found)
+        known, unknown = sum(one.tools_right for one in found), sum(one.tools_unknown for one in found)
+        tools, episodes = sum(one.tools for one in found), sum(one.episodes for one in found)
+        yield (
+            f"| **all** | | {way} | {joined}/{spanned} ({calls}) | {right}/{agents} | {known} +{unknown} ?/{tools} | "
+            f"{episodes}/{sum(one.conversations for one in found)} |"
+        )
+
+
 def _notes() -> Iterator[str]:
     yield "\n## What is not seen, and why\n"
     for title, entries in groupby(CATALOGUE, key=lambda entry: entry.title):
@@ -88,7 +103,7 @@ def _of(counted: Mapping[tuple[str, str], tuple[Recording, Score]], name: str) -
 
 def page(counted: Mapping[tuple[str, str], tuple[Recording, Score]]) -> str:
     """The whole page."""
-    return _HEAD + "\n".join([*_rows(counted), *_notes(), *_versions(counted)]) + "\n"
+    return _HEAD + "\n".join([*_rows(counted), *_totals(counted), *_notes(), *_versions(counted)]) + "\n"
 
 
 if __name__ == "__main__":
