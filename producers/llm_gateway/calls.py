@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,13 @@ from tracegrad.schemas.metrics import (
     SPLICES,
     Metrics,
 )
-from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose, ToolCall
+from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallRecord, Purpose, ToolCall
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Topic, Topics, episode_key
 
 from ..budget import Budget
 from .api.chat_request import ChatRequest, Message, NamedTool, ToolUse
-from .api.events import Event, Finished, Reasoning, Started, Text, ToolCalled
+from .api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, Started, Text, ToolCalled
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
@@ -104,6 +104,13 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     """Its outcome is to be settled once it was sent, or could not be."""
     events: tuple[Event, ...]
     """The answer, for its API's writer."""
+    others: tuple[Answer, ...] = ()
+    """Of several answers, those beside the first."""
+
+    def delivered(self) -> None:
+        """The client has it all."""
+        for answer in (self.answer, *self.others):
+            answer.outcome = CallOutcome.DELIVERED
 
 
 class CallServer:
@@ -116,7 +123,25 @@ class CallServer:
         self._ends = EndOfMessage()
 
     async def serve(
-        self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId, is_recorded: bool = True
+        self, session: Session, caller: Caller, request: ChatRequest, ids: Sequence[CallId], is_recorded: bool = True
+    ) -> Served:
+        """As many answers as there are ids, side by side; the first failure is that of all."""
+        if len(ids) == 1:
+            return await self._serve(session, caller, request, ids[0], is_recorded)
+        calls = [asyncio.create_task(self._serve(session, caller, request, id_, is_recorded)) for id_ in ids]
+        try:
+            await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            for call in calls:
+                if call.done():
+                    call.result()
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+        return _merged([call.result() for call in calls])
+
+    async def _serve(
+        self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId, is_recorded: bool
     ) -> Served:
         """Samples and records one answer; one that is not to be recorded is forgotten once it is sent."""
         started_ns, policy = time.time_ns(), self._parts.policy.name
@@ -152,6 +177,7 @@ class CallServer:
             started_at_ns=started_ns,
             ended_at_ns=time.time_ns(),
             conversation_key=caller.conversation_key,
+            num_choices=request.num_choices,
         )
         if is_recorded:
             await self._append(session, record, answer, prompt, number)
@@ -245,6 +271,21 @@ def _parent(prompt: Prompt, session: Session, now_s: float) -> EarlierCall | Non
         return parent
     is_near = now_s - parent.recorded_s < _PAUSE_S and now_s - parent.whole_s < _WHOLE_EVERY_S
     return parent if is_near else None
+
+
+def _merged(served: Sequence[Served]) -> Served:
+    """Several answers to one request, as one with choices; its id is the first one's."""
+    events: list[Event] = [served[0].events[0]]
+    for index, one in enumerate(served):
+        finished = one.events[-1]
+        assert isinstance(finished, Finished)
+        events += (ChoiceBegins(index), *one.events[1:-1])
+        if one is not served[-1]:
+            events.append(ChoiceEnds(finished.reason))
+        else:
+            sampled = sum(other.answer.sampled_tokens for other in served)
+            events.append(msgspec.structs.replace(finished, sampled_tokens=sampled))
+    return Served(answer=served[0].answer, events=tuple(events), others=tuple(one.answer for one in served[1:]))
 
 
 def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, call_id: CallId, key: str) -> Answer:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,25 +163,25 @@ class ChatEndpoints:
         check_recordable(request)
         if not parts.config.allow_strict:
             request = without_strict(request)
-        leaf, watch = None, None
+        leaf, watches = None, []
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
             if asked.is_recorded:
                 caller, session, leaf = self._captured(asked, scope, request)
-                watch = Watch(parts.outcomes, caller)
+                watches = [Watch(parts.outcomes, caller) for _ in range(request.num_choices)]
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
                 caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
                 session = Session(caller.key, Purpose.UNKNOWN)
         session.enter()
         entered.callback(session.leave)
-        call_id = watch.call_id if watch is not None else new_call(caller.key)
+        ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_choices)]
         return CallResponse(
-            call=functools.partial(self._serve, session, caller, request, call_id, asked.is_recorded),
+            call=functools.partial(self._serve, session, caller, request, ids, asked.is_recorded),
             api=api,
             request=request,
             keep_alive_s=parts.config.keep_alive_s,
-            settled=functools.partial(self._settle, session, entered.pop_all().close, leaf, watch),
+            settled=functools.partial(self._settle, session, entered.pop_all().close, leaf, watches),
         )
 
     async def _count(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
@@ -202,12 +202,13 @@ class ChatEndpoints:
         return recall
 
     async def _serve(
-        self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId, is_recorded: bool
+        self, session: Session, caller: Caller, request: ChatRequest, ids: Sequence[CallId], is_recorded: bool
     ) -> Served:
-        served = await self._calls.serve(session, caller, request, call_id, is_recorded)
+        served = await self._calls.serve(session, caller, request, ids, is_recorded)
         if is_recorded and caller.rollout_id is None and caller.trace_id is not None:
             results = (message.tool_call_id for message in request.messages if message.tool_call_id)
-            self._nesting.answered(caller.trace_id, results, (tool.id for tool in served.answer.tool_calls))
+            asked_for = (tool for answer in (served.answer, *served.others) for tool in answer.tool_calls)
+            self._nesting.answered(caller.trace_id, results, (tool.id for tool in asked_for))
         return served
 
     def _captured(self, asked: _Asked, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, Leaf | None]:
@@ -248,13 +249,13 @@ class ChatEndpoints:
         session: Session,
         leave: Callable[[], None],
         leaf: Leaf | None,
-        watch: Watch | None,
+        watches: Sequence[Watch],
         served: Served | None,
         error: BaseException | None,
     ) -> None:
         leave()
         is_delivered = served is not None and served.answer.outcome is CallOutcome.DELIVERED
-        if watch is not None:
+        for watch in watches:
             watch.settle(session.retries, is_delivered=is_delivered, error=error)
         if leaf is not None and not is_delivered:
             # Nobody has the answer: the client asks the same again.
@@ -262,7 +263,7 @@ class ChatEndpoints:
         # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again for it.
         session.last_fault = 503 if error is not None and status_of(error) == 503 else None
         if served is not None:
-            self._parts.metrics.add(CALLS_SERVED, served.answer.outcome)
+            self._parts.metrics.add(CALLS_SERVED, served.answer.outcome, num=1 + len(served.others))
         elif error is not None:
             self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
 

@@ -20,7 +20,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestError, UnavailableError
-from tracegrad.schemas.records.calls import CallOutcome
 
 from ..http_request import UNREAD, retry_after_s
 from .api.chat_request import ChatRequest
@@ -79,7 +78,7 @@ class CallResponse:
         whole = None if is_stream else Response(self._writer.whole(served.events), media_type="application/json")
         await self._send(send, served.events, whole)
         if is_here:
-            served.answer.outcome = CallOutcome.DELIVERED
+            served.delivered()
 
     def _settle(self, call: asyncio.Task[Served]) -> None:
         error = _error_of(call)

@@ -162,6 +162,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     conversation_key: str | None = None
     """Of a captured agent: 32 hex, of the conversation id that it named (`ids.conversation_key`; the id itself is not
     recorded), or of the earlier call that its messages continue; the episode's key then."""
+    num_choices: int = 1
+    """How many answers its request asked for. Of several, each has a record, and only one that the agent went on from,
+    or that a reward names, stays in the loss."""
 
     @property
     def num_sampled(self) -> int:

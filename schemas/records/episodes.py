@@ -75,7 +75,8 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     outcome: CallOutcome = CallOutcome.UNKNOWN
     masked: str = ""
     """Why the call leaves the loss: `constrained`, `truncated`, `client_disconnected`, `superseded`, `outcome_unknown`,
-    `missing_parent` (its prompt rests on a call that is not here before it); else empty."""
+    `missing_parent` (its prompt rests on a call that is not here before it), `not_chosen` (one of several answers to a
+    request, of which the agent made nothing); else empty."""
     splice: SpliceOutcome
     tools: tuple[ToolExecution, ...] = ()
     rewards: tuple[AppliedReward, ...] = ()

@@ -137,8 +137,12 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
     joined, executions = _joined(records, spans, own)
     outcomes = episode.outcomes
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
-    turns = _turns([match.agent for match in joined], fates)
-    broken = _broken(records)
+    broken, unchosen = _broken(records), _unchosen(records, episode)
+    counted = [
+        CallOutcome.SUPERSEDED if record.call_id in unchosen else fate
+        for record, fate in zip(records, fates, strict=True)
+    ]
+    turns = _turns([match.agent for match in joined], counted)
     calls: list[EpisodeCall] = []
     for record, match, turn, outcome, answered in zip(records, joined, turns, fates, executions, strict=True):
         temperature = record.sampling_used.temperature
@@ -151,7 +155,13 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
                 # JSON has no NaN; a reader of the record would refuse the whole episode.
                 temperature=temperature if math.isfinite(temperature) else 0.0,
                 outcome=outcome,
-                masked=_masked(record, outcome, episode, is_broken=record.call_id in broken),
+                masked=_masked(
+                    record,
+                    outcome,
+                    episode,
+                    is_broken=record.call_id in broken,
+                    is_unchosen=record.call_id in unchosen,
+                ),
                 tools=tuple(
                     ToolExecution(
                         span_id=span.span_id,
@@ -220,7 +230,17 @@ def _broken(records: Sequence[CallRecord]) -> set[str]:
     return every - whole
 
 
-def _masked(record: CallRecord, outcome: CallOutcome, episode: OpenEpisode, *, is_broken: bool) -> str:
+def _unchosen(records: Sequence[CallRecord], episode: OpenEpisode) -> set[str]:
+    """Of several answers to one request, those that nothing was made of: no call goes on from them, no reward that
+    counts names them."""
+    rated = {reward.target for (counts, _, _), reward in episode.rewards.items() if counts}
+    chosen = rated | {record.parent_call_id for record in records}
+    return {record.call_id for record in records if record.num_choices > 1 and record.call_id not in chosen}
+
+
+def _masked(
+    record: CallRecord, outcome: CallOutcome, episode: OpenEpisode, *, is_broken: bool, is_unchosen: bool
+) -> str:
     """Why the call leaves the loss."""
     # An attempt's end tells all outcomes; of a captured call the gateway may have died before it told.
     is_told = episode.attempt is not None
@@ -230,6 +250,8 @@ def _masked(record: CallRecord, outcome: CallOutcome, episode: OpenEpisode, *, i
         return "outcome_unknown"
     if is_broken:
         return "missing_parent"
+    if is_unchosen:
+        return "not_chosen"
     if record.is_constrained:
         return "constrained"
     return "truncated" if record.is_truncated else ""

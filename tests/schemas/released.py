@@ -66,6 +66,7 @@ CALL = calls.CallRecord(
 CONTINUED_CALL = msgspec.structs.replace(
     CALL, rollout_id=None, attempt_id=None, purpose=calls.Purpose.UNKNOWN, conversation_key="5e" * 16
 )
+CHOSEN_CALL = msgspec.structs.replace(CALL, num_choices=2)
 CALLS_CLOSED = calls.CallsClosed(
     rollout_id=ROLLOUT,
     attempt_id="9a3c",
@@ -268,6 +269,7 @@ class _Groups:
 RELEASED: dict[str, Any] = {
     "call-1.msgpack": calls.LLM_CALLS,
     "call-1-c.msgpack": calls.LLM_CALLS,
+    "call-1-n.msgpack": calls.LLM_CALLS,
     "calls_closed-1.msgpack": calls.LLM_CALLS,
     "call_open-1.msgpack": calls.LLM_CALLS,
     "call_ended-1.msgpack": calls.LLM_CALLS,
@@ -308,6 +310,7 @@ RELEASED: dict[str, Any] = {
 WRITTEN = {
     "call-1.msgpack": CALL,
     "call-1-c.msgpack": CONTINUED_CALL,
+    "call-1-n.msgpack": CHOSEN_CALL,
     "calls_closed-1.msgpack": CALLS_CLOSED,
     "call_open-1.msgpack": CALL_OPEN,
     "call_ended-1.msgpack": CALL_ENDED,

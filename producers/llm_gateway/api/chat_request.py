@@ -124,6 +124,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one answer may call several tools."""
     wishes: Wishes = Wishes()
     is_stream: bool = False
+    num_choices: int = 1
+    """How many answers it wants, each sampled for itself."""
     continues: CallId | None = None
     """The answer that the agent names as the one before; its conversation is part of `messages`."""
     num_led: int = 0

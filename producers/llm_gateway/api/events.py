@@ -2,8 +2,8 @@
 
 In: made inside the gateway. Out: to the writers of this folder. Invariant: `Started` comes first and once, then
 deltas, last `Finished` or `Failed`, once; texts of an answer are to be joined. Today all events come at once, when
-the answer is finished and recorded; a writer takes them one by one and cannot tell. Several answers to one request
-would need an index on each event.
+the answer is finished and recorded; a writer takes them one by one and cannot tell. Of several answers
+to one request each stands between `ChoiceBegins` and `ChoiceEnds`, the last between `ChoiceBegins` and `Finished`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from .chat_request import ChatRequest, Message
 
 __all__ = [
     "Api",
+    "ChoiceBegins",
+    "ChoiceEnds",
     "Event",
     "Failed",
     "Finished",
@@ -83,6 +85,18 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's stop string that ended it."""
 
 
+class ChoiceBegins(msgspec.Struct, frozen=True):
+    """Of several answers to one request: what follows is of the one with this index."""
+
+    index: int
+
+
+class ChoiceEnds(msgspec.Struct, frozen=True):
+    """One that is not the last of them is complete."""
+
+    reason: str
+
+
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """An error in no API's words."""
 
@@ -102,7 +116,7 @@ class Failed(msgspec.Struct, frozen=True):
     problem: Problem
 
 
-Event = Started | Reasoning | Text | ToolCalled | Finished | Failed
+Event = ChoiceBegins | ChoiceEnds | Started | Reasoning | Text | ToolCalled | Finished | Failed
 
 
 class Writer(Protocol):

@@ -28,7 +28,7 @@ from .chat_request import (
     read_as,
     rest_of,
 )
-from .events import Api, Event, Failed, Finished, Reasoning, Started, Text, ToolCalled
+from .events import Api, ChoiceBegins, ChoiceEnds, Event, Failed, Finished, Reasoning, Started, Text, ToolCalled
 from .openai_error import write_error
 
 __all__ = ["OPENAI_CHAT"]
@@ -92,7 +92,7 @@ class _Body(msgspec.Struct):
     tools: list[_Tool] | None = None
     tool_choice: ToolUse | _Call | None = None
     parallel_tool_calls: bool | None = None
-    n: int | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
     stream: bool | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
@@ -101,8 +101,8 @@ class _Body(msgspec.Struct):
 def _read(body: dict[str, Any]) -> ChatRequest:
     read = read_as(body, _Body)
     choice = read.tool_choice
-    if read.n not in (None, 1):
-        raise RequestError("n: expected 1, got another value; send one request for each answer", param="n")
+    if body.get("best_of") not in (None, 1, read.n):
+        raise RequestError("best_of: expected none, for whoever trains chooses by rewards; ask for n", param="best_of")
     return ChatRequest(
         messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
         model=read.model,
@@ -111,6 +111,7 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         allows_parallel_calls=read.parallel_tool_calls is not False,
         wishes=_wishes(read, body),
         is_stream=bool(read.stream),
+        num_choices=read.n or 1,
         sampling_asked={name: body[name] for name in _ASKED if name in body},
         extra=rest_of(body, _Body, Wishes),
     )
@@ -168,16 +169,21 @@ class _Writer:
         options = request.extra.get("stream_options")
         self._includes_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self._num_tool_calls = 0
+        self._index = 0
 
     def whole(self, events: Iterable[Event]) -> bytes:
         """See Writer."""
-        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-        choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None, "finish_reason": None}
+        choices = [choice := _choice(0)]
         body: dict[str, Any] = {}
         for event in events:
+            message = choice["message"]
             match event:
                 case Started():
-                    body = {**_head(event, "chat.completion"), "choices": [choice]}
+                    body = {**_head(event, "chat.completion"), "choices": choices}
+                case ChoiceBegins(index) if index:
+                    choices.append(choice := _choice(index))
+                case ChoiceEnds(reason):
+                    choice["finish_reason"] = reason
                 case Reasoning(text):
                     message["reasoning"] = message["reasoning_content"] = message.get("reasoning", "") + text
                 case Text(text, logprobs):
@@ -196,6 +202,11 @@ class _Writer:
             case Started():
                 self._head = _head(event, "chat.completion.chunk")
                 yield self._delta({"role": "assistant", "content": ""})
+            case ChoiceBegins(index) if index:
+                self._index, self._num_tool_calls = index, 0
+                yield self._delta({"role": "assistant", "content": ""})
+            case ChoiceEnds(reason):
+                yield self._delta({}, reason)
             case Reasoning(text) if text:
                 yield self._delta({"reasoning": text, "reasoning_content": text})
             case Text(text, logprobs) if text:
@@ -212,7 +223,8 @@ class _Writer:
                 yield b"data: " + write_error(problem) + b"\n\n"
 
     def _delta(self, fields: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> bytes:
-        return self._chunk([{"index": 0, "delta": fields, "logprobs": logprobs, "finish_reason": finish_reason}])
+        choice = {"index": self._index, "delta": fields, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._chunk([choice])
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
         body = {**self._head, "choices": choices, **({"usage": usage} if self._includes_usage else {})}
@@ -221,6 +233,11 @@ class _Writer:
 
 def _head(started: Started, kind: str) -> dict[str, Any]:
     return {"id": started.call_id, "object": kind, "created": started.created_s, "model": started.model}
+
+
+def _choice(index: int) -> dict[str, Any]:
+    message = {"role": "assistant", "content": None, "refusal": None}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": None}
 
 
 def _call_form(call: ToolCall) -> dict[str, Any]:

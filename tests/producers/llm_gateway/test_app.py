@@ -271,7 +271,7 @@ async def test_a_streamed_failure_keeps_its_status_when_nothing_was_sent() -> No
     async with rig(engine_wait_s=0.2, keep_alive_s=0.05) as r:
         await r.begin()
         status, _ = await r.post(
-            f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions", {"messages": ASK, "n": 2, "stream": True}
+            f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/v1/chat/completions", {"messages": ASK, "n": 0, "stream": True}
         )
         assert status == 400
         r.engine.fail_next = 100

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [1]}, "messages"),
-        ({"messages": ASK, "n": 2}, None),
+        ({"messages": ASK, "n": 0}, None),
         ({"messages": ASK, "max_tokens": -1}, None),
         ({"messages": ASK, "max_tokens": "many"}, None),
         ({"messages": ASK, "stop": [1]}, None),

@@ -120,7 +120,7 @@ async def test_end_tells_whether_the_last_call_failed_by_our_fault() -> None:
             for how in asks:
                 r.engine.label = "default" if how == "away" else label(0)
                 r.engine.replies.append(Reply("42"))
-                fields = {"n": 2} if how == "bad" else {}
+                fields = {"n": 0} if how == "bad" else {}
                 if how == "torn":
                     path = f"{r.url}/rollout/{ROLLOUT}/attempt/{attempt}/v1/chat/completions"
                     async with r.http.post(path, data=b'{"messages": [') as response:
