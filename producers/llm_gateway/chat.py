@@ -224,14 +224,15 @@ class ChatEndpoints:
             key = self._nesting.key_of(caller.trace_id, caller.key)
             if key != caller.key:
                 caller = msgspec.structs.replace(caller, conversation_key=None if key == caller.trace_id else key)
-        if caller.key:
+        if caller.conversation_key or caller.rollout_id:
             return caller, sessions.captured(caller.key), None
         said = last_said(splice_context(request), request.messages)
         leaf = sessions.leaves.take(Said(scope, *said)) if said else None
-        if leaf is not None:
+        if leaf is not None and (caller.trace_id is None or sessions.known(caller.key) is None):
+            # Also in a trace that is new here: many a client begins one for each request.
             self._parts.metrics.add(CALLS_JOINED)
             caller = msgspec.structs.replace(caller, conversation_key=leaf.key)
-        else:
+        elif caller.trace_id is None:
             caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
         session = sessions.captured(caller.key)
         session.scope = scope

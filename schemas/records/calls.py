@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..ids import CallId
+from ..ids import CallId, key_of
 from .codec import Codec, OpenEnum
 from .versions import VersionSpan
 
@@ -165,6 +165,11 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     num_choices: int = 1
     """How many answers its request asked for. Of several, each has a record, and only one that the agent went on from,
     or that a reward names, stays in the loss."""
+
+    @property
+    def key(self) -> str:
+        """By which it lies on the topic, in order with the others of that key."""
+        return key_of(self.rollout_id, self.conversation_key, self.trace_id)
 
     @property
     def num_sampled(self) -> int:

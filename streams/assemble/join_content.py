@@ -3,7 +3,8 @@
 In: calls, spans, and which of both are joined already. Out: for a call's index, the spans that tell its answer. By the
 tool-call ids that an answer asks for, since the gateway minted them; else by the answer's text, compared by digest:
 where as many spans as calls tell it, none of the calls is joined already, and, if they are several, one span ended
-before the next began, so that they are in order. Invariant: exact matches only; whatever is ambiguous joins nothing.
+before the next began, so that they are in order, as calls of one key are. Invariant: exact matches only; whatever is
+ambiguous joins nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def join_content(
         for digest, indices in answers.items():
             found = sorted(by_text[digest], key=lambda span: (span.start_ns, *place_of(span)))
             is_ordered = all(one.end_ns <= other.start_ns for one, other in pairwise(found))
+            is_ordered &= len({calls[index].key for index in indices}) == 1
             if len(found) == len(indices) and is_ordered and not any(joined[index] for index in indices):
                 told.update((index, [span]) for index, span in zip(indices, found, strict=True))
     return told

@@ -9,11 +9,11 @@ an id alone brought join only where a call bears that id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, LogFact, SpanFact, SpanKind
 
-__all__ = ["MAX_FACTS_PER_RECORD", "MAX_HOPS", "Links", "asked_of", "forwarded", "pull"]
+__all__ = ["MAX_FACTS_PER_RECORD", "MAX_HOPS", "Links", "answers_in", "asked_of", "forwarded", "pull"]
 
 MAX_FACTS_PER_RECORD = 500
 MAX_HOPS = 4
@@ -97,9 +97,16 @@ def pull(key: str, to: str, minted: str | None) -> LinkFact:
     return LinkFact(trace_id=key, key=to, source=LinkSource.ANSWER, minted_id=minted)
 
 
+def answers_in(spans: Iterable[SpanFact]) -> set[str]:
+    """The ids of answers, and of tool calls that answers ask for, which models' spans repeat; in streams some
+    frameworks lose the former."""
+    told = (span for span in spans if span.kind is SpanKind.LLM)
+    return {id_ for span in told for id_ in (span.response_id, *span.requested_tool_call_ids) if id_}
+
+
 def asked_of(links: Collection[LinkFact], to: str, facts: Collection[Fact]) -> Iterator[Facts]:
     """The records by which calls of other keys go to where a trace went whose models' spans repeat their ids."""
-    answers = {fact.response_id for fact in facts if isinstance(fact, SpanFact) and fact.kind is SpanKind.LLM}
+    answers = answers_in(fact for fact in facts if isinstance(fact, SpanFact))
     for link in links:
         if link.source is LinkSource.ID and link.minted_id in answers:
             yield Facts(episode_id=link.key, facts=(pull(link.key, to, link.minted_id),))

@@ -32,11 +32,10 @@ from tracegrad.schemas.records.facts import (
     LogFact,
     RewardFact,
     SpanFact,
-    SpanKind,
 )
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
-from .links import Links
+from .links import Links, answers_in
 from .log_readings import Told, filled
 
 __all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting", "is_authorised"]
@@ -196,15 +195,14 @@ class OpenEpisode:
         """As Links.target; a runner's attempt is nobody else's."""
         if self.attempt is not None:
             return None, False
-        answered = self.calls if self._names_its_trace() else ()
+        answered = self.minted() if self._names_its_trace() else ()
         return self.links.target(self.key, has_calls=bool(self.calls), answered=answered)
 
     def pulls(self) -> list[LinkFact]:
         """As Links.pulls, for the trace of an agent whose client propagates nothing: no call names it."""
         if self.attempt is not None or not self.links or self._names_its_trace():
             return []
-        answers = {span.response_id for span in self.spans if span.kind is SpanKind.LLM and span.response_id}
-        return self.links.pulls(self.key, answers)
+        return self.links.pulls(self.key, answers_in(self.spans))
 
     def _names_its_trace(self) -> bool:
         return any(fact.call.trace_id == self.key for fact in self.calls.values())

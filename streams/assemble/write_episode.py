@@ -131,8 +131,13 @@ def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | Non
 
 
 def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> list[EpisodeCall]:
-    """The calls in the order of their records on the log, before they are rewarded."""
-    facts = sorted(episode.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
+    """The calls in the order of their records on the log, before they are rewarded. Of several keys, whose records may
+    lie in several partitions, the gateway's clock tells the order."""
+    is_one = len({fact.call.key for fact in episode.calls.values()}) == 1
+    facts = sorted(
+        episode.calls.values(),
+        key=lambda fact: (0 if is_one else fact.call.started_at_ns, fact.order, fact.call.call_id),
+    )
     records = [fact.call for fact in facts]
     joined, executions = _joined(records, spans, own)
     outcomes = episode.outcomes

@@ -67,9 +67,9 @@ _NO_TOOLS = (
 
 
 _NO_CONTEXT = (
-    "its spans are never the current ones, so each request of a captured agent stands in a trace of its own; the ids "
-    "that its spans repeat name several keys, which link nothing. Name the conversation (`x-conversation-id`), or take "
-    "the OpenTelemetry or OpenLLMetry instrumentor."
+    "its spans are never the current ones, so each request of a captured agent stands in a trace of its own; calls "
+    "come to the framework's trace by the ids that its spans repeat. Two agents' equal answers without such an id name "
+    "nobody."
 )
 
 

@@ -197,12 +197,28 @@ async def test_an_end_is_continued_once() -> None:
 
 
 async def test_another_client_joins_nothing() -> None:
-    """Another API key is another client; who names a trace is in that."""
+    """Another API key is another client; who names a conversation is in that."""
     async with rig() as r:
         said = await ask(r, ASK)
         await ask(r, [*ASK, said, GO_ON], {"authorization": "Bearer sk-bob"})
-        await ask(r, [*ASK, said, GO_ON], {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
-        assert len(set(keys(r))) == 3 and keys(r)[2] == TRACE
+        await ask(r, [*ASK, said, GO_ON], {"x-conversation-id": "c-18"})
+        assert len(set(keys(r))) == 3 and keys(r)[2] == conversation_key("c-18")
+
+
+async def test_a_client_that_begins_a_trace_for_each_request_is_known_by_its_words() -> None:
+    """Its first trace is the key. A trace that has calls keeps its own."""
+    first, second, known = ({"traceparent": f"00-{one * 16}-00f067aa0ba902b7-01"} for one in ("a1", "a2", "a3"))
+    other = [{"role": "user", "content": "another"}]
+    async with rig() as r:
+        said = await ask(r, ASK, first)
+        await ask(r, [*ASK, said, GO_ON], second)
+        again = await ask(r, other, reply=Reply("yes"))
+        await ask(r, [{"role": "user", "content": "new"}], known)
+        await ask(r, [*other, again, GO_ON], known)
+        found = keys(r)
+        assert [found[0], found[1], found[3], found[4]] == ["a1" * 16, "a1" * 16, "a3" * 16, "a3" * 16]
+        one, two, *_ = r.calls()
+        assert (two.trace_id, two.parent_call_id) == ("a2" * 16, one.call_id)
 
 
 async def test_a_changed_history_joins_nothing() -> None:

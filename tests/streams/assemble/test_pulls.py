@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 
+import msgspec
 import pytest
 
 from tests.streams.assemble.test_links import captured, close, episodes, llm, markers, streams
 from tests.streams.make import Item, agent_span, otlp, span
-from tracegrad.schemas.ids import conversation_key, new_call
+from tracegrad.schemas.ids import conversation_key, new_call, new_tool_call
+from tracegrad.schemas.records.calls import ToolCall
 
 TRACE = "ab" * 16
 FIRST, SECOND = captured("c1" * 16, "one"), captured("c2" * 16, "two")
@@ -45,3 +48,30 @@ def test_a_named_conversation_is_not_pulled_into_a_trace() -> None:
     close(run)
     assert key in episodes(run) and [made.call_id for made in episodes(run)[key].calls] == [named.call_id]
     assert markers(run)["c1" * 16] == f"forwarded {TRACE}"
+
+
+def test_in_streams_the_ids_of_tool_calls_bring_the_calls() -> None:
+    """LangChain loses the answer's id there; the calls of several keys are in the order in which they began."""
+    asked = [
+        msgspec.structs.replace(
+            one,
+            tool_calls=(ToolCall(id=new_tool_call(key), name="calc", arguments="{}"),),
+            started_at_ns=began,
+        )
+        for one, key, began in ((FIRST, "c1" * 16, 20), (SECOND, "c2" * 16, 10))
+    ]
+    spans = [
+        llm(TRACE, 2 + number, "lc_run--1", parent=1, gen_ai__output__messages=_asking(one.tool_calls[0].id))
+        for number, one in enumerate(asked)
+    ]
+    run = streams()
+    run.feed(*asked, HTTP, otlp(agent_span(TRACE, 1, "planner"), *spans))
+    close(run)
+    (episode,) = episodes(run).values()
+    assert [made.call_id for made in episode.calls] == [SECOND.call_id, FIRST.call_id]
+    assert [(made.agent, made.joined_by) for made in episode.calls] == [("planner", "content")] * 2
+
+
+def _asking(minted: str) -> str:
+    part = {"type": "tool_call", "id": minted, "name": "calc", "arguments": {}}
+    return json.dumps([{"role": "assistant", "parts": [part]}])

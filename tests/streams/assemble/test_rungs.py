@@ -52,12 +52,14 @@ def test_an_answer_joins_by_its_text_where_that_is_the_only_one() -> None:
 
 
 def test_equal_answers_join_in_order_where_each_has_its_span() -> None:
-    """One after the other; of two at once nobody knows which is which."""
+    """One after the other; of two at once nobody knows which is which, nor which of two keys was asked first."""
     calls = [call(name, None, content="yes") for name in "ab"]
     first, second = told("one", "yes", parent="planner", at=1), told("two", "yes", parent="coder", at=5)
     assert [agent for agent, _, _ in joins(calls, PLANNER, CODER, second, first)] == ["planner", "coder"]
     at_once = told("two", "yes", parent="coder", at=1)
     assert [joined for _, joined, _ in joins(calls, PLANNER, CODER, first, at_once)] == ["none", "none"]
+    apart = [call(name, None, content="yes", trace_id=key * 16) for name, key in (("a", "a1"), ("b", "b2"))]
+    assert [joined for _, joined, _ in joins(apart, PLANNER, CODER, first, second)] == ["none", "none"]
 
 
 def test_a_text_joins_no_call_whose_equal_has_its_span() -> None:
