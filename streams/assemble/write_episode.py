@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
-from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
+from tracegrad.schemas.records.facts import CallFact, SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutState, is_usable
 
 from .agent_rewards import agent_rewards
@@ -130,14 +130,16 @@ def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | Non
     return (math.fsum(values), "") if values else (None, "no_reward")
 
 
+def _in_order(facts: Collection[CallFact]) -> list[CallFact]:
+    """The order of the records on the log. Of several keys, whose records may lie in several partitions, the gateway's
+    clock tells the order."""
+    is_one = len({fact.call.key for fact in facts}) == 1
+    return sorted(facts, key=lambda fact: (0 if is_one else fact.call.started_at_ns, fact.order, fact.call.call_id))
+
+
 def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> list[EpisodeCall]:
-    """The calls in the order of their records on the log, before they are rewarded. Of several keys, whose records may
-    lie in several partitions, the gateway's clock tells the order."""
-    is_one = len({fact.call.key for fact in episode.calls.values()}) == 1
-    facts = sorted(
-        episode.calls.values(),
-        key=lambda fact: (0 if is_one else fact.call.started_at_ns, fact.order, fact.call.call_id),
-    )
+    """The calls in order, before they are rewarded."""
+    facts = _in_order(episode.calls.values())
     records = [fact.call for fact in facts]
     joined, executions = _joined(records, spans, own)
     outcomes = episode.outcomes
