@@ -13,10 +13,13 @@ again changes nothing that is on the log, and keeps its ports where they are fre
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.process_status import process_name
@@ -62,6 +65,7 @@ ENVIRONMENT = {
 }
 _OTLP_GRPC_PORT = 4317
 """The one that OTLP over gRPC is registered for, and that exporters and Collectors use unless they are told."""
+_CLAIMS: list[BaseFileLock] = []
 _PORT_WAIT_S = 5.0
 _MEMBERS_S = 20.0
 """For members of a killed start to leave their group: twice their session."""
@@ -75,8 +79,8 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     taken: list[int] = []
 
     def address(host: str, asked: int | None, last: str | None, *, usual: int | None = None) -> str:
-        if not (asked or last) and usual is not None and usual not in taken and kafka_node.is_free(usual):
-            asked = usual
+        if not (asked or last) and usual is not None and usual not in taken and _is_ours(usual):
+            last = f"{host}:{usual}"
         port = _port(asked, last, taken)
         taken.append(port)
         return f"{host}:{port}"
@@ -93,6 +97,18 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     )
     run_dir.write_start(settings, endpoints)
     return run_dir
+
+
+def _is_ours(port: int) -> bool:
+    """Whether a port that every run would like is free, and no other run of this machine is about to take it: its
+    gateway listens only once the broker is up. The claim lasts as long as this process."""
+    claim = FileLock(Path(tempfile.gettempdir()) / f"tracegrad-port-{port}.lock", timeout=0, fallback_to_soft=False)
+    try:
+        claim.acquire()
+    except (Timeout, OSError, NotImplementedError):
+        return False
+    _CLAIMS.append(claim)
+    return kafka_node.is_free(port)
 
 
 def _port(asked: int | None, last: str | None, taken: Iterable[int]) -> int:

@@ -56,6 +56,12 @@ def test_the_same_name_resumes_with_its_hash_and_ports(tmp_path: Path) -> None:
     assert len({endpoints.bootstrap_servers, endpoints.llm_url, endpoints.otlp_endpoint, endpoints.engine_urls[0]}) == 4
 
 
+def test_two_runs_that_start_at_once_listen_at_different_ports(tmp_path: Path) -> None:
+    """Both would like the port that OTLP over gRPC is registered for, and neither listens before its broker is up."""
+    first, second = (prepare_run(SETTINGS, tmp_path / name).endpoints for name in ("one", "two"))
+    assert first.otlp_grpc != second.otlp_grpc
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

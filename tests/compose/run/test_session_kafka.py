@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.serving import until
+from tests.serving import free_port, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
@@ -34,9 +34,22 @@ def folder(tmp_path: Path) -> Path:
 def start(folder: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts `up`; whatever is left at the end of a test is killed."""
     started: list[subprocess.Popen[bytes]] = []
+    # Else it would be 4317, which another run may take while this one is down.
+    grpc_port = free_port()
 
     def up() -> subprocess.Popen[bytes]:
-        arguments = ("up", "--model", "model", "--only", "streams", "--run", "mine", "--json")
+        arguments = (
+            "up",
+            "--model",
+            "model",
+            "--only",
+            "streams",
+            "--run",
+            "mine",
+            "--json",
+            "--set",
+            f"otlp.grpc_port={grpc_port}",
+        )
         out = (folder / "out.jsonl").open("ab")
         err = (folder / "err.txt").open("ab")
         with out, err:
