@@ -35,7 +35,7 @@ SETTINGS = {
 
 GRADER = """
 def grade(task, output, attempt):
-    return float(int(attempt["calls"][0]["call_id"][-1], 16) % 2)
+    return float(ord(attempt["calls"][0]["call_id"][-1]) % 2)
 """
 
 
