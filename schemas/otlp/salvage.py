@@ -34,6 +34,8 @@ _LENGTH = 2
 """The wire type of what has a length: messages and texts."""
 _WORK = 8
 """Bytes that may be tried for each of the request's own."""
+_MATCH_WORK = 16
+"""What may be the beginning of a resource costs as much as so many bytes."""
 _MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
 _MAX_DEPTH = 2
@@ -218,7 +220,10 @@ class _Walk:
                 at = match.start() + 1
 
     def _resource_between(self, start: int, end: int) -> None:
+        # The same gap is looked into again after each item that is none.
+        self._spend(end - start)
         for match in _RESOURCE.finditer(self._data, start, end):
+            self._spend(_MATCH_WORK)
             length, begin = _DecodeVarint(self._data, match.start(1))
             resource = Resource()
             is_followed = begin + length < end and self._data[begin + length] == 0x12
@@ -247,16 +252,20 @@ class _Walk:
         return False
 
     def _reads(self, message: Message, start: int, end: int) -> bool:
-        self._left -= end - start
-        if self._left < 0:
-            raise UndecodableError("expected an OTLP request, got one too damaged to read", reason="undecodable")
+        self._spend(end - start)
         try:
             message.ParseFromString(self._data[start:end])
         except DecodeError:
             return False
         return True
 
+    def _spend(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise UndecodableError("expected an OTLP request, got one too damaged to read", reason="undecodable")
+
     def _lose(self, start: int, end: int) -> None:
+        self._spend(end - start)
         self.lost.append(_lost(self._data[start:end]))
         if len(self.lost) > _MAX_LOST:
             raise UndecodableError(f"expected a request, got more than {_MAX_LOST} damaged parts", reason="undecodable")

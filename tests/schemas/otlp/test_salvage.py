@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import pytest
@@ -163,3 +164,13 @@ def test_a_request_within_a_text_is_not_taken_for_spans() -> None:
     body = head + b"scope-\xff" + tail
     read = found(TRACES, salvage(TRACES, body))
     assert read == [item.SerializeToString() for _, _, item in items_of(TRACES, made)]
+
+
+def test_the_work_is_bounded() -> None:
+    """Many beginnings of resources, in the gap before many items that are none, are not each looked into again."""
+    item = b"\x12\xff\x01\x0a\x10" + b"a" * 16 + b"\x12\x08" + b"\xff" * 3
+    body = b"\x12\xff\xff\xff\x7f" + b"\x0a\x7f" * 2**15 + item * 400 + b"\xff" * 300
+    started_s = time.process_time()
+    with pytest.raises(UndecodableError):
+        salvage(TRACES, body)
+    assert time.process_time() - started_s < 2
