@@ -49,7 +49,8 @@ class Leaves:
         """Remembers an end: of an answer, or one whose continuation came to nothing."""
         keys = self._keys.setdefault(leaf.said, [])
         self._keys.move_to_end(leaf.said)
-        if len(keys) < _MAX_EQUAL:
+        # Equal choices, or a retry that is answered alike, are one conversation's still.
+        if leaf.key not in keys and len(keys) < _MAX_EQUAL:
             keys.append(leaf.key)
         while len(self._keys) > self._max_ends:
             self._keys.popitem(last=False)

@@ -243,6 +243,14 @@ async def test_a_call_that_failed_leaves_its_conversation_to_the_retry() -> None
         assert len(set(keys(r))) == 1
 
 
+def test_an_end_of_one_conversation_that_comes_twice_is_one() -> None:
+    """As of two equal choices, or of an answer that its client had to ask for again."""
+    leaves, leaf = Leaves(), Leaf(Said(b"", b"d", ()), "a")
+    leaves.add(leaf)
+    leaves.add(leaf)
+    assert (leaves.take(leaf.said), leaves.take(leaf.said)) == (leaf, None)
+
+
 def test_equal_ends_are_forgotten_together() -> None:
     """The last one left would look like the only one."""
     leaves = Leaves(max_ends=2)
