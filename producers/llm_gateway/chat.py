@@ -109,7 +109,7 @@ class ChatEndpoints:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
         caller, session = self._caller(http)
-        is_recorded = _is_recorded(http, session)
+        is_recorded = _is_recorded(http, session is not None or caller.holder is not None)
         if not is_recorded:
             parts.metrics.add(CALLS_OPTED_OUT)
         if session is not None:
@@ -288,11 +288,12 @@ def _is_named(caller: Caller) -> bool:
     return caller.rollout_id is not None or caller.conversation_key is not None
 
 
-def _is_recorded(http: Request, session: Session | None) -> bool:
-    """Whether the agent lets the request leave a record. Raises RequestError."""
+def _is_recorded(http: Request, trains: bool) -> bool:
+    """Whether the agent lets the request leave a record; one that shows a credential of this run, also if it names no
+    rollout, may not. Raises RequestError."""
     said = http.headers.get(RECORD_HEADER)
     if said is not None and said.strip().lower() != "off":
         raise RequestError(f"{RECORD_HEADER}: expected off, or no such header, got another value")
-    if said is not None and session is not None:
+    if said is not None and trains:
         raise RequestError(f"{RECORD_HEADER}: expected no such header, for calls of a rollout train; leave it out")
     return said is None

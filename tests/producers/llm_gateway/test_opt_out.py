@@ -10,6 +10,7 @@ from tests.producers.llm_gateway.provider import Provider, with_provider
 from tracegrad.schemas.metrics import CALLS_OPTED_OUT
 
 pytestmark = pytest.mark.slow
+ANN = {"x-api-key": "sk-ann"}
 OFF = {"x-tracegrad-record": "off"}
 CHAT = "/v1/chat/completions"
 
@@ -19,7 +20,7 @@ async def test_a_call_that_opts_out_is_served_and_leaves_nothing(model: str) -> 
     """No record on any topic, nothing that a later call could go on from; only a count."""
     async with with_provider(Provider(b'{"choices": []}')) as r:
         r.engine.replies.extend([Reply("42"), Reply("43")])
-        status, answer = await r.post(CHAT, {"model": model, "messages": ASK}, **OFF)
+        status, answer = await r.post(CHAT, {"model": model, "messages": ASK}, **ANN, **OFF)
         assert status == 200
         assert r.records() == []
         assert r.gateway.parts.metrics.value(CALLS_OPTED_OUT) == 1
@@ -39,4 +40,6 @@ async def test_a_call_of_a_rollout_cannot_opt_out(model: str) -> None:
         assert status == 400 and "calls of a rollout train" in answer["error"]["message"]
         status, answer = await r.post(CHAT, {"model": model, "messages": ASK}, **{"x-tracegrad-record": "no"})
         assert status == 400 and "expected off" in answer["error"]["message"]
+        status, answer = await r.post(CHAT, {"model": model, "messages": ASK}, **OFF)
+        assert status == 400 and "calls of a rollout train" in answer["error"]["message"], "host that names no rollout"
         assert r.records() == [] and r.engine.requests == []
