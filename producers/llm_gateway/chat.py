@@ -127,13 +127,12 @@ class ChatEndpoints:
                 upstream = self._models.meant(body.get("model"))
                 if upstream is not None:
                     return self._upstreams.take(self._passed_on(asked, upstream), entered)
-                self._enter(session is not None)
+                self._enter(session is not None, 1, entered)
+                return await serve(asked, entered)
             except OverloadedError:
                 if session is not None:
                     session.last_fault = 503
                 raise
-            entered.callback(self._leave, session is not None)
-            return await serve(asked, entered)
 
     def _passed_on(self, asked: _Asked, upstream: Upstream) -> PassedOn:
         http, caller = asked.http, asked.caller
@@ -163,6 +162,9 @@ class ChatEndpoints:
         check_recordable(request)
         if not parts.config.allow_strict:
             request = without_strict(request)
+        # Each choice is a call of its own; more than there are slots take them all.
+        others = min(request.num_choices, self._limit(session is not None)) - 1
+        self._enter(session is not None, others, entered)
         leaf, watches = None, []
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
@@ -273,14 +275,19 @@ class ChatEndpoints:
         """Calls that run."""
         return sum(self._num_inflight.values())
 
-    def _enter(self, is_attempts: bool) -> None:
-        num, limit = self._num_inflight[is_attempts], self._parts.config.max_inflight
-        if num >= (limit if is_attempts else halved(limit)):
-            raise OverloadedError(f"{num} calls are in flight already; try again")
-        self._num_inflight[is_attempts] += 1
+    def _limit(self, is_attempts: bool) -> int:
+        limit = self._parts.config.max_inflight
+        return limit if is_attempts else halved(limit)
 
-    def _leave(self, is_attempts: bool) -> None:
-        self._num_inflight[is_attempts] -= 1
+    def _enter(self, is_attempts: bool, num: int, entered: contextlib.ExitStack) -> None:
+        running = self._num_inflight[is_attempts]
+        if running + num > self._limit(is_attempts):
+            raise OverloadedError(f"{running} calls are in flight already; try again")
+        self._num_inflight[is_attempts] += num
+        entered.callback(self._leave, is_attempts, num)
+
+    def _leave(self, is_attempts: bool, num: int) -> None:
+        self._num_inflight[is_attempts] -= num
 
 
 def _is_named(caller: Caller) -> bool:

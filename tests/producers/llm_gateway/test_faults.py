@@ -162,6 +162,19 @@ async def test_calls_of_no_attempt_refuse_none_of_an_attempt() -> None:
         assert (await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end"))[1]["fault"] is None
 
 
+async def test_each_choice_takes_a_slot() -> None:
+    """Or sixteen times the bound would be sampled at once."""
+    async with rig(max_inflight=4) as r:
+        r.engine.running.clear()
+        r.engine.replies.extend([Reply("42")] * 7)
+        await r.begin()
+        first = asyncio.create_task(r.chat_raw(ASK, n=3))
+        await until(lambda: len(r.asked(GENERATE)) == 3)
+        assert (await r.chat_raw(ASK, n=2))[0] == 503
+        r.engine.running.set()
+        assert (await first)[0] == (await r.chat_raw(ASK, n=4))[0] == 200
+
+
 @pytest.mark.parametrize("is_waiting", [True, False])
 async def test_end_tells_whether_the_agent_waited_for_an_answer(is_waiting: bool) -> None:
     """Also when its call has ended meanwhile, with nobody to answer."""
