@@ -68,7 +68,8 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     timeout_s: Seconds = 600.0
     """For one answer, streamed ones to their end."""
     max_inflight: Count = 64
-    """Requests at once; beyond it 503 with Retry-After. Calls of the policy do not count."""
+    """Requests of attempts at once, and half as many others; beyond it 503 with Retry-After. Calls of the policy do not
+    count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

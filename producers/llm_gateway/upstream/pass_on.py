@@ -31,7 +31,7 @@ from tracegrad.schemas.metrics import UPSTREAM_CALLS, UPSTREAM_CALLS_UNRECORDED
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, UpstreamCall
 from tracegrad.schemas.topics import Topic, episode_key
 
-from ..calls import Parts
+from ..calls import Parts, halved
 from ..config import Upstream
 from ..identity import Caller
 from ..outcomes import Watch
@@ -83,7 +83,8 @@ class UpstreamCalls:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._num_inflight: Counter[str] = Counter()
+        self._num_inflight: Counter[tuple[str, bool]] = Counter()
+        """By upstream: of attempts, and of others."""
 
     async def __aenter__(self) -> None:
         # No proxy, netrc or cookie of the environment: who is asked, and with which key, the settings say.
@@ -99,10 +100,12 @@ class UpstreamCalls:
         Raises OverloadedError, and SessionError (410) after the attempt's end.
         """
         upstream = asked.upstream
-        if self._num_inflight[upstream.name] >= upstream.max_inflight:
-            raise OverloadedError(f"{upstream.max_inflight} requests to {upstream.name} are in flight; try again")
-        self._num_inflight.update([upstream.name])
-        entered.callback(self._num_inflight.subtract, [upstream.name])
+        slot = upstream.name, asked.session is not None
+        limit = upstream.max_inflight if asked.session is not None else halved(upstream.max_inflight)
+        if self._num_inflight[slot] >= limit:
+            raise OverloadedError(f"{limit} requests to {upstream.name} are in flight; try again")
+        self._num_inflight.update([slot])
+        entered.callback(self._num_inflight.subtract, [slot])
         if asked.session is not None:
             asked.session.enter()
             entered.callback(asked.session.leave)

@@ -224,18 +224,21 @@ async def test_an_attempts_end_ends_its_requests() -> None:
 
 
 async def test_the_slots_of_an_upstream_are_its_own() -> None:
-    """Beyond them 503; calls of the policy go on."""
+    """Beyond them 503; calls of the policy go on, and an attempt's, which a 503 would have tried again."""
     provider = Provider()
     provider.delay = asyncio.Event()
-    async with with_provider(provider, of={"max_inflight": 2}) as r:
+    async with with_provider(provider, of={"max_inflight": 4}) as r:
+        await r.begin()
         asked = [asyncio.create_task(send(r, "/v1/chat/completions", BODY)) for _ in range(2)]
         await until(lambda: len(provider.asked) == 2)
         status, _, headers = await send(r, "/v1/chat/completions", BODY)
         assert status == 503 and int(headers["retry-after"]) >= 1
+        asked.append(asyncio.create_task(send(r, "/v1/chat/completions", BODY, attempt=True)))
+        await until(lambda: len(provider.asked) == 3 or asked[-1].done())
         r.engine.replies.append(Reply("42"))
         assert (await r.post("/v1/chat/completions", {"model": "policy", "messages": ASK}))[0] == 200
         provider.delay.set()
-        assert [(await one)[0] for one in asked] == [200, 200]
+        assert [(await one)[0] for one in asked] == [200] * 3
         assert (await send(r, "/v1/chat/completions", BODY))[0] == 200
 
 
