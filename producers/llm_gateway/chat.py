@@ -197,7 +197,10 @@ class ChatEndpoints:
         """What the caller may go on with: answers of its attempt, or of a captured conversation that is its own."""
 
         def recall(call_id: CallId) -> tuple[Message, ...] | None:
-            found = session or self._parts.sessions.known(caller.key if _is_named(caller) else key_in(call_id) or "")
+            key = key_in(call_id) or ""
+            if _is_named(caller) and key not in (caller.key, self._nesting.known_key(caller.trace_id or "", caller.key)):
+                return None
+            found = session or self._parts.sessions.known(key)
             is_own = found is not None and found.scope in (None, scope)
             return found.conversations.find(call_id) if found is not None and is_own else None
 

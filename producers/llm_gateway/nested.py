@@ -47,6 +47,11 @@ class Nesting:
             known.inner[key] = known.key if known.waits_for else key
         return known.inner.get(key, key)
 
+    def known_key(self, trace: str, key: str) -> str:
+        """As `key_of`, of calls that were; nothing is noted."""
+        known = self._traces.get(trace)
+        return key if known is None else known.inner.get(key, key)
+
     def answered(self, trace: str, results: Iterable[str], asked: Iterable[str]) -> None:
         """A call of the trace bore the results of these tool calls, and its answer asks for those."""
         known = self._traces.get(trace)

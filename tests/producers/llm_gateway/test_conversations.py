@@ -121,6 +121,19 @@ async def test_an_agent_that_works_for_a_tool_is_in_its_callers_conversation() -
         assert {key_in(call.call_id) for call in r.calls()} == {outer, after}
 
 
+async def test_an_agent_that_works_for_a_tool_goes_on_by_naming_its_answer() -> None:
+    """Which bears the key of the outer conversation."""
+    async with rig() as r:
+        await ask(r, ASK, within("outer"), reply=Reply(tool_call_text("calc", a=1)), tools=CALC)
+        body: dict[str, Any] = {"model": "policy", "input": "hi"}
+        for _ in range(2):
+            r.engine.replies.append(Reply("hello"))
+            status, answer = await r.post("/v1/responses", body, **(ANN | within("inner")))
+            assert status == 200, answer
+            body = body | {"previous_response_id": answer["id"]}
+        assert keys(r) == [conversation_key("outer")] * 3
+
+
 async def test_a_conversation_that_the_header_names_is_its_own() -> None:
     """Whatever waits in its trace: the header is the program's own word."""
     async with rig() as r:
