@@ -182,7 +182,7 @@ class CallServer:
         if is_recorded:
             await self._append(session, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
-            self._remember(session, request, prompt, generation, answer, whole_s)
+            self._remember(session, caller, request, prompt, generation, answer, whole_s)
         events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids), generation.stop)
         return Served(answer=answer, events=tuple(events))
 
@@ -228,6 +228,7 @@ class CallServer:
     def _remember(
         self,
         session: Session,
+        caller: Caller,
         request: ChatRequest,
         prompt: Prompt,
         generation: Generation,
@@ -252,10 +253,10 @@ class CallServer:
             role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning
         )
         if request.is_kept:
-            session.conversations.keep(answer.call_id, (*request.messages[request.num_led :], message))
+            session.conversations.keep(answer.call_id, (*request.messages[request.num_led :], message), caller.scope)
         said = session.history.remember(splice_context(request), request.messages, message, call)
-        if session.scope is not None:
-            self._parts.sessions.leaves.add(Leaf(Said(session.scope, said, call.tool_call_ids), session.key))
+        if session.is_unnamed:
+            self._parts.sessions.leaves.add(Leaf(Said(caller.scope, said, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 
 

@@ -170,6 +170,7 @@ class ChatEndpoints:
             parts.metrics.add(CALLS_CAPTURED)
             if asked.is_recorded:
                 caller, session, leaf = self._captured(asked, scope, request)
+                caller = msgspec.structs.replace(caller, scope=scope)
                 watches = [Watch(parts.outcomes, caller) for _ in range(request.num_choices)]
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
@@ -198,11 +199,13 @@ class ChatEndpoints:
 
         def recall(call_id: CallId) -> tuple[Message, ...] | None:
             key = key_in(call_id) or ""
-            if _is_named(caller) and key not in (caller.key, self._nesting.known_key(caller.trace_id or "", caller.key)):
+            inner = self._nesting.known_key(caller.trace_id or "", caller.key)
+            if _is_named(caller) and key not in (caller.key, inner):
                 return None
             found = session or self._parts.sessions.known(key)
-            is_own = found is not None and found.scope in (None, scope)
-            return found.conversations.find(call_id) if found is not None and is_own else None
+            # Who names the attempt or the conversation may go on with what another client of it was answered.
+            of = None if session is not None or _is_named(caller) else scope
+            return found.conversations.find(call_id, of) if found is not None else None
 
         return recall
 
@@ -240,7 +243,7 @@ class ChatEndpoints:
         elif caller.trace_id is None:
             caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
         session = sessions.captured(caller.key)
-        session.scope = scope
+        session.is_unnamed = True
         return caller, session, leaf
 
     def _caller(self, http: Request) -> tuple[Caller, Session | None]:

@@ -24,14 +24,16 @@ class Conversations:
 
     def __init__(self) -> None:
         self._by_answer: dict[CallId, tuple[Message, ...]] = {}
+        self._scopes: dict[CallId, bytes] = {}
         self.num_ids = 0
         """What is held, as so many token ids."""
 
-    def keep(self, call_id: CallId, messages: tuple[Message, ...]) -> None:
-        """Adds a conversation that ends with an answer."""
+    def keep(self, call_id: CallId, messages: tuple[Message, ...], scope: bytes = b"") -> None:
+        """Adds a conversation that ends with an answer, and which client got that."""
+        self._scopes[call_id] = scope
         self._by_answer[call_id] = messages
         self.num_ids += sum(len(msgspec.json.encode(message)) for message in messages) // _BYTES_PER_ID
 
-    def find(self, call_id: CallId) -> tuple[Message, ...] | None:
-        """The conversation that ends with this answer, if it is kept here."""
-        return self._by_answer.get(call_id)
+    def find(self, call_id: CallId, scope: bytes | None = None) -> tuple[Message, ...] | None:
+        """The conversation that ends with this answer, if it is kept here, and for this client, if one is given."""
+        return self._by_answer.get(call_id) if scope in (None, self._scopes.get(call_id)) else None

@@ -57,6 +57,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     claims: Claims
     conversation_key: str | None = None
     """Of a caller without a rollout: the conversation that it names or continues."""
+    scope: bytes = b""
+    """Which client, as `scope_of` tells; of a captured call."""
 
     @property
     def key(self) -> str:

@@ -73,8 +73,8 @@ class Session:
         self.purpose = purpose
         self.host = host
         """The agent host that works on it; None: a command, or nobody that a runner started."""
-        self.scope: bytes | None = None
-        """The client of a captured conversation whose requests name nothing: they find it by what was said."""
+        self.is_unnamed = False
+        """Of a captured conversation whose requests name nothing: they find it by what was said."""
         self.history = SpliceHistory()
         self.conversations = Conversations()
         self.last_used = time.monotonic()

@@ -134,6 +134,21 @@ async def test_an_agent_that_works_for_a_tool_goes_on_by_naming_its_answer() -> 
         assert keys(r) == [conversation_key("outer")] * 3
 
 
+@pytest.mark.parametrize("names", [{"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}, {"x-conversation-id": "c"}])
+async def test_an_answer_is_gone_on_with_by_its_client_or_who_names_its_conversation(names: dict[str, str]) -> None:
+    """Whatever other clients are in the trace; by the answer's id alone nobody else comes in."""
+    ann, bob = {"x-api-key": "sk-ann"}, {"x-api-key": "sk-bob"}
+    async with rig() as r:
+        r.engine.replies.extend([Reply("1"), Reply("2"), Reply("3"), Reply("4")])
+        _, one = await r.post("/v1/responses", {"model": "policy", "input": "hi"}, **ann, **names)
+        await r.post("/v1/responses", {"model": "policy", "input": "hello"}, **bob, **names)
+        further = {"model": "policy", "input": "on", "previous_response_id": one["id"]}
+        assert (await r.post("/v1/responses", further, **bob))[0] == 400
+        assert (await r.post("/v1/responses", further, **ann))[0] == 200
+        status, _ = await r.post("/v1/responses", further, **bob, **names)
+        assert status == (200 if "x-conversation-id" in names else 400)
+
+
 async def test_a_conversation_that_the_header_names_is_its_own() -> None:
     """Whatever waits in its trace: the header is the program's own word."""
     async with rig() as r:
