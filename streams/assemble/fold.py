@@ -244,6 +244,8 @@ class Assemble(StageFold[OpenEpisode]):
 
     def _to_attempt(self, facts: Facts) -> Facts:
         """Of what was forwarded to a rollout: to the attempt whose call bears one of the ids, which has to be open."""
+        if facts.forwarded_from is not None and attempt_of(facts.episode_id, self._rules.runs):
+            raise RecordError(f"expected facts of {facts.episode_id}, got others", reason="identity_conflict")
         if not is_rollout(facts.episode_id):
             return facts
         minted = {fact.minted_id for fact in facts.facts if isinstance(fact, LinkFact)}

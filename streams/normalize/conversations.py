@@ -39,10 +39,10 @@ def link_of_call(call: CallRecord, runs: Container[str]) -> LinkFact | None:
     return None
 
 
-def links_of_ids(fact: SpanFact | LogFact) -> Iterator[LinkFact]:
-    """By the gateway's ids that a captured span, or one of its log events, repeats."""
+def links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> Iterator[LinkFact]:
+    """By the gateway's ids that a captured span, or one of its log events, repeats; an attempt's key is none."""
     for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids):
-        if minted and (key := key_in(minted)) and key != fact.trace_id:
+        if minted and (key := key_in(minted)) and key != fact.trace_id and not attempt_of(key, runs):
             yield LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
 
 
@@ -57,7 +57,7 @@ class Conversations:
 
     def links(self, fact: SpanFact, *sources: Mapping[str, AttributeValue]) -> Iterator[LinkFact]:
         """Those of a captured span; `sources` are its attributes, then its resource's."""
-        yield from links_of_ids(fact)
+        yield from links_of_ids(fact, self._runs)
         said = ((name, source.get(name)) for name in (*ROLLOUT_KEYS, *CONVERSATION_KEYS) for source in sources)
         named = ((name, str(value).strip()) for name, value in said if value is not None)
         named = ((name, value) for name, value in named if name not in ROLLOUT_KEYS or is_lightning(value))

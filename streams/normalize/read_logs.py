@@ -113,7 +113,7 @@ class LogReader:
         )
         scan.facts.setdefault((episode, proved_by), []).append(fact)
         if attempt_of(episode, self._runs) is None:
-            scan.links.setdefault(episode, {}).update(dict.fromkeys(links_of_ids(fact)))
+            scan.links.setdefault(episode, {}).update(dict.fromkeys(links_of_ids(fact, self._runs)))
 
 
 def _told(name: str, attributes: dict[str, Any], record: LogRecord) -> dict[str, Any]:

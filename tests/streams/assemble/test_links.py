@@ -28,6 +28,7 @@ from tracegrad.schemas.ids import conversation_key, key_in, new_call, new_tool_c
 from tracegrad.schemas.metrics import FACTS_LATE, LINKS, SESSIONS_IGNORED, Counter
 from tracegrad.schemas.records.calls import CallRecord, Purpose, ToolCall
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, Episode
+from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 from tracegrad.streams.stage_fold import StageFold
@@ -234,3 +235,18 @@ def test_any_order_and_duplicates_give_one_episode(order: list[int], again: list
     (episode,) = episodes(run).values()
     assert (episode.episode_id, episode.num_spans) == (KEY, 4)
     assert [made.agent for made in episode.calls] == ["solver", "solver"]
+
+
+def test_no_span_carries_calls_into_a_runners_attempt() -> None:
+    """An id that carries an attempt's episode is nobody's: the gateway's carry the rollout."""
+    own, key = rollout(1), conversation_key("c")
+    attempt = own + "a001"
+    run = streams()
+    run.feed(event(own, RolloutState.STARTED))
+    run.feed(otlp(tool_span(key, 1, gen_ai__tool__call__id=new_tool_call(attempt))))
+    run.feed(captured(key, "stranger", conversation_key=key))
+    made = call("own", own, [1], [2])
+    run.feed(made, closed(own, [made]), reward(own), event(own))
+    close(run)
+    assert [(one.call_id, one.turn) for one in episodes(run)[attempt].calls] == [(made.call_id, 0)]
+    assert len(episodes(run)[key].calls) == 1
