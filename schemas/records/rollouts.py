@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import msgspec
@@ -166,7 +165,7 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_usable(value: float | None) -> bool:
     """Whether a reward's value is a finite number of sane size."""
-    return value is not None and math.isfinite(value) and abs(value) <= MAX_REWARD
+    return value is not None and abs(value) <= MAX_REWARD
 
 
 ROLLOUTS: Codec[RolloutRequest] = Codec(RolloutRequest, released=("rollout/1",), wire="json")

@@ -109,7 +109,10 @@ class ToolJudge:
             return Sign.FAILED, "text"
         if rule.result is ResultPart.NONE:
             return Sign.NONE, ""
-        return of_result(result, has_text=rule.result is ResultPart.ALL)
+        try:
+            return of_result(result, has_text=rule.result is ResultPart.ALL)
+        except ValueError:  # a number of more digits than Python writes
+            return Sign.DOUBTFUL, "result"
 
 
 _STATUS = {

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValueList
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.streams.make import config, otlp, pairs, span
+from tests.streams.make import Streams, config, otlp, pairs, span, tool_span
 from tests.streams.normalize.test_dialects import TRACE, read, tool
 from tracegrad.schemas.records.facts import ToolStatus
+from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import StreamsConfig
 from tracegrad.streams.normalize.reading.judge_tool import ResultPart, ToolRule
 
@@ -225,3 +227,19 @@ def test_rules_come_from_plain_data() -> None:
     assert msgspec.convert(given, StreamsConfig).tools == (ToolRule(tool="search", result=ResultPart.STRUCTURED),)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"tools": [{"tool": "search", "result": "words"}]}, StreamsConfig)
+
+
+@pytest.mark.parametrize(
+    "span_",
+    [
+        tool_span("ab" * 16, 1, gen_ai__tool__call__result=f"{{'status': 0x{'f' * 5000}}}"),
+        tool_span("ab" * 16, 1, gen_ai__tool__call__result=f"{{0x{'f' * 5000}: 1}}"),
+        span("ab" * 16, 1, agentops__task__output=f'{{"type":"reward","value":{"9" * 400}}}'),
+    ],
+    ids=["status", "key", "reward"],
+)
+def test_numbers_that_nobody_can_write_end_no_stage(span_: Span) -> None:
+    """A reward beyond a float, a result beyond the digits that Python prints: read, and told as unknown."""
+    run = Streams(config())
+    run.feed(otlp(span_))
+    assert len(run.values(Topic.EPISODE_EVENTS)) == 1
