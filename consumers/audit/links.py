@@ -58,7 +58,8 @@ def _raw_to_facts(seen: Evidence) -> Iterator[str]:
 def _facts_to_raw(seen: Evidence) -> Iterator[str]:
     for key, episode in seen.facts.items():
         kind, _, rest = key.partition(":")
-        if key in seen.raw or _RAW[kind] in seen.expired:
+        # A log record's own key is nowhere kept: most of them are no facts.
+        if kind == "log" or key in seen.raw or _RAW[kind] in seen.expired:
             continue
         # Facts of other runs and of captured agents' spans are here by selection; their raw keys were not kept.
         if (kind == "span" or "/" in rest) and run_hash_of(rest) != seen.run:

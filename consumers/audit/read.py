@@ -44,6 +44,7 @@ from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.process_status import TRAINER
 from tracegrad.schemas.records.rollouts import (
+    AGENT_SOURCE,
     REWARDS,
     ROLLOUT_EVENTS,
     ROLLOUTS,
@@ -171,7 +172,8 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
         closed_by=episode.closed_by,
         calls=frozenset(call.call_id for call in episode.calls),
         conversation=episode.conversation,
-        rewards=tuple(reward.idempotency_key for reward in episode.rewards),
+        # What an agent says of itself may stand on its spans alone.
+        rewards=tuple(reward.idempotency_key for reward in episode.rewards if reward.source != AGENT_SOURCE),
     )
     seen.episodes.setdefault(episode.episode_id, first)
 

@@ -6,11 +6,15 @@ import copy
 from functools import lru_cache
 
 from tests.consumers.audit.small_run import RING, memory_log
-from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, config, otlp
+from tests.streams.assemble.test_agent_rewards import CALLS, R1, TRUSTED, says
+from tests.streams.make import RUN_HASH, TOPICS, Streams, agent_span, call, closed, config, otlp, reward
+from tests.streams.make import event as rollout_event
+from tests.streams.test_log_events import event
 from tests.versions import sampled_by
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash, conversation_key
 from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
@@ -49,3 +53,23 @@ def test_a_forwarded_call_that_did_not_arrive_is_missing() -> None:
     streams.log[Topic.EPISODE_EVENTS] = [one for one in streams.log[Topic.EPISODE_EVENTS] if one.key != key]
     streams.log[Topic.EPISODES] = []
     assert audited(streams).calls.terms == {"missing": 1}
+
+
+def test_facts_of_log_events_are_accounted_for() -> None:
+    """Their raw records are not kept by name; nor is anything missing."""
+    streams = Streams(config(select=SelectConfig(capture_all=True)))
+    trace = "ab" * 16
+    streams.feed(otlp(agent_span(trace, 1, "solver")))
+    streams.append(Topic.OTLP_LOGS, event("gen_ai.choice", 1, {"message": {"content": "ok"}}, trace=trace))
+    assert [line for line in audited(streams).missing if "version" not in line] == []
+
+
+def test_what_an_agent_says_of_its_reward_on_a_span_lies_on_no_topic() -> None:
+    """It is in the episode, where the configuration trusts it, and was never posted."""
+    streams = Streams(config(reward_sources=TRUSTED))
+    end = rollout_event(R1, spans_exported=1, rewards_awaited=("reward", "agent"))
+    streams.feed(*CALLS, says(1, 0.5), closed(R1, CALLS), reward(R1), end)
+    for now in range(0, 2000, 100):
+        streams.tick(float(now))
+    assert len(EPISODES.decode(streams.values(Topic.EPISODES)[0]).rewards) == 2
+    assert [line for line in audited(streams).missing if line.startswith("reward")] == []
