@@ -6,12 +6,14 @@ run that this one does not take. Invariant: claims that disagree are refused (Re
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from typing import Any
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import (
     attempt_of,
     episode_id,
+    is_lightning,
     parse_attempt_id,
     parse_rollout_id,
     parse_trace_id,
@@ -19,7 +21,7 @@ from tracegrad.schemas.ids import (
     split_episode_id,
 )
 
-__all__ = ["episode_of"]
+__all__ = ["claim_of", "episode_of"]
 
 
 def episode_of(rollout: str | None, attempt: str | None, trace: str | None, runs: Container[str]) -> str | None:
@@ -52,3 +54,17 @@ def episode_of(rollout: str | None, attempt: str | None, trace: str | None, runs
             f"expected one episode, got {episode} by attributes and {own} by trace id", reason="identity_conflict"
         )
     return episode
+
+
+def claim_of(keys: tuple[str, ...], *sources: Mapping[str, Any]) -> str | None:
+    """What a span or log record and its resource say under these keys, which must be one thing; an empty text says
+    nothing, and another system's name claims no rollout.
+
+    Raises:
+        RecordError: `identity_conflict`.
+    """
+    said = (str(source[key]) for source in sources for key in keys if source.get(key) is not None)
+    claims = {claim for claim in said if claim and not is_lightning(claim)}
+    if len(claims) > 1:
+        raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason="identity_conflict")
+    return claims.pop() if claims else None

@@ -34,7 +34,7 @@ from tracegrad.schemas.otlp.signal import LOGS, items_of
 from tracegrad.schemas.records.facts import LinkFact, LogFact
 
 from .conversations import links_of_ids
-from .identity import episode_of
+from .identity import claim_of, episode_of
 from .reading.read_output import NOTHING, Output, of_messages
 
 __all__ = ["LogReader", "LogScan"]
@@ -97,7 +97,7 @@ class LogReader:
         told = _told(name, attributes, record) if name.startswith(_PREFIX) else {}
         if not any(told.values()):
             return
-        rollout, attempt = (_claim(keys, attributes, resource) for keys in (ROLLOUT_KEYS, ATTEMPT_KEYS))
+        rollout, attempt = (claim_of(keys, attributes, resource) for keys in (ROLLOUT_KEYS, ATTEMPT_KEYS))
         episode = episode_of(rollout, attempt, record.trace_id.hex(), self._runs)
         if episode is None:
             self._metrics.add(NOT_SELECTED, "log records")
@@ -163,11 +163,3 @@ def _plain(value: AnyValue, depth: int = 0) -> Any:
     if kind == "kvlist_value":
         return {pair.key: _plain(pair.value, depth + 1) for pair in value.kvlist_value.values}
     return getattr(value, kind)
-
-
-def _claim(keys: tuple[str, ...], *sources: dict[str, Any]) -> str | None:
-    """What record and resource say under these keys, which must be one thing."""
-    claims = {str(source[key]) for source in sources for key in keys if source.get(key) is not None}
-    if len(claims) > 1:
-        raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason="identity_conflict")
-    return claims.pop() if claims else None

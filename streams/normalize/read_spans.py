@@ -25,7 +25,7 @@ from tracegrad.schemas.attributes import (
     SERVICE_NAME,
 )
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import attempt_of, is_lightning
+from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
@@ -46,7 +46,7 @@ from .dialects.otel_genai import OTEL_GENAI
 from .dialects.servers import LITELLM, MCP, VLLM
 from .dialects.traceloop import TRACELOOP
 from .dialects.vercel_ai import VERCEL_AI
-from .identity import episode_of
+from .identity import claim_of, episode_of
 from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
 from .reading.agent_rewards import REWARD_KEYS, rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
@@ -144,8 +144,8 @@ class SpanReader:
         if len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
             raise RecordError(f"expected a span id of 8 bytes, got {len(span.span_id)}", reason="bad_span_id")
         attributes = _attributes(span.attributes, _SPAN_KEYS)
-        rollout = _claim(ROLLOUT_KEYS, attributes, resource)
-        attempt = _claim(ATTEMPT_KEYS, attributes, resource)
+        rollout = claim_of(ROLLOUT_KEYS, attributes, resource)
+        attempt = claim_of(ATTEMPT_KEYS, attributes, resource)
         episode = episode_of(rollout, attempt, span.trace_id.hex(), self._runs)
         if episode is None:
             self._metrics.add(NOT_SELECTED, "spans")
@@ -241,16 +241,6 @@ def _plain(value: AnyValue, depth: int = 0) -> Any:
     if kind == "kvlist_value":
         return {pair.key: _plain(pair.value, depth + 1) for pair in value.kvlist_value.values}
     return getattr(value, kind)
-
-
-def _claim(keys: tuple[str, ...], *sources: dict[str, AttributeValue]) -> str | None:
-    """What span and resource say under these keys, which must be one thing; an empty text says nothing, and another
-    system's name claims no rollout."""
-    said = (str(source[key]) for source in sources for key in keys if key in source)
-    claims = {claim for claim in said if claim and not is_lightning(claim)}
-    if len(claims) > 1:
-        raise RecordError(f"expected one {keys[0]}, got {len(claims)} that differ", reason="identity_conflict")
-    return claims.pop() if claims else None
 
 
 def _refuse(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValueList
 
-from tests.streams.make import Streams, call, call_id, config, otlp, span, tool_call, tool_span
+from tests.streams.make import Streams, call, call_id, config, otlp, pairs, span, tool_call, tool_span
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LogFact, digest_of
 from tracegrad.schemas.topics import Topic
@@ -154,3 +154,11 @@ def test_odd_log_records_stop_nothing(noise: bytes, place: int) -> None:
     streams.append(Topic.OTLP_LOGS, ASKED[:at] + noise + ASKED[at + len(noise) :])
     streams.append(Topic.OTLP_LOGS, DETAILS)
     assert streams.values(Topic.EPISODE_EVENTS)
+
+
+def test_names_of_agent_lightning_and_empty_ids_claim_no_rollout_in_logs_either() -> None:
+    """As of spans: the record is read, by its trace."""
+    request = ExportLogsServiceRequest.FromString(event("gen_ai.choice", 1, {"message": {"content": "ok"}}))
+    claims = {"agentlightning.rollout_id": "ro-5f", "agentlightning.attempt_id": "at-1", "rollout.id": ""}
+    request.resource_logs[0].resource.attributes.extend(pairs({**claims}))
+    assert len(facts_of(request.SerializeToString())) == 1
