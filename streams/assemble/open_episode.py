@@ -105,6 +105,10 @@ class OpenEpisode:
         self._come: set[Place] = set()
         self._parents: set[Place] = set()
         """Of a captured trace: of the spans that have come, and parents that their own process will export yet."""
+        self._missing: set[Place] = set()
+        """Likewise, parents that are not here, unless another process has them."""
+        self._answers: set[str] = set()
+        """Likewise, as answers_in: kept, for each record of a long trace asks for them."""
         self.services: set[str] = set()
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
         """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
@@ -202,7 +206,7 @@ class OpenEpisode:
         """As Links.pulls, for the trace of an agent whose client propagates nothing: no call names it."""
         if self.attempt is not None or not self.links or self._names_its_trace():
             return []
-        return self.links.pulls(self.key, answers_in(self.spans))
+        return self.links.pulls(self.key, self._answers)
 
     def _names_its_trace(self) -> bool:
         return any(fact.call.trace_id == self.key for fact in self.calls.values())
@@ -223,12 +227,7 @@ class OpenEpisode:
 
     def is_whole(self) -> bool:
         """Whether its spans reach up to a root, none of them without its parent."""
-        spans = self.spans
-        places = {(span.trace_id, span.span_id) for span in spans}
-        return bool(spans) and all(
-            not span.parent_span_id or span.parent_is_remote or (span.trace_id, span.parent_span_id) in places
-            for span in spans
-        )
+        return bool(self._come) and not self._missing
 
     def facts(self) -> list[Fact]:
         """All that it holds of a captured trace, in canonical order."""
@@ -263,6 +262,7 @@ class OpenEpisode:
         elif isinstance(fact, LogFact):
             place, told = (fact.trace_id, fact.span_id), self._logs[fact.proved_by]
             told[place] = told.get(place, Told()).with_(fact)
+            self._answers.update(id_ for id_ in (fact.response_id, *fact.requested_tool_call_ids) if id_)
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
             self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
@@ -287,11 +287,15 @@ class OpenEpisode:
     def _await_parent(self, span: SpanFact, place: Place) -> None:
         self.services.add(span.service)
         self._come.add(place)
+        self._answers |= answers_in((span,))
         self._parents.discard(place)
-        if span.parent_is_local and span.parent_span_id is not None:
-            parent = (span.trace_id, span.parent_span_id)
-            if parent not in self._come:
+        self._missing.discard(place)
+        parent = (span.trace_id, span.parent_span_id or "")
+        if span.parent_span_id and parent not in self._come:
+            if span.parent_is_local:
                 self._parents.add(parent)
+            if not span.parent_is_remote:
+                self._missing.add(parent)
 
     def waiting(self) -> Waiting:
         """What it waits for; the table under "assemble" in docs/streams.md."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -250,3 +251,17 @@ def test_no_span_carries_calls_into_a_runners_attempt() -> None:
     close(run)
     assert [(one.call_id, one.turn) for one in episodes(run)[attempt].calls] == [(made.call_id, 0)]
     assert len(episodes(run)[key].calls) == 1
+
+
+@pytest.mark.parametrize("is_root", [False, True], ids=["child", "root"])
+def test_a_long_trace_that_names_a_conversation_costs_no_more_by_the_span(is_root: bool) -> None:
+    """Each span in a record of its own, the first without its parent, so that the trace is never whole."""
+    run = streams()
+    run.feed(otlp(span(TRACE, 1, parent=99_999, gen_ai__conversation__id="c-17")))
+    for number in range(2, 8_000):
+        run.feed(otlp(span(TRACE, number, parent=None if is_root else 99_999)))
+    began = time.process_time()
+    for number in range(8_000, 8_100):
+        run.feed(otlp(span(TRACE, number, parent=None if is_root else 99_999)))
+    assert time.process_time() - began < 0.15
+    assert run.assemble.num_open == 1
