@@ -199,6 +199,8 @@ class OpenEpisode:
         """As Links.target; a runner's attempt is nobody else's."""
         if self.attempt is not None:
             return None, False
+        if self._is_named():
+            return None, bool(self.links)
         answered = self.minted() if self._names_its_trace() else ()
         return self.links.target(self.key, has_calls=bool(self.calls), answered=answered)
 
@@ -210,6 +212,12 @@ class OpenEpisode:
 
     def _names_its_trace(self) -> bool:
         return any(fact.call.trace_id == self.key for fact in self.calls.values())
+
+    def _is_named(self) -> bool:
+        """Whether the client itself said which conversation it is; spans count less. Where the gateway found that a
+        call goes on from another, the key is that one's trace."""
+        is_told = any(fact.call.conversation_key == self.key for fact in self.calls.values())
+        return is_told and not self._names_its_trace()
 
     def last_orders(self) -> tuple[tuple[int, int], ...]:
         """As ClosedMarker.last_orders."""

@@ -265,3 +265,11 @@ def test_a_long_trace_that_names_a_conversation_costs_no_more_by_the_span(is_roo
         run.feed(otlp(span(TRACE, number, parent=None if is_root else 99_999)))
     assert time.process_time() - began < 0.15
     assert run.assemble.num_open == 1
+
+
+def test_a_conversation_that_its_client_named_is_moved_by_no_span() -> None:
+    """Its key stands in each id that the gateway mints, so that anybody can make a span of such a trace."""
+    run = streams()
+    run.feed(BY_CONVERSATION, otlp(span(KEY, 9, gen_ai__conversation__id="other")))
+    close(run)
+    assert markers(run)[KEY] == "emitted" and [*episodes(run)] == [KEY]
