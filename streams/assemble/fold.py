@@ -138,11 +138,12 @@ class Assemble(StageFold[OpenEpisode]):
             self._refusals.accept(record)
             event = self._to_attempt(event)
             to = self._forwarded_to(event.episode_id)
-            if to is not None and event.hops < MAX_HOPS:
+            if to is not None and event.hops < MAX_HOPS and not self._stays(event, to):
                 return self._forward_on(record, event, to)
         key = event.episode_id
         if isinstance(event, Facts) and self._is_closed(key):
-            event = msgspec.structs.replace(event, episode_id=self._stretches.episode(event) or key)
+            stretch = self._stretches.episode(event, is_moved=self._forwarded_to(key) is not None)
+            event = msgspec.structs.replace(event, episode_id=stretch or key)
         if self._is_closed(event.episode_id):
             self._count_late(event)
             return Emission(done=(record.position,))
@@ -152,6 +153,11 @@ class Assemble(StageFold[OpenEpisode]):
         super()._remember(marker)
         if marker.key is not None and (marker.forwarded_to is None or marker.id != marker.key):
             self._stretches.closed(marker.key, marker.last_orders)
+
+    def _stays(self, facts: Facts, to: str) -> bool:
+        """Whether no span moves it: calls, which no attempt is to get, and what comes while these are open."""
+        is_kept = is_rollout(to) and any(isinstance(fact, CallFact) for fact in facts.facts)
+        return is_kept or self._stretches.is_open(facts.episode_id)
 
     def _count_late(self, event: Facts | Close) -> None:
         if isinstance(event, Facts):
@@ -250,7 +256,9 @@ class Assemble(StageFold[OpenEpisode]):
             return facts
         minted = {fact.minted_id for fact in facts.facts if isinstance(fact, LinkFact)}
         attempts = (one for one in self._open.values() if one.attempt and one.key == facts.episode_id)
-        found = next((one.episode_id for one in attempts if not minted.isdisjoint(one.minted())), None)
+        of_spans = all(isinstance(fact, SpanFact | LogFact | LinkFact) for fact in facts.facts)
+        known = (one for one in attempts if of_spans and one.is_told_of(facts.forwarded_from, minted))
+        found = next((one.episode_id for one in known), None)
         if found is None:
             raise RecordError(f"expected an open attempt of rollout {facts.episode_id}, got none", reason="late")
         return msgspec.structs.replace(facts, episode_id=found)

@@ -45,6 +45,10 @@ class Links:
         elif len(self._away) < _MAX_LINKS:
             self._away[link] = None
 
+    def brought(self, trace: str | None) -> bool:
+        """Whether a link has brought the trace here."""
+        return trace in self._here
+
     def are_asked_for(self, key: str) -> bool:
         """Whether its calls were asked for by that trace."""
         return any(link.key == key and link.source is LinkSource.ANSWER for link in self._away)

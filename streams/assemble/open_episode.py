@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -194,6 +194,10 @@ class OpenEpisode:
     def minted(self) -> set[str]:
         """The ids of its calls and tool calls."""
         return {tool.id for fact in self.calls.values() for tool in fact.call.tool_calls}.union(self.calls)
+
+    def is_told_of(self, trace: str | None, ids: Container[str | None]) -> bool:
+        """Whether a trace that was forwarded is of it: it was before, or repeats one of its ids."""
+        return self.links.brought(trace) or any(minted in ids for minted in self.minted())
 
     def target(self) -> tuple[str | None, bool]:
         """As Links.target; a runner's attempt is nobody else's."""

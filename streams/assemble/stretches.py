@@ -42,10 +42,17 @@ class Stretches:
         while len(self._orders) > self._most:
             self._open.pop(self._orders.popitem(last=False)[0], None)
 
-    def episode(self, facts: Facts) -> str | None:
-        """Of facts whose key has a closed episode, the id of the one that they are of; None: late."""
-        orders = self._orders.get(facts.episode_id)
+    def is_open(self, key: str) -> bool:
+        """Whether an episode goes on with the conversation."""
+        return key in self._open
+
+    def episode(self, facts: Facts, *, is_moved: bool = False) -> str | None:
+        """Of facts whose key has a closed episode, the id of the one that they are of; None: late. `is_moved`: the key
+        was forwarded, and these stay."""
         calls = [fact for fact in facts.facts if isinstance(fact, CallFact)]
+        if calls and is_moved and facts.episode_id not in self._orders:
+            self.closed(facts.episode_id, ())
+        orders = self._orders.get(facts.episode_id)
         if orders is None or any(fact.order <= orders.get(fact.partition, -1) for fact in calls):
             return None
         if calls and facts.episode_id not in self._open:

@@ -273,3 +273,44 @@ def test_a_conversation_that_its_client_named_is_moved_by_no_span() -> None:
     run.feed(BY_CONVERSATION, otlp(span(KEY, 9, gen_ai__conversation__id="other")))
     close(run)
     assert markers(run)[KEY] == "emitted" and [*episodes(run)] == [KEY]
+
+
+def forged(trace: str, key: str) -> bytes:
+    """A span that anybody can send: of any trace, with an id that carries any key."""
+    return otlp(tool_span(trace, 1, gen_ai__tool__call__id=new_tool_call(key)))
+
+
+@pytest.mark.parametrize("key", [KEY, TRACE], ids=["named", "trace"])
+@pytest.mark.parametrize(
+    "spans",
+    [
+        lambda key: [forged(key, OTHER), forged(OTHER, key)],
+        lambda key: [forged(key, "c0" * 16), *(forged(f"c{n}" * 16, f"c{n + 1}" * 16) for n in range(8))],
+        lambda key: [forged(key, rollout(1))],
+    ],
+    ids=["circle", "chain", "rollout"],
+)
+def test_spans_that_came_first_lose_no_call(spans: Any, key: str) -> None:
+    """Whatever they name: its calls make an episode somewhere."""
+    run = streams()
+    run.feed(*spans(key))
+    close(run)
+    named = {"conversation_key": KEY} if key == KEY else {}
+    run.feed(captured(key, "one", **named), captured(key, "two", **named))
+    for now in range(300, 500, 20):
+        run.tick(float(now))
+    made = [episode for episode in episodes(run).values() if episode.calls]
+    assert sum(len(episode.calls) for episode in made) == 2
+    assert counted(run.assemble, FACTS_LATE, "calls") == 0
+
+
+def test_what_follows_a_trace_to_an_attempt_joins_it_too() -> None:
+    """Later spans of the trace repeat no id; the attempt knows the trace."""
+    own, trace = rollout(1), "77" * 16
+    asked = ToolCall(id=new_tool_call(own), name="calc", arguments="{}")
+    made = call("a", own, [1], [2], tool_calls=(asked,))
+    run = streams()
+    run.feed(event(own, RolloutState.STARTED), made)
+    run.feed(otlp(tool_span(trace, 1, gen_ai__tool__call__id=asked.id)), otlp(span(trace, 2, "query", parent=1)))
+    run.feed(closed(own, [made]), reward(own), event(own))
+    assert [episode.num_spans for episode in episodes(run).values()] == [2]
