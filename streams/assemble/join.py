@@ -12,6 +12,7 @@ the order of the spans, and n turns cost O(n log n). Broken or circular parents 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[J
     """How each call was matched, in the order of the calls."""
     tree = SpanTree(spans)
     anchors = _anchors(calls, spans, tree)
-    named = [_named_by(found, tree) for found in anchors]
+    named = [_named_by(found, tree, call.trace_id) for found, call in zip(anchors, calls, strict=True)]
     sole = next(iter(tree.agents)) if len(tree.agents) == 1 else None
     # An instrumentation that shows models under the agent also shows when one is not.
     shown = {span.dialect for found, name in zip(anchors, named, strict=True) if name for span in found.llm}
@@ -121,11 +122,13 @@ def _llm_around(caller: SpanFact | None, tree: SpanTree) -> SpanFact | None:
     return tree.get(*place) if place is not None else None
 
 
-def _named_by(anchors: _Anchors, tree: SpanTree) -> Named | None:
-    """Who made the call; the first kind of anchors that names anybody tells."""
-    callers = [anchors.caller] if anchors.caller is not None else []
-    for level in (anchors.llm, callers, anchors.tools):
-        names = [(span, named) for span in level if (named := tree.above(span).named) is not None]
+def _named_by(anchors: _Anchors, tree: SpanTree, trace: str | None) -> Named | None:
+    """Who made the call; the first kind of anchors that names anybody tells, those of the call's own trace before
+    others, which anybody can make who knows its id."""
+    levels = (anchors.llm, [anchors.caller] if anchors.caller is not None else [], anchors.tools)
+    for is_own, level in itertools.product((True, False), levels):
+        spans = [span for span in level if (span.trace_id == trace) is is_own]
+        names = [(span, named) for span in spans if (named := tree.above(span).named) is not None]
         # A tool that bears an agent's name is the agent, called as a tool; it did not make the call.
         found = _agreed(
             named for span, named in names if span.kind is not SpanKind.TOOL or named.name != span.tool_name

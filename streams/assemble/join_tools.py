@@ -72,7 +72,11 @@ def join_tools(
         request = by_id[tool.tool_call_id or ""]
         old = answers.get(request.id)
         # Judged before one of several is chosen, so that a span which answers nothing displaces none that does.
-        if _answers(tool, request, joined) and (old is None or leaf_rank(tree, tool) > leaf_rank(tree, old)):
+        if not _answers(tool, request, joined):
+            continue
+        own = calls[request.call].trace_id
+        ranks = [(one.trace_id == own, leaf_rank(tree, one)) for one in (old, tool) if one is not None]
+        if ranks[-1] == max(ranks):
             answers[request.id] = tool
     open_by_name: dict[str, _OpenRequests] = {}
     for request in requests:

@@ -314,3 +314,18 @@ def test_what_follows_a_trace_to_an_attempt_joins_it_too() -> None:
     run.feed(otlp(tool_span(trace, 1, gen_ai__tool__call__id=asked.id)), otlp(span(trace, 2, "query", parent=1)))
     run.feed(closed(own, [made]), reward(own), event(own))
     assert [episode.num_spans for episode in episodes(run).values()] == [2]
+
+
+def test_another_trace_renames_no_call_and_turns_no_outcome() -> None:
+    """Whoever repeats the ids fills in what the call's own trace leaves open, and nothing else."""
+    asked = ToolCall(id=new_tool_call(TRACE), name="calc", arguments="{}")
+    made = captured(TRACE, "v", parent_span_id=f"{2:016x}", tool_calls=(asked,))
+    answers = {"gen_ai__tool__call__id": asked.id}
+    run = streams()
+    run.feed(made, otlp(agent_span(TRACE, 1, "solver"), span(TRACE, 2, "POST", parent=1)))
+    run.feed(otlp(tool_span(TRACE, 3, parent=1, at=10, status=2, **answers)))
+    run.feed(otlp(agent_span(OTHER, 1, "evil"), llm(OTHER, 2, made.call_id, parent=1)))
+    run.feed(otlp(tool_span(OTHER, 3, parent=1, at=20, **answers)))
+    close(run)
+    ((one,),) = (episode.calls for episode in episodes(run).values())
+    assert (one.agent, [tool.status.value for tool in one.tools]) == ("solver", ["failed"])
