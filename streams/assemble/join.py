@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import CallRecord
@@ -141,7 +142,8 @@ def _named_by(anchors: _Anchors, tree: SpanTree, trace: str | None) -> Named | N
 def _agreed(names: Iterable[Named]) -> Named | None:
     """The innermost of several, if each of the others is the same or set that one to work; else a conflict."""
     best: Named | None = None
-    for named in sorted(set(names), key=lambda one: (one.place, one.name or "")):
+    # Not a set of them: each holds all that is above it.
+    for _, named in sorted({(one.place, one.name or ""): one for one in names}.items(), key=itemgetter(0)):
         if best is None or encloses(best, named):
             best = named
         elif named.rung == CONFLICT or (named.name != best.name and not encloses(named, best)):
