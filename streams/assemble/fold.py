@@ -154,6 +154,12 @@ class Assemble(StageFold[OpenEpisode]):
         if marker.key is not None and (marker.forwarded_to is None or marker.id != marker.key):
             self._stretches.closed(marker.key, marker.last_orders)
 
+    def _target(self, episode: OpenEpisode) -> tuple[str | None, bool]:
+        """As OpenEpisode.target; nothing goes back to where it came from, or on from where it stayed."""
+        to, is_torn = episode.target()
+        is_round = episode.episode_id != episode.key and self._forwarded_to(episode.key) is not None
+        return (None, True) if to is not None and (is_round or to in episode.sources) else (to, is_torn)
+
     def _stays(self, facts: Facts, to: str) -> bool:
         """Whether no span moves it: calls, which no attempt is to get, and what comes while these are open."""
         is_kept = is_rollout(to) and any(isinstance(fact, CallFact) for fact in facts.facts)
@@ -198,11 +204,13 @@ class Assemble(StageFold[OpenEpisode]):
         self._num_bytes += episode.num_bytes
         self._num_unproved += episode.num_unproved_bytes
         episode.silent_since_s, episode.next_proposal_s = None, 0.0
+        if facts.forwarded_from is not None:
+            episode.sources.add(facts.forwarded_from)
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
         self._strays.discard(facts.episode_id)
         if episode.links and any(map(_may_complete, facts.facts)):
-            to, _ = episode.target()
+            to, _ = self._target(episode)
             if to is not None and (episode.links.are_asked_for(to) or episode.is_whole()):
                 return self._forward(episode, to)
         if is_stray:
@@ -284,7 +292,7 @@ class Assemble(StageFold[OpenEpisode]):
         return Emission(outputs=tuple(map(_moved, batches)), done=(record.position,))
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
-        to, is_torn = episode.target()
+        to, is_torn = self._target(episode)
         if to is not None:
             return self._forward(episode, to)
         if is_torn:

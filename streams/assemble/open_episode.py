@@ -113,6 +113,8 @@ class OpenEpisode:
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
         """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
         self.links = Links()
+        self.sources: set[str] = set()
+        """Traces whose facts were forwarded here."""
         self.started: RolloutEvent | None = None
         self.end: RolloutEvent | None = None
         self.silent_since_s: float | None = None

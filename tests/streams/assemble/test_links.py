@@ -175,13 +175,13 @@ def test_an_id_that_no_call_bears_joins_nothing() -> None:
 
 
 def test_traces_that_name_each_other_hand_nothing_on_for_ever() -> None:
-    """Anybody can make up ids that carry their keys; what goes round in a circle is late."""
+    """Anybody can make up ids that carry their keys; nothing goes back to where it came from."""
     run = streams()
     run.feed(*(otlp(llm(one, 1, new_call(other))) for one, other in ((TRACE, OTHER), (OTHER, TRACE))))
     run.feed(otlp(span(TRACE, 2, "more", parent=1)))
     close(run)
-    assert set(markers(run).values()) == {f"forwarded {TRACE}", f"forwarded {OTHER}"}
-    assert counted(run.assemble, FACTS_LATE, "other") > 0
+    assert markers(run) == {TRACE: f"forwarded {OTHER}", OTHER: "unattributed"}
+    assert counted(run.assemble, FACTS_LATE, "other") == 0
     assert episodes(run) == {} and run.assemble.num_open == 0
 
 
@@ -287,8 +287,9 @@ def forged(trace: str, key: str) -> bytes:
         lambda key: [forged(key, OTHER), forged(OTHER, key)],
         lambda key: [forged(key, "c0" * 16), *(forged(f"c{n}" * 16, f"c{n + 1}" * 16) for n in range(8))],
         lambda key: [forged(key, rollout(1))],
+        lambda key: [otlp(span(OTHER, 1)), forged(key, OTHER)],
     ],
-    ids=["circle", "chain", "rollout"],
+    ids=["circle", "chain", "rollout", "closed"],
 )
 def test_spans_that_came_first_lose_no_call(spans: Any, key: str) -> None:
     """Whatever they name: its calls make an episode somewhere."""
@@ -297,6 +298,7 @@ def test_spans_that_came_first_lose_no_call(spans: Any, key: str) -> None:
     close(run)
     named = {"conversation_key": KEY} if key == KEY else {}
     run.feed(captured(key, "one", **named), captured(key, "two", **named))
+    run.feed(otlp(agent_span(OTHER, 3, "x", gen_ai__conversation__id="c-17")))
     for now in range(300, 500, 20):
         run.tick(float(now))
     made = [episode for episode in episodes(run).values() if episode.calls]
