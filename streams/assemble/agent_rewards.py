@@ -8,11 +8,12 @@ give equal rewards, whatever their order; nothing here makes one count.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 from tracegrad.schemas.records.facts import SpanFact
 from tracegrad.schemas.records.rollouts import AGENT_SOURCE, Reward
 
-__all__ = ["agent_rewards"]
+__all__ = ["agent_rewards", "is_authorised"]
 
 
 def agent_rewards(spans: Iterable[SpanFact], attempt: tuple[str, str] | None) -> list[Reward]:
@@ -35,3 +36,8 @@ def agent_rewards(spans: Iterable[SpanFact], attempt: tuple[str, str] | None) ->
                 at_ms=span.end_ns // 1_000_000,
             )
     return [last[place] for place in sorted(last)]
+
+
+def is_authorised(reward: Reward, sources: Iterable[str]) -> bool:
+    """Whether a reward's source is one that the configuration lists."""
+    return any(fnmatchcase(reward.source, source) for source in sources)

@@ -51,9 +51,10 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_ke
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
+from .agent_rewards import is_authorised
 from .deadlines import due
-from .links import MAX_HOPS, asked_of, forwarded
-from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting, is_authorised
+from .links import MAX_HOPS, asked_of, forwarded, may_complete, moved
+from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting
 from .selection import is_selected
 from .strays import Strays
 from .stretches import Stretches
@@ -209,7 +210,7 @@ class Assemble(StageFold[OpenEpisode]):
         for fact in facts.facts:
             episode.take(fact, self._rules.reward_sources)
         self._strays.discard(facts.episode_id)
-        if episode.links and any(map(_may_complete, facts.facts)):
+        if episode.links and any(map(may_complete, facts.facts)):
             to, _ = self._target(episode)
             if to is not None and (episode.links.are_asked_for(to) or episode.is_whole()):
                 return self._forward(episode, to)
@@ -218,7 +219,7 @@ class Assemble(StageFold[OpenEpisode]):
             for surplus in self._strays.surplus():
                 self._let_stray_go(surplus)
             asked = [Facts(episode_id=pull.trace_id, facts=(pull,)) for pull in episode.pulls()]
-            return Emission(outputs=tuple(map(_moved, asked)))
+            return Emission(outputs=tuple(map(moved, asked)))
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _forget_bytes(self, episode: OpenEpisode) -> None:
@@ -279,7 +280,7 @@ class Assemble(StageFold[OpenEpisode]):
         self.metrics.add(EPISODES_CLOSED, "forwarded")
         marker = msgspec.structs.replace(episode.marker("forwarded"), forwarded_to=to)
         batches = forwarded(episode.key, to, episode.links.away, episode.facts())
-        return self._close(marker, episode.positions, tuple(map(_moved, batches)))
+        return self._close(marker, episode.positions, tuple(map(moved, batches)))
 
     def _forward_on(self, record: Record, facts: Facts, to: str) -> Emission:
         """What comes of a trace that was forwarded goes the same way."""
@@ -289,7 +290,7 @@ class Assemble(StageFold[OpenEpisode]):
             self.metrics.add(LINKS, "late")
         rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
         batches = [*forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1), *asked_of(others, to, rest)]
-        return Emission(outputs=tuple(map(_moved, batches)), done=(record.position,))
+        return Emission(outputs=tuple(map(moved, batches)), done=(record.position,))
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
         to, is_torn = self._target(episode)
@@ -346,15 +347,3 @@ def _sender(facts: Facts) -> str:
         if isinstance(fact, SpanFact | LogFact):
             return fact.proved_by
     return NOBODY
-
-
-def _may_complete(fact: Fact) -> bool:
-    """Whether a linked trace may be whole by it: a root, which comes last as a rule, the link, or a call."""
-    is_root = isinstance(fact, SpanFact) and (fact.parent_span_id is None or fact.parent_is_remote)
-    return is_root or isinstance(fact, LinkFact | CallFact)
-
-
-def _moved(facts: Facts) -> Output:
-    """To the partition of its key, which this worker may not hold."""
-    key = episode_key(None, facts.episode_id)
-    return Output(topic=Topic.EPISODE_EVENTS, key=key, value=EPISODE_EVENTS.encode(facts))

@@ -11,9 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from tracegrad.schemas.records.facts import CallFact, Fact, Facts, LinkFact, LinkSource, LogFact, SpanFact, SpanKind
+from tracegrad.schemas.fold import Output
+from tracegrad.schemas.records.facts import (
+    EPISODE_EVENTS,
+    CallFact,
+    Fact,
+    Facts,
+    LinkFact,
+    LinkSource,
+    LogFact,
+    SpanFact,
+    SpanKind,
+)
+from tracegrad.schemas.topics import Topic, episode_key
 
-__all__ = ["MAX_FACTS_PER_RECORD", "MAX_HOPS", "Links", "answers_in", "asked_of", "forwarded", "pull"]
+__all__ = [
+    "MAX_FACTS_PER_RECORD",
+    "MAX_HOPS",
+    "Links",
+    "answers_in",
+    "asked_of",
+    "forwarded",
+    "may_complete",
+    "moved",
+    "pull",
+]
 
 MAX_FACTS_PER_RECORD = 500
 MAX_HOPS = 4
@@ -132,3 +154,15 @@ def forwarded(
         for start in range(0, len(batch), MAX_FACTS_PER_RECORD):
             piece = batch[start : start + MAX_FACTS_PER_RECORD]
             yield Facts(episode_id=key, facts=(*piece, *why), forwarded_from=trace, hops=hops)
+
+
+def may_complete(fact: Fact) -> bool:
+    """Whether a linked trace may be whole by it: a root, which comes last as a rule, the link, or a call."""
+    is_root = isinstance(fact, SpanFact) and (fact.parent_span_id is None or fact.parent_is_remote)
+    return is_root or isinstance(fact, LinkFact | CallFact)
+
+
+def moved(facts: Facts) -> Output:
+    """To the partition of its key, which this worker may not hold."""
+    key = episode_key(None, facts.episode_id)
+    return Output(topic=Topic.EPISODE_EVENTS, key=key, value=EPISODE_EVENTS.encode(facts))

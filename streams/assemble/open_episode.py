@@ -12,7 +12,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
-from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import msgspec
@@ -32,13 +31,16 @@ from tracegrad.schemas.records.facts import (
     LogFact,
     RewardFact,
     SpanFact,
+    SpanKind,
 )
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
+from .agent_rewards import is_authorised
 from .links import Links, answers_in
 from .log_readings import Told, filled
+from .span_tree import Parents
 
-__all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting", "is_authorised"]
+__all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting"]
 
 CALLS = "calls"
 """Beside the senders of spans; no holder is so called."""
@@ -49,6 +51,7 @@ NOBODY = ""
 Place = tuple[str, str]
 """Trace id and span id."""
 S = TypeVar("S", bound=msgspec.Struct)
+_TELLING = (SpanKind.AGENT, SpanKind.LLM, SpanKind.TOOL)
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -102,13 +105,11 @@ class OpenEpisode:
         self._opened: dict[str, CallOpenFact] = {}
         self._ended: dict[str, CallEnded] = {}
         """Of captured calls, by their id."""
-        self._come: set[Place] = set()
-        self._parents: set[Place] = set()
-        """Of a captured trace: of the spans that have come, and parents that their own process will export yet."""
-        self._missing: set[Place] = set()
-        """Likewise, parents that are not here, unless another process has them."""
+        self._parents = Parents()
         self._answers: set[str] = set()
-        """Likewise, as answers_in: kept, for each record of a long trace asks for them."""
+        """As answers_in: kept, for each record of a long trace asks for them."""
+        self._is_bare = True
+        """None of its spans tells of an agent, a model or a tool."""
         self.services: set[str] = set()
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
         """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
@@ -164,7 +165,7 @@ class OpenEpisode:
     @property
     def is_at_work(self) -> bool:
         """Whether a captured agent works on, however silent: a call is in flight, or a span's parent has not ended."""
-        return bool(self._parents or self._opened.keys() - self.calls.keys() - self._ended.keys())
+        return bool(self._parents.are_awaited or self._opened.keys() - self.calls.keys() - self._ended.keys())
 
     @property
     def spans(self) -> list[SpanFact]:
@@ -207,7 +208,7 @@ class OpenEpisode:
             return None, False
         if self._is_named():
             return None, bool(self.links)
-        answered = self.minted() if self._names_its_trace() else ()
+        answered = self.minted() if self._names_its_trace() and self._is_bare else ()
         return self.links.target(self.key, has_calls=bool(self.calls), answered=answered)
 
     def pulls(self) -> list[LinkFact]:
@@ -241,7 +242,7 @@ class OpenEpisode:
 
     def is_whole(self) -> bool:
         """Whether its spans reach up to a root, none of them without its parent."""
-        return bool(self._come) and not self._missing
+        return self._parents.are_whole
 
     def facts(self) -> list[Fact]:
         """All that it holds of a captured trace, in canonical order."""
@@ -269,7 +270,10 @@ class OpenEpisode:
             place, spans = (fact.trace_id, fact.span_id), self._spans[fact.proved_by]
             spans[place] = _later(spans.get(place), fact, lambda span: span.end_ns)
             if self.attempt is None:
-                self._await_parent(fact, place)
+                self._parents.add(fact)
+                self._answers |= answers_in((fact,))
+                self._is_bare &= fact.kind not in _TELLING
+                self.services.add(fact.service)
             if fact.is_counted:
                 # Kept apart from the fact: the same span may also come unmarked, as from a forked child.
                 self._counted[fact.proved_by].add(place)
@@ -297,19 +301,6 @@ class OpenEpisode:
             self.end = _later(self.end, fact.event, lambda event: event.at_ms)
         else:
             self.started = _later(self.started, fact.event, lambda event: event.at_ms)
-
-    def _await_parent(self, span: SpanFact, place: Place) -> None:
-        self.services.add(span.service)
-        self._come.add(place)
-        self._answers |= answers_in((span,))
-        self._parents.discard(place)
-        self._missing.discard(place)
-        parent = (span.trace_id, span.parent_span_id or "")
-        if span.parent_span_id and parent not in self._come:
-            if span.parent_is_local:
-                self._parents.add(parent)
-            if not span.parent_is_remote:
-                self._missing.add(parent)
 
     def waiting(self) -> Waiting:
         """What it waits for; the table under "assemble" in docs/streams.md."""
@@ -349,11 +340,6 @@ class OpenEpisode:
     def _has_agents_reward(self) -> bool:
         posted = any(counts and reward.name == AGENT_REWARD for (counts, _, _), reward in self.rewards.items())
         return posted or any(said.target is None for span in self.own_spans for said in span.rewards)
-
-
-def is_authorised(reward: Reward, sources: Sequence[str]) -> bool:
-    """Whether the reward's source is one that the configuration lists."""
-    return any(fnmatchcase(reward.source, source) for source in sources)
 
 
 def _later(old: S | None, new: S, end: Callable[[S], int]) -> S:

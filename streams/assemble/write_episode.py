@@ -18,11 +18,11 @@ from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCa
 from tracegrad.schemas.records.facts import CallFact, SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutState, is_usable
 
-from .agent_rewards import agent_rewards
+from .agent_rewards import agent_rewards, is_authorised
 from .air.rules import AirConfig, apply_air
 from .join import Joined, join_calls
 from .join_tools import join_tools, tool_spans
-from .open_episode import OpenEpisode, is_authorised
+from .open_episode import OpenEpisode
 
 __all__ = ["has_structure", "write_episode"]
 

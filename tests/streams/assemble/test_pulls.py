@@ -75,3 +75,15 @@ def test_in_streams_the_ids_of_tool_calls_bring_the_calls() -> None:
 def _asking(minted: str) -> str:
     part = {"type": "tool_call", "id": minted, "name": "calc", "arguments": {}}
     return json.dumps([{"role": "assistant", "parts": [part]}])
+
+
+def test_calls_that_their_own_trace_tells_of_are_not_pulled_away() -> None:
+    """Their client propagated; a trace that repeats the ids of two conversations gets neither."""
+    first, second = (captured(key, "one", parent_span_id=f"{2:016x}") for key in ("c1" * 16, "c2" * 16))
+    run = streams()
+    for one in (first, second):
+        trace = str(one.trace_id)
+        run.feed(one, otlp(agent_span(trace, 1, "own", parent=5), llm(trace, 2, one.call_id, parent=1)))
+    run.feed(otlp(llm(TRACE, 2, first.call_id, parent=1), llm(TRACE, 3, second.call_id, parent=1)))
+    close(run)
+    assert all(len(episodes(run)[str(one.trace_id)].calls) == 1 for one in (first, second))
