@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import socket
 import threading
 import time
@@ -19,12 +21,17 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["ENGINE_TOKEN", "Background", "free_port", "is_alive", "is_healthy", "serve", "until"]
+__all__ = ["ENGINE_TOKEN", "Background", "collector_binary", "free_port", "is_alive", "is_healthy", "serve", "until"]
 
 T = TypeVar("T")
 
 ENGINE_TOKEN = "the-engines-own"
 """What an engine of the tests may ask for; their gateways show it to every engine."""
+
+
+def collector_binary() -> str | None:
+    """An OpenTelemetry Collector of this machine."""
+    return os.environ.get("TRACEGRAD_COLLECTOR") or shutil.which("otelcol") or shutil.which("otelcol-contrib")
 
 
 def free_port() -> int:
