@@ -10,11 +10,10 @@ Failure: RecordError `undecodable` of a request of which nothing can be read.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import msgspec
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from tracegrad.schemas.attributes import (
@@ -35,6 +34,7 @@ from tracegrad.schemas.records.facts import LinkFact, LogFact
 
 from .conversations import links_of_ids
 from .identity import claim_of, episode_of
+from .reading.otlp_values import attributes_of, plain
 from .reading.read_output import NOTHING, Output, of_messages
 
 __all__ = ["LogReader", "LogScan"]
@@ -49,7 +49,6 @@ _IDENTITY = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
 _KEYS = _IDENTITY | {GEN_AI_AGENT_NAME, GEN_AI_OUTPUT_MESSAGES, GEN_AI_RESPONSE_ID, _EVENT_NAME}
 _RESOURCE_KEYS = _IDENTITY | {PROVED_BY}
 _MAX_TEXT = 200
-_MAX_NESTING = 8
 
 
 class LogScan(NamedTuple):
@@ -81,7 +80,7 @@ class LogReader:
             if resource_of is not of_resource:
                 resource_of, resource = (
                     of_resource,
-                    _attributes(of_resource.resource.attributes, _RESOURCE_KEYS),
+                    attributes_of(of_resource.resource.attributes, _RESOURCE_KEYS),
                 )
             try:
                 self._read_record(record, resource, signer, scan)
@@ -92,7 +91,7 @@ class LogReader:
     def _read_record(self, record: LogRecord, resource: dict[str, Any], signer: str | None, scan: LogScan) -> None:
         if len(record.trace_id) != 16 or len(record.span_id) != 8 or not any(record.span_id):
             return
-        attributes = _attributes(record.attributes, _KEYS)
+        attributes = attributes_of(record.attributes, _KEYS)
         name = record.event_name or str(attributes.get(_EVENT_NAME, ""))
         told = _told(name, attributes, record) if name.startswith(_PREFIX) else {}
         if not any(told.values()):
@@ -118,7 +117,7 @@ class LogReader:
 
 def _told(name: str, attributes: dict[str, Any], record: LogRecord) -> dict[str, Any]:
     """The fields of a LogFact."""
-    body = _plain(record.body) if name in (_CHOICE, _TOOL_MESSAGE, _DETAILS) else None
+    body = plain(record.body) if name in (_CHOICE, _TOOL_MESSAGE, _DETAILS) else None
     if isinstance(body, str):
         body = _json(body)
     said = body if isinstance(body, dict) else {}
@@ -147,19 +146,3 @@ def _json(text: str) -> object:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return None
-
-
-def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, Any]:
-    return {pair.key: _plain(pair.value) for pair in pairs if pair.key in wanted}
-
-
-def _plain(value: AnyValue, depth: int = 0) -> Any:
-    """As Python's own types; None for bytes, and below the deepest level."""
-    kind = value.WhichOneof("value")
-    if depth > _MAX_NESTING or kind in (None, "bytes_value"):
-        return None
-    if kind == "array_value":
-        return [_plain(item, depth + 1) for item in value.array_value.values]
-    if kind == "kvlist_value":
-        return {pair.key: _plain(pair.value, depth + 1) for pair in value.kvlist_value.values}
-    return getattr(value, kind)

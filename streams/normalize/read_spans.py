@@ -9,10 +9,9 @@ Of a request that is damaged what can be read is read; one of which nothing can 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from tracegrad.schemas.attributes import (
@@ -50,6 +49,7 @@ from .identity import claim_of, episode_of
 from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
 from .reading.agent_rewards import REWARD_KEYS, rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
+from .reading.otlp_values import attributes_of
 from .reading.span_view import AttributeValue, SpanView
 
 __all__ = ["DIALECTS", "Refused", "SpanReader", "SpanScan"]
@@ -84,7 +84,6 @@ _NAMES = tuple(name for dialect in DIALECTS for name in dialect.names)
 _EVENTS = {name: keys for dialect in DIALECTS for name, keys in dialect.events.items()}
 _RESOURCE_KEYS = _IDENTITY_KEYS | {SERVICE_NAME, COUNTED_SPAN, PROVED_BY}
 _MAX_NAME = 200
-_MAX_NESTING = 8
 
 
 class Refused(NamedTuple):
@@ -128,7 +127,7 @@ class SpanReader:
         scan = SpanScan({}, {}, {}, signer, damaged(lost))
         item = 0
         for resource_spans in request.resource_spans:
-            resource = _attributes(resource_spans.resource.attributes, _RESOURCE_KEYS)
+            resource = attributes_of(resource_spans.resource.attributes, _RESOURCE_KEYS)
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
                     try:
@@ -143,7 +142,7 @@ class SpanReader:
             raise RecordError(f"expected a trace id of 16 bytes, got {len(span.trace_id)}", reason="bad_trace_id")
         if len(span.span_id) != 8 or len(span.parent_span_id) not in (0, 8):
             raise RecordError(f"expected a span id of 8 bytes, got {len(span.span_id)}", reason="bad_span_id")
-        attributes = _attributes(span.attributes, _SPAN_KEYS)
+        attributes = attributes_of(span.attributes, _SPAN_KEYS)
         rollout = claim_of(ROLLOUT_KEYS, attributes, resource)
         attempt = claim_of(ATTEMPT_KEYS, attributes, resource)
         episode = episode_of(rollout, attempt, span.trace_id.hex(), self._runs)
@@ -179,7 +178,7 @@ class SpanReader:
             scope=scope,
             is_server=span.kind == Span.SPAN_KIND_SERVER,
             events={
-                event.name: _attributes(event.attributes, _EVENTS[event.name])
+                event.name: attributes_of(event.attributes, _EVENTS[event.name])
                 for event in events
                 if event.name in _EVENTS
             },
@@ -223,24 +222,6 @@ def _parent_is_remote(span: Span) -> bool:
     if not span.parent_span_id:
         return False
     return bool(span.flags & 512) if span.flags & 256 else span.kind in (Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CONSUMER)
-
-
-def _attributes(pairs: Iterable[KeyValue], wanted: frozenset[str]) -> dict[str, AttributeValue]:
-    """The wanted attributes that hold a value; the last one of a name wins."""
-    found = ((pair.key, _plain(pair.value)) for pair in pairs if pair.key in wanted)
-    return {key: value for key, value in found if value is not None}
-
-
-def _plain(value: AnyValue, depth: int = 0) -> Any:
-    """As Python's own types, for tools' results may be structured; None for bytes, and below the deepest level."""
-    kind = value.WhichOneof("value")
-    if depth > _MAX_NESTING or kind in (None, "bytes_value"):
-        return None
-    if kind == "array_value":
-        return [_plain(item, depth + 1) for item in value.array_value.values]
-    if kind == "kvlist_value":
-        return {pair.key: _plain(pair.value, depth + 1) for pair in value.kvlist_value.values}
-    return getattr(value, kind)
 
 
 def _refuse(

@@ -17,9 +17,11 @@ import msgspec
 from tracegrad.schemas.records.facts import SpanKind
 
 from ..reading.agent_hints import is_wrapper
+from ..reading.read_output import minted_in, of_response
 from ..reading.span_view import SpanView
+from ..reading.tool_message import tool_message
 
-__all__ = ["OTHER", "WRAPPER", "Dialect", "Reading", "agent"]
+__all__ = ["OTHER", "WRAPPER", "Dialect", "Reading", "agent", "answer", "tool"]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,3 +75,31 @@ def agent(name: str | None, *, guess: str | None = None) -> Reading:
     if said is not None and is_wrapper(said):
         return OTHER
     return Reading(kind=SpanKind.AGENT, agent_name=said, is_guess=name is None)
+
+
+def answer(output: object, response_id: str | None = None, *, overrules: bool = False) -> Reading:
+    """A model's span, by its raw response; `response_id` is the id of one that holds none."""
+    digest, asked = of_response(output)
+    return Reading(
+        kind=SpanKind.LLM,
+        overrules=overrules,
+        response_id=minted_in(output) or response_id,
+        output_digest=digest,
+        requested_tool_call_ids=asked,
+    )
+
+
+def tool(name: str | None, *, guess: str, output: object, call_id: str | None = None, status: object = None) -> Reading:
+    """A tool's span, by its output, which may be a message that tells more.
+
+    `guess`: the name by the span's own name; `call_id`: that of an output that names none; `status`: the span's own.
+    """
+    message = tool_message(output)
+    return Reading(
+        kind=SpanKind.TOOL,
+        is_guess=name is None,
+        tool_name=name or guess,
+        tool_call_id=message.call_id or call_id,
+        results=() if message.content is None else (message.content,),
+        declared=tuple(said for said in (message.status, status) if said is not None),
+    )

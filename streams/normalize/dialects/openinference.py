@@ -14,8 +14,7 @@ from tracegrad.schemas.records.facts import SpanKind
 from ..reading.agent_hints import LANGCHAIN_HINT, agent_of_span, name_in_answers
 from ..reading.read_output import FLAT_KEYS, minted_in, of_flat
 from ..reading.span_view import SpanView
-from ..reading.tool_message import tool_message
-from .dialect import OTHER, Dialect, Reading, agent
+from .dialect import OTHER, Dialect, Reading, agent, tool
 from .openinference_steps import INPUT, delegation, step_of_llama_index
 
 __all__ = ["OPENINFERENCE"]
@@ -60,20 +59,11 @@ def _read_agent(span: SpanView, named_by_langchain: str | None) -> Reading:
 
 
 def _read_tool(span: SpanView) -> Reading:
-    message = tool_message(span.attributes.get(OUTPUT))
     owner, _, method = span.name.rpartition(".")
     name = span.text(TOOL_NAME)
     said = name or (owner if owner and method in _METHODS else span.name)
-    asked = delegation(span, said)
-    if asked is not None:
-        return asked
-    return Reading(
-        kind=SpanKind.TOOL,
-        is_guess=name is None,
-        tool_name=said,
-        tool_call_id=message.call_id or span.text(*_TOOL_CALL_IDS),
-        results=() if message.content is None else (message.content,),
-        declared=() if message.status is None else (message.status,),
+    return delegation(span, said) or tool(
+        name, guess=said, output=span.attributes.get(OUTPUT), call_id=span.text(*_TOOL_CALL_IDS)
     )
 
 

@@ -8,12 +8,10 @@ it; CrewAI's tasks say `invoke_agent` too. So a workflow or task overrules that.
 from __future__ import annotations
 
 from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME, GEN_AI_TOOL_NAME
-from tracegrad.schemas.records.facts import SpanKind
 
 from ..reading.agent_hints import LANGCHAIN_HINT
 from ..reading.span_view import SpanView
-from ..reading.tool_message import tool_message
-from .dialect import WRAPPER, Dialect, Reading, agent
+from .dialect import WRAPPER, Dialect, Reading, agent, tool
 
 __all__ = ["TRACELOOP"]
 
@@ -28,25 +26,16 @@ def _read(span: SpanView) -> Reading | None:
         return None
     name = span.text(_NAME)
     if kind == "tool":
-        return _read_tool(span, name)
+        return tool(
+            span.text(GEN_AI_TOOL_NAME) or name,
+            guess=span.name.removesuffix(".tool"),
+            output=span.attributes.get(_OUTPUT),
+        )
     if kind == "agent":
         return agent(span.text(GEN_AI_AGENT_NAME) or name, guess=span.name.removesuffix(".agent"))
     if name is not None and name == span.hints.get(LANGCHAIN_HINT):
         return agent(name)
     return WRAPPER
-
-
-def _read_tool(span: SpanView, name: str | None) -> Reading:
-    message = tool_message(span.attributes.get(_OUTPUT))
-    said = span.text(GEN_AI_TOOL_NAME) or name
-    return Reading(
-        kind=SpanKind.TOOL,
-        is_guess=said is None,
-        tool_name=said or span.name.removesuffix(".tool"),
-        tool_call_id=message.call_id,
-        results=() if message.content is None else (message.content,),
-        declared=() if message.status is None else (message.status,),
-    )
 
 
 TRACELOOP = Dialect(
