@@ -37,7 +37,7 @@ from .calls import CallServer, Parts, Served, halved
 from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, scope_of
 from .leaves import Leaf, Said
-from .models import Models
+from .models import Models, check_one_model
 from .nested import Nesting
 from .outcomes import Watch
 from .respond import CallResponse, problem_of, problem_response, status_of
@@ -126,6 +126,7 @@ class ChatEndpoints:
                 asked = _Asked(http, route, api, caller, session, is_recorded, data, body)
                 upstream = self._models.meant(body.get("model"))
                 if upstream is not None:
+                    check_one_model(data)
                     return self._upstreams.take(self._passed_on(asked, upstream), entered)
                 self._enter(session is not None, 1, entered)
                 return await serve(asked, entered)

@@ -3,11 +3,13 @@
 In: the `model` of a request's body. Out: who is meant, or RequestError (404, `model_not_found`) that prints the lines
 of the settings that would serve it. Invariant: a request that names another model is never answered by the policy:
 whoever asked for it would get, and train on, answers that it takes for the other's. A request without a model means the
-policy; without a policy it means nobody.
+policy; without a policy it means nobody. A body that is passed on names one model by every reader's rules.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
@@ -17,10 +19,29 @@ from tracegrad.schemas.errors import RequestError
 
 from .config import PolicyConfig, Upstream
 
-__all__ = ["Models"]
+__all__ = ["Models", "check_one_model"]
 
 _MAX_CHARS = 200
 """Of a name; a longer one, which anybody may send, matches nothing."""
+_MAY_NAME = re.compile(rb'"model"|\\u00[46]', re.IGNORECASE)
+"""Where a body names its model, or by escapes what may be the word."""
+
+
+def check_one_model(data: bytes) -> None:
+    """Raises RequestError for a JSON object that names its model more than once, in letters of any case.
+
+    It is passed on as it is: which of two counts, and whether `Model` is the same name, readers of JSON decide
+    differently, and the upstream would answer, and charge, for another model than the settings let through.
+    """
+    if len(_MAY_NAME.findall(data)) < 2:
+        return
+    try:
+        # Objects as lists of pairs; the numbers are not looked at.
+        pairs = json.loads(data.decode(), object_pairs_hook=list, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        pairs = []
+    if sum(name.lower() == "model" for name, _ in pairs) != 1:
+        raise RequestError("model: expected to be named once, got it twice", param="model")
 
 
 class Models:

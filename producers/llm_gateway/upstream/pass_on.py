@@ -83,7 +83,7 @@ class UpstreamCalls:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._num_inflight: Counter[tuple[str, bool]] = Counter()
+        self._num_inflight: Counter[tuple[Upstream, bool]] = Counter()
         """By upstream: of attempts, and of others."""
 
     async def __aenter__(self) -> None:
@@ -100,7 +100,7 @@ class UpstreamCalls:
         Raises OverloadedError, and SessionError (410) after the attempt's end.
         """
         upstream = asked.upstream
-        slot = upstream.name, asked.session is not None
+        slot = upstream, asked.session is not None
         limit = upstream.max_inflight if asked.session is not None else halved(upstream.max_inflight)
         if self._num_inflight[slot] >= limit:
             raise OverloadedError(f"{limit} requests to {upstream.name} are in flight; try again")
@@ -130,6 +130,8 @@ class UpstreamCalls:
                         status=502,
                         code="upstream_redirects",
                     )
+                if not 200 <= response.status < 600:
+                    raise _no_answer(upstream, f"gave status {response.status}, which is no answer's", 502)
                 await answer.begin(response.status, response.headers)
                 async for piece in response.content.iter_any():
                     await answer.piece(piece)
@@ -238,19 +240,21 @@ class _Answering:
         gone = asyncio.create_task(until_gone(receive))
         call = asyncio.create_task(self._call(answer))
         watch = self._calls.watch(self._asked)
-        try:
-            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if call.done():
-                outcome = await self._ended(call, answer, scope, receive, send)
-        finally:
-            gone.cancel()
-            call.cancel()
-            await asyncio.wait({call})
-            if watch is not None:
-                watch.settle()
+        with contextlib.ExitStack() as ended:
+            # Each of them, whatever becomes of those before: the server may cancel this a second time while it waits.
+            ended.callback(self._leave)
             if self._asked.is_recorded:
-                self._calls.record(self._asked, answer, outcome, started_ns)
-            self._leave()
+                ended.callback(lambda: self._calls.record(self._asked, answer, outcome, started_ns))
+            if watch is not None:
+                ended.callback(watch.settle)
+            try:
+                await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    outcome = await self._ended(call, answer, scope, receive, send)
+            finally:
+                gone.cancel()
+                call.cancel()
+                await asyncio.wait({call})
 
     async def _call(self, answer: _Sender) -> None:
         session = self._asked.session

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ PIECES = [
     b'{"id": 1, "usage": {"prompt_tokens": true, "output_tokens": -1}}',
     b'{"choices": [{"delta": {"tool_calls": [{"id": {}}]}}], "content": 5, "response": []}',
     b'[[{"usage": 7}]]',
+    b'{"id": "\\ud800", "model": "\\udfff"}',
     b"[DONE]",
     b"\xff\xfe",
 ]
@@ -267,6 +269,7 @@ def test_no_answer_is_too_strange_to_be_passed_on(pieces: list[bytes], content_t
     said = reader.close()
     assert said.sampled_tokens is None or type(said.sampled_tokens) is int
     assert all(isinstance(id_, str) for id_ in said.tool_call_ids)
+    msgspec.msgpack.encode(said)
 
 
 @given(st.data())
