@@ -34,27 +34,21 @@ from tracegrad.schemas.metrics import (
 from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
-    CallEndedFact,
     CallFact,
-    CallOpenFact,
-    CallsClosedFact,
     Close,
-    Fact,
     Facts,
     LinkFact,
     LogFact,
-    RewardFact,
-    RolloutFact,
     SpanFact,
 )
 from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
-from .agent_rewards import is_authorised
+from .bounds import Bounds
 from .deadlines import due
 from .links import MAX_HOPS, asked_of, forwarded, may_complete, moved
-from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode, Waiting
+from .open_episode import OpenEpisode, Waiting
 from .selection import is_selected
 from .strays import Strays
 from .stretches import Stretches
@@ -72,19 +66,16 @@ class Assemble(StageFold[OpenEpisode]):
     def __init__(self, rules: StreamRules, topics: Topics, metrics: Metrics | None = None) -> None:
         super().__init__(rules, topics, metrics)
         limits = rules.streams
+        self._bounds = Bounds(rules)
         self._strays = Strays(limits.max_stray_traces, limits.max_bytes_per_episode)
         self._stretches = Stretches(max(limits.max_closed_ids // 10, 1))
         self._let_go: list[Position] = []
         """Inputs of strays that are gone; the next record's emission tells that they are done."""
-        self._num_bytes = 0
-        """Of the input records of all open episodes."""
-        self._num_unproved = 0
-        """Likewise of `num_unproved_bytes`."""
 
     def reset(self) -> None:
         """As Fold.reset."""
         super().reset()
-        self._num_bytes = self._num_unproved = 0
+        self._bounds.clear()
         self._strays.clear()
         self._stretches.clear()
         self._let_go.clear()
@@ -128,7 +119,7 @@ class Assemble(StageFold[OpenEpisode]):
 
     def _let_stray_go(self, episode_id: str) -> None:
         stray = self._open.pop(episode_id)
-        self._forget_bytes(stray)
+        self._bounds.forget(stray)
         self._let_go.extend(stray.positions)
         self.metrics.add(EPISODES_CLOSED, "stray")
 
@@ -195,15 +186,10 @@ class Assemble(StageFold[OpenEpisode]):
         if episode is None:
             attempt = attempt_of(facts.episode_id, self._rules.runs)
             episode = OpenEpisode(facts.episode_id, attempt, partition=record.partition, key=key)
-        self._check_bounds(episode, record, facts)
+        self._bounds.check(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
-        self._forget_bytes(episode)
-        held = episode.held[_sender(facts)]
-        held.num_records += 1
-        held.num_bytes += len(record.value or b"")
-        self._num_bytes += episode.num_bytes
-        self._num_unproved += episode.num_unproved_bytes
+        self._bounds.hold(episode, record, facts)
         episode.silent_since_s, episode.next_proposal_s = None, 0.0
         if facts.forwarded_from is not None:
             episode.sources.add(facts.forwarded_from)
@@ -221,41 +207,6 @@ class Assemble(StageFold[OpenEpisode]):
             asked = [Facts(episode_id=pull.trace_id, facts=(pull,)) for pull in episode.pulls()]
             return Emission(outputs=tuple(map(moved, asked)))
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
-
-    def _forget_bytes(self, episode: OpenEpisode) -> None:
-        self._num_bytes -= episode.num_bytes
-        self._num_unproved -= episode.num_unproved_bytes
-
-    def _check_bounds(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
-        """Refuses what is too many, of calls and each sender's spans apart; what an end waits for is always taken."""
-        num_new = sum(not self._is_awaited(fact) for fact in facts.facts)
-        if not num_new:
-            return
-        limits, sender = self._rules.streams, _sender(facts)
-        of_calls = sender in (CALLS, OUTCOMES)
-        what = "calls" if of_calls else "spans"
-        most = limits.max_calls_per_episode if of_calls else limits.max_spans_per_episode
-        # That a call lasts, how it went, and that it was superseded.
-        most *= 3 if sender == OUTCOMES else 1
-        if episode.num_facts(sender) + num_new > most:
-            raise RecordError(f"expected at most {most} {what} of {episode.episode_id}", reason=f"too_many_{what}")
-        num_bytes = len(record.value or b"")
-        most = limits.max_bytes_per_episode
-        if episode.held[sender].num_bytes + num_bytes > most:
-            raise RecordError(
-                f"expected {what} of at most {most} bytes of {episode.episode_id}", reason="too_many_bytes"
-            )
-        num_open, quarter = self._num_bytes, limits.max_open_bytes // 4
-        most = limits.max_open_bytes if of_calls else 3 * quarter
-        if sender == NOBODY and episode.attempt is not None:
-            num_open, most, what = self._num_unproved, quarter, f"unproved {what}"
-        if num_open + num_bytes > most:
-            raise RecordError(f"expected {what} while at most {most} bytes are open", reason="too_many_open_bytes")
-
-    def _is_awaited(self, fact: Fact) -> bool:
-        if isinstance(fact, RewardFact):
-            return is_authorised(fact.reward, self._rules.reward_sources)
-        return isinstance(fact, CallsClosedFact | RolloutFact)
 
     def _to_attempt(self, facts: Facts) -> Facts:
         """Of what was forwarded to a rollout: to the attempt whose call bears one of the ids, which has to be open."""
@@ -275,7 +226,7 @@ class Assemble(StageFold[OpenEpisode]):
     def _forward(self, episode: OpenEpisode, to: str) -> Emission:
         """Closes a captured trace, whose facts go to the key that it names."""
         self._strays.discard(episode.episode_id)
-        self._forget_bytes(episode)
+        self._bounds.forget(episode)
         self.metrics.add(LINKS, "forwarded")
         self.metrics.add(EPISODES_CLOSED, "forwarded")
         marker = msgspec.structs.replace(episode.marker("forwarded"), forwarded_to=to)
@@ -306,7 +257,7 @@ class Assemble(StageFold[OpenEpisode]):
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
         marker = episode.marker(disposition)
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
-        self._forget_bytes(episode)
+        self._bounds.forget(episode)
         return self._close(marker, episode.positions, outputs)
 
     def _disposition(self, episode: OpenEpisode) -> str:
@@ -335,15 +286,3 @@ class Assemble(StageFold[OpenEpisode]):
             letters = (dead_letter(record, error, stage=self.stage, value=b""),)
         key = group_key(written.group.id if written.group else None, written.episode_id)
         return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)
-
-
-def _sender(facts: Facts) -> str:
-    """Whose bounds they come under: normalize mixes neither kinds nor senders in a record."""
-    for fact in facts.facts:
-        if isinstance(fact, CallFact | CallsClosedFact):
-            return CALLS
-        if isinstance(fact, CallOpenFact | CallEndedFact):
-            return OUTCOMES
-        if isinstance(fact, SpanFact | LogFact):
-            return fact.proved_by
-    return NOBODY

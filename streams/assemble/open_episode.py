@@ -1,18 +1,15 @@
 """The facts of one episode that is still open, folded without regard to their order, and what it waits for.
 
 Invariant: the same set of facts gives the same state, in any order and any number of times. Facts that claim the
-same place conflict; the one with the greatest (end time, sha256) wins. Spans conflict with those of the same sender
-only: which sender is the attempt's own agent is known at its end, and what others send in its name displaces nothing,
-is not waited for and pays nothing.
+same place conflict; the one with the greatest (end time, sha256) wins. Which sender of spans is the attempt's own agent
+is known at its end; what others send in its name is not waited for and pays nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from enum import Enum
-from typing import TypeVar
 
 import msgspec
 
@@ -37,8 +34,8 @@ from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEven
 
 from .agent_rewards import is_authorised
 from .links import Links, answers_in
-from .log_readings import Told, filled
-from .span_tree import Parents
+from .parents import Parents
+from .sent_spans import SentSpans, later
 
 __all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting"]
 
@@ -48,11 +45,7 @@ OUTCOMES = "outcomes"
 """Likewise: of what is told about captured calls."""
 NOBODY = ""
 """The sender of what came without a credential."""
-Place = tuple[str, str]
-"""Trace id and span id."""
-S = TypeVar("S", bound=msgspec.Struct)
 _TELLING = (SpanKind.AGENT, SpanKind.LLM, SpanKind.TOOL)
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class Waiting(Enum):
@@ -94,12 +87,7 @@ class OpenEpisode:
         self.held: defaultdict[str, Held] = defaultdict(Held)
         """What the calls hold (`CALLS`), and what the spans of each sender do: each has a bound of its own, so that
         nobody takes room from the attempt's agent."""
-        self._spans: defaultdict[str, dict[Place, SpanFact]] = defaultdict(dict)
-        """By whose credential they came with (`SpanFact.proved_by`): whose it has to be is told by the end."""
-        self._logs: defaultdict[str, dict[Place, Told]] = defaultdict(dict)
-        """Likewise, what log events tell of spans, those to come among them."""
-        self._counted: defaultdict[str, set[Place]] = defaultdict(set)
-        """Likewise, those that their agent host counted."""
+        self._sent = SentSpans()
         self.calls: dict[str, CallFact] = {}
         self.closed: CallsClosed | None = None
         self._opened: dict[str, CallOpenFact] = {}
@@ -134,7 +122,7 @@ class OpenEpisode:
     @property
     def num_spans(self) -> int:
         """Of all senders."""
-        return sum(map(len, self._spans.values()))
+        return self._sent.num_spans
 
     @property
     def num_unproved_bytes(self) -> int:
@@ -149,11 +137,8 @@ class OpenEpisode:
         elif sender == OUTCOMES:
             num = len(self._opened) + len(self._ended)
         else:
-            num = self._num_spans(sender) + (sender == NOBODY) * len(self.rewards)
+            num = self._sent.num_of(sender) + (sender == NOBODY) * len(self.rewards)
         return max(num, self.held[sender].num_records)
-
-    def _num_spans(self, sender: str) -> int:
-        return len(self._spans[sender]) + len(self._logs[sender])
 
     @property
     def outcomes(self) -> Mapping[str, CallOutcome]:
@@ -171,26 +156,21 @@ class OpenEpisode:
     def spans(self) -> list[SpanFact]:
         """One of each place; where several senders filled it, the attempt's own."""
         own = self._own_senders()
-        return self._of(sorted(self._spans, key=lambda sender: (sender in own, sender)))
+        return self._of(sorted(self._sent.senders, key=lambda sender: (sender in own, sender)))
 
     @property
     def own_spans(self) -> list[SpanFact]:
         """Those that are known to be its agent's; of an episode of no runner, all."""
         own = self._own_senders()
-        return self._of(sorted(sender for sender in self._spans if sender in own))
+        return self._of(sorted(self._sent.senders & own))
 
     def _of(self, senders: Sequence[str]) -> list[SpanFact]:
-        places: dict[Place, SpanFact] = {}
-        for sender in senders:
-            told = self._logs.get(sender, {})
-            for place, span in self._spans[sender].items():
-                places[place] = filled(span, told[place]) if place in told else span
         strangers = self.links.strangers(self.minted)
-        return [span for span in places.values() if span.trace_id not in strangers]
+        return [span for span in self._sent.filled(senders) if span.trace_id not in strangers]
 
     def _own_senders(self) -> frozenset[str]:
         if self.attempt is None:
-            return frozenset(self._spans)
+            return self._sent.senders
         host = self.end.host if self.end is not None else None
         return frozenset((attempt_holder(*self.attempt), *((host,) if host else ())))
 
@@ -246,18 +226,11 @@ class OpenEpisode:
 
     def facts(self) -> list[Fact]:
         """All that it holds of a captured trace, in canonical order."""
-        spans = [self._spans[sender][place] for sender in sorted(self._spans) for place in sorted(self._spans[sender])]
         calls = sorted(self.calls.values(), key=lambda fact: (fact.order, fact.call.call_id))
         ended = [CallEndedFact(ended=self._ended[call_id]) for call_id in sorted(self._ended)]
         opened = [self._opened[call_id] for call_id in sorted(self._opened)]
         rewards = [RewardFact(reward=self.rewards[key]) for key in sorted(self.rewards)]
-        told = [
-            fact
-            for sender, places in sorted(self._logs.items())
-            for place, said in sorted(places.items())
-            for fact in said.facts(place, sender)
-        ]
-        return [*spans, *told, *opened, *calls, *ended, *rewards]
+        return [*self._sent.facts(), *opened, *calls, *ended, *rewards]
 
     @property
     def event(self) -> RolloutEvent | None:
@@ -267,40 +240,35 @@ class OpenEpisode:
     def take(self, fact: Fact, reward_sources: Sequence[str]) -> None:
         """Folds one fact in."""
         if isinstance(fact, SpanFact):
-            place, spans = (fact.trace_id, fact.span_id), self._spans[fact.proved_by]
-            spans[place] = _later(spans.get(place), fact, lambda span: span.end_ns)
+            self._sent.add(fact)
             if self.attempt is None:
                 self._parents.add(fact)
                 self._answers |= answers_in((fact,))
                 self._is_bare &= fact.kind not in _TELLING
                 self.services.add(fact.service)
-            if fact.is_counted:
-                # Kept apart from the fact: the same span may also come unmarked, as from a forked child.
-                self._counted[fact.proved_by].add(place)
         elif isinstance(fact, LogFact):
-            place, told = (fact.trace_id, fact.span_id), self._logs[fact.proved_by]
-            told[place] = told.get(place, Told()).with_(fact)
+            self._sent.tell(fact)
             self._answers.update(id_ for id_ in (fact.response_id, *fact.requested_tool_call_ids) if id_)
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
-            self.calls[call_id] = _later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
+            self.calls[call_id] = later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
         elif isinstance(fact, LinkFact):
             self.links.take(fact, self.key)
         elif isinstance(fact, CallsClosedFact):
-            self.closed = _later(self.closed, fact.closed, lambda closed: len(closed.outcomes))
+            self.closed = later(self.closed, fact.closed, lambda closed: len(closed.outcomes))
         elif isinstance(fact, CallOpenFact):
             self._opened[fact.open.call_id] = fact
         elif isinstance(fact, CallEndedFact):
             call_id = fact.ended.call_id
-            self._ended[call_id] = _later(self._ended.get(call_id), fact.ended, lambda ended: ended.outcome.known)
+            self._ended[call_id] = later(self._ended.get(call_id), fact.ended, lambda ended: ended.outcome.known)
         elif isinstance(fact, RewardFact):
             reward = fact.reward
             key = (is_authorised(reward, reward_sources), reward.idempotency_key, reward.target or "")
-            self.rewards[key] = _later(self.rewards.get(key), reward, lambda reward: reward.at_ms)
+            self.rewards[key] = later(self.rewards.get(key), reward, lambda reward: reward.at_ms)
         elif fact.event.state.is_end:
-            self.end = _later(self.end, fact.event, lambda event: event.at_ms)
+            self.end = later(self.end, fact.event, lambda event: event.at_ms)
         else:
-            self.started = _later(self.started, fact.event, lambda event: event.at_ms)
+            self.started = later(self.started, fact.event, lambda event: event.at_ms)
 
     def waiting(self) -> Waiting:
         """What it waits for; the table under "assemble" in docs/streams.md."""
@@ -328,8 +296,7 @@ class OpenEpisode:
         """Whether all that the agent host counted are here. Spans of other processes that share the trace are taken in
         and not waited for; were they counted, they would close the episode before the host's own came."""
         assert self.end is not None
-        here = self._counted if self.end.spans_marked else self._spans
-        num_here = sum(len(here[sender]) for sender in self._own_senders() if sender in here)
+        num_here = self._sent.num_here(self._own_senders(), is_marked=self.end.spans_marked)
         return num_here >= (self.end.spans_exported or 0)
 
     def _has_its_rewards(self) -> bool:
@@ -340,10 +307,3 @@ class OpenEpisode:
     def _has_agents_reward(self) -> bool:
         posted = any(counts and reward.name == AGENT_REWARD for (counts, _, _), reward in self.rewards.items())
         return posted or any(said.target is None for span in self.own_spans for said in span.rewards)
-
-
-def _later(old: S | None, new: S, end: Callable[[S], int]) -> S:
-    """The winner of two facts that claim the same place."""
-    if old is None or old == new:
-        return new
-    return max(old, new, key=lambda fact: (end(fact), hashlib.sha256(_ENCODER.encode(fact)).digest()))

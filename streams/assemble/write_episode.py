@@ -20,8 +20,8 @@ from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutStat
 
 from .agent_rewards import agent_rewards, is_authorised
 from .air.rules import AirConfig, apply_air
-from .join import Joined, join_calls
-from .join_tools import join_tools, tool_spans
+from .join.calls import Joined, join_calls
+from .join.tools import join_tools, tool_spans
 from .open_episode import OpenEpisode
 
 __all__ = ["has_structure", "write_episode"]

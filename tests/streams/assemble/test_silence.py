@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from tests.streams.assemble.test_join import fact
+from tests.streams.assemble.join.test_join import fact
 from tests.streams.make import Streams, call, config, otlp, span
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.metrics import PROPOSALS_VOID

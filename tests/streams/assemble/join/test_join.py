@@ -11,9 +11,9 @@ import pytest
 
 from tests.streams.make import call, call_id, tool_call
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, ToolStatus
-from tracegrad.streams.assemble.join import Joined, join_calls
-from tracegrad.streams.assemble.join_tools import join_tools, tool_spans
-from tracegrad.streams.assemble.span_tree import SpanTree
+from tracegrad.streams.assemble.join.calls import Joined, join_calls
+from tracegrad.streams.assemble.join.span_tree import SpanTree
+from tracegrad.streams.assemble.join.tools import join_tools, tool_spans
 
 TRACE = "11" * 16
 

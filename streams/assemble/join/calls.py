@@ -2,7 +2,7 @@
 
 In: calls in their order on the log, spans in any order. Out: for each call what it was joined by, its agent, and what
 named it. A call is joined by the first of: the response id that a model's span repeats; the model's span above the one
-that `traceparent` names; a model's span that tells its answer (join_content.py); the span that `traceparent` names;
+that `traceparent` names; a model's span that tells its answer (content.py); the span that `traceparent` names;
 a tool's span that repeats an id which the call minted; nothing (the call still trains). What it was joined by names
 its agent (span_tree.py): of several model's spans the innermost agent, if each of the others set that one to work.
 Failing that, the episode's only agent is it, unless the same instrumentation shows the call outside of it.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
-from .join_content import join_content
+from .content import join_content
 from .span_tree import CONFLICT, Named, SpanTree, encloses
 
 __all__ = ["Joined", "join_calls"]

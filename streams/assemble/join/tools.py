@@ -1,6 +1,6 @@
 """Joins tool executions to the calls that asked for them.
 
-In: calls in their order on the log, how each was joined (join.py), spans in any order. Out: for each call its
+In: calls in their order on the log, how each was joined (calls.py), spans in any order. Out: for each call its
 executions (stacked_tools.py: which spans tell of one). An execution matches the request whose minted id it repeats; one
 without any id an open request; else none. Either way request and execution name the same tool, the tool began when the
 answer was there (by its id, which may be streamed: when the model was asked; all times are the agent's own clock; where
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact
 
-from .join import Joined
+from .calls import Joined
 from .span_tree import SpanTree
 from .stacked_tools import executions, leaf_rank
 

@@ -1,0 +1,101 @@
+"""How much a worker's open episodes may hold, in number and bytes: of calls, and of the spans of each sender, apart.
+
+In: records on their way into an open episode, and that one has closed. Out: RecordError for what is too many.
+Invariant: spans take no room from calls, and who sends without a credential none from who has one.
+"""
+
+from __future__ import annotations
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.facts import (
+    CallEndedFact,
+    CallFact,
+    CallOpenFact,
+    CallsClosedFact,
+    Fact,
+    Facts,
+    LogFact,
+    RewardFact,
+    RolloutFact,
+    SpanFact,
+)
+
+from ..config import StreamRules
+from .agent_rewards import is_authorised
+from .open_episode import CALLS, NOBODY, OUTCOMES, OpenEpisode
+
+__all__ = ["Bounds"]
+
+
+class Bounds:
+    """What the open episodes of one worker hold, of what they may. Not thread-safe."""
+
+    def __init__(self, rules: StreamRules) -> None:
+        self._rules = rules
+        self._num_bytes = 0
+        """Of the input records of all open episodes."""
+        self._num_unproved = 0
+        """Likewise of `num_unproved_bytes`."""
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._num_bytes = self._num_unproved = 0
+
+    def hold(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
+        """The episode holds one record more."""
+        held = episode.held[_sender(facts)]
+        self.forget(episode)
+        held.num_records += 1
+        held.num_bytes += len(record.value or b"")
+        self._num_bytes += episode.num_bytes
+        self._num_unproved += episode.num_unproved_bytes
+
+    def forget(self, episode: OpenEpisode) -> None:
+        """It is open no longer."""
+        self._num_bytes -= episode.num_bytes
+        self._num_unproved -= episode.num_unproved_bytes
+
+    def check(self, episode: OpenEpisode, record: Record, facts: Facts) -> None:
+        """Raises RecordError for what is too many, of calls and each sender's spans apart; what an end waits for is
+        always taken."""
+        num_new = sum(not self._is_awaited(fact) for fact in facts.facts)
+        if not num_new:
+            return
+        limits, sender = self._rules.streams, _sender(facts)
+        of_calls = sender in (CALLS, OUTCOMES)
+        what = "calls" if of_calls else "spans"
+        most = limits.max_calls_per_episode if of_calls else limits.max_spans_per_episode
+        # That a call lasts, how it went, and that it was superseded.
+        most *= 3 if sender == OUTCOMES else 1
+        if episode.num_facts(sender) + num_new > most:
+            raise RecordError(f"expected at most {most} {what} of {episode.episode_id}", reason=f"too_many_{what}")
+        num_bytes = len(record.value or b"")
+        most = limits.max_bytes_per_episode
+        if episode.held[sender].num_bytes + num_bytes > most:
+            raise RecordError(
+                f"expected {what} of at most {most} bytes of {episode.episode_id}", reason="too_many_bytes"
+            )
+        num_open, quarter = self._num_bytes, limits.max_open_bytes // 4
+        most = limits.max_open_bytes if of_calls else 3 * quarter
+        if sender == NOBODY and episode.attempt is not None:
+            num_open, most, what = self._num_unproved, quarter, f"unproved {what}"
+        if num_open + num_bytes > most:
+            raise RecordError(f"expected {what} while at most {most} bytes are open", reason="too_many_open_bytes")
+
+    def _is_awaited(self, fact: Fact) -> bool:
+        if isinstance(fact, RewardFact):
+            return is_authorised(fact.reward, self._rules.reward_sources)
+        return isinstance(fact, CallsClosedFact | RolloutFact)
+
+
+def _sender(facts: Facts) -> str:
+    """Whose bounds they come under: normalize mixes neither kinds nor senders in a record."""
+    for fact in facts.facts:
+        if isinstance(fact, CallFact | CallsClosedFact):
+            return CALLS
+        if isinstance(fact, CallOpenFact | CallEndedFact):
+            return OUTCOMES
+        if isinstance(fact, SpanFact | LogFact):
+            return fact.proved_by
+    return NOBODY
