@@ -8,7 +8,8 @@
                           sha256(conversation id)[:32], else the trace id
     call id      chatcmpl- + key + 9 random   drawn by the LLM gateway; the key as 22 digits of base 62. On the wire it
                           bears the prefix of the API that was asked (WirePrefix)
-    tool call    call_ + key + 13 random      likewise: 40 characters, the most that OpenAI's clients take
+    tool call    call_ + key + 10 random + 3 counted in its answer      likewise: 40 characters, the most that
+                          OpenAI's clients take
     episode id   32 hex   rollout id + attempt id = the trace id of an attempt that the runner made;
                           without a rollout, the key; of a conversation that went on after its episode had
                           closed, a hash of the key and the first call
@@ -20,6 +21,7 @@ secrets: their random part has to differ within one key only. Ids are joined, dr
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import secrets
@@ -52,6 +54,7 @@ __all__ = [
     "new_attempt",
     "new_call",
     "new_tool_call",
+    "next_tool_call",
     "parse_attempt_id",
     "parse_rollout_id",
     "parse_run_hash",
@@ -60,6 +63,7 @@ __all__ = [
     "rollout_id",
     "run_hash",
     "run_hash_of",
+    "share_answer",
     "split_episode_id",
     "stretch_id",
     "wire_id",
@@ -103,6 +107,8 @@ _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _LIGHTNING = re.compile(r"(?:ro|at)-[0-9A-Za-z_-]{1,60}")
 _MINTED = re.compile(f"(?P<call>{CALL_ID})|(?P<tool>{TOOL_CALL_ID})")
 _ROLLOUT_DIGITS, _TRACE_DIGITS, _KEY_DIGITS = 28, 32, 22
+_INDEX_DIGITS = 3
+"""Of a tool call's place in its answer: more than any context could hold."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LONG = 16**_TRACE_DIGITS
 """Keys of 28 digits are counted on from here, so that both kinds and their leading zeros come back."""
@@ -152,8 +158,20 @@ def new_call(key: str, draw: Callable[[int], int] = secrets.randbelow) -> CallId
 
 
 def new_tool_call(key: str, draw: Callable[[int], int] = secrets.randbelow) -> str:
-    """Drawn for a tool call; matches TOOL_CALL_ID, and `key_in` reads the key back."""
-    return f"call_{_key_digits(key)}{_drawn(13, draw)}"
+    """Drawn for the first tool call of an answer; matches TOOL_CALL_ID, and `key_in` reads the key back."""
+    return f"call_{_key_digits(key)}{_drawn(13 - _INDEX_DIGITS, draw)}{'0' * _INDEX_DIGITS}"
+
+
+def next_tool_call(before: str) -> str:
+    """For the tool call that follows one in the same answer; `share_answer` tells that they belong together."""
+    stem, index = before[:-_INDEX_DIGITS], _number(before[-_INDEX_DIGITS:])
+    return stem + _base62(index + 1, _INDEX_DIGITS)
+
+
+def share_answer(one: str, other: str) -> bool:
+    """Whether two tool calls' ids were minted for one answer."""
+    are_minted = re.fullmatch(TOOL_CALL_ID, one) and re.fullmatch(TOOL_CALL_ID, other)
+    return are_minted is not None and one[:-_INDEX_DIGITS] == other[:-_INDEX_DIGITS]
 
 
 def wire_id(call: CallId, prefix: WirePrefix) -> str:
@@ -176,9 +194,7 @@ def key_in(minted: str) -> str | None:
     if match is None:
         return None
     digits = minted.removeprefix("call_") if match["tool"] else (canonical_call(minted) or "")[len(WirePrefix.CHAT) :]
-    number = 0
-    for digit in digits[:_KEY_DIGITS]:
-        number = number * 62 + _DIGITS.index(digit)
+    number = _number(digits[:_KEY_DIGITS])
     if len(digits) == _TRACE_DIGITS or number >= _LONG + 16**_ROLLOUT_DIGITS:
         return None
     return f"{number:032x}" if number < _LONG else f"{number - _LONG:028x}"
@@ -192,6 +208,10 @@ def _key_digits(key: str) -> str:
 
 def _drawn(width: int, draw: Callable[[int], int]) -> str:
     return _base62(draw(62**width), width)
+
+
+def _number(digits: str) -> int:
+    return functools.reduce(lambda number, digit: number * 62 + _DIGITS.index(digit), digits, 0)
 
 
 def _base62(number: int, width: int) -> str:

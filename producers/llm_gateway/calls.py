@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
-from tracegrad.schemas.ids import CallId, new_tool_call
+from tracegrad.schemas.ids import CallId, new_tool_call, next_tool_call
 from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -304,11 +304,18 @@ def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest,
         call_id=call_id,
         content=content,
         reasoning=parsed.reasoning,
-        tool_calls=tuple(ToolCall(id=new_tool_call(key), name=name, arguments=arguments) for name, arguments in calls),
+        tool_calls=tuple(_tool_calls(calls, key)),
         finish_reason="tool_calls" if has_called else engine_finish,
         is_cut=was_stopped or len(calls) < len(parsed.tool_calls),
         sampled_tokens=len(generation.ids),
     )
+
+
+def _tool_calls(calls: Sequence[tuple[str, str]], key: str) -> Iterator[ToolCall]:
+    minted = new_tool_call(key)
+    for name, arguments in calls:
+        yield ToolCall(id=minted, name=name, arguments=arguments)
+        minted = next_tool_call(minted)
 
 
 def _events(answer: Answer, logprobs: Any, model: str, prompt_tokens: int, stop: str | None) -> Iterator[Event]:

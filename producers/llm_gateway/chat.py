@@ -32,7 +32,8 @@ from tracegrad.schemas.records.calls import CallOutcome, Purpose
 
 from ..http_request import holder_of, read_both
 from .api.chat_request import ChatRequest, Message, check_recordable
-from .api.events import Api, Recall
+from .api.events import Api, Recall, forgotten
+from .api.reading import with_whole_answers
 from .calls import CallServer, Parts, Served, halved
 from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, scope_of
@@ -156,10 +157,7 @@ class ChatEndpoints:
     async def _chat(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
         parts, api, caller, session = self._parts, asked.api, asked.caller, asked.session
         scope = scope_of(asked.http)
-        if api.read_on is not None:
-            request = api.read_on(asked.body, self._recall(caller, session, scope))
-        else:
-            request = api.read(asked.body)
+        request = _read(asked, self._recall(caller, session, scope))
         check_recordable(request)
         if not parts.config.allow_strict:
             request = without_strict(request)
@@ -189,7 +187,7 @@ class ChatEndpoints:
         )
 
     async def _count(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
-        request, key = asked.api.read(asked.body), asked.caller.key
+        request, key = _read(asked), asked.caller.key
         known = asked.session or self._parts.sessions.known(key)
         history = known.history if known is not None else SpliceHistory()
         num_tokens = await self._calls.count(key, history, request)
@@ -295,6 +293,11 @@ class ChatEndpoints:
 
     def _leave(self, is_attempts: bool, num: int) -> None:
         self._num_inflight[is_attempts] -= num
+
+
+def _read(asked: _Asked, recall: Recall = forgotten) -> ChatRequest:
+    api, body = asked.api, asked.body
+    return with_whole_answers(api.read(body) if api.read_on is None else api.read_on(body, recall))
 
 
 def _is_named(caller: Caller) -> bool:

@@ -92,6 +92,19 @@ def test_ids_of_one_key_differ_by_what_is_drawn(key: str) -> None:
     assert ids.new_tool_call(key) != ids.new_tool_call(key)
 
 
+def test_tool_calls_of_one_answer_know_each_other() -> None:
+    """However many; another answer's do not, nor ids that are not minted here."""
+    key = "f" * 32
+    minted = [ids.new_tool_call(key)]
+    while len(minted) < 5000:
+        minted.append(ids.next_tool_call(minted[-1]))
+    assert len(set(minted)) == len(minted)
+    assert all(ids.share_answer(minted[0], other) and ids.key_in(other) == key for other in minted)
+    for other in (ids.new_tool_call(key), "call_1", "", minted[0][:-1]):
+        assert not ids.share_answer(minted[0], other) and not ids.share_answer(other, minted[0])
+    assert not ids.share_answer("call_1", "call_1")
+
+
 @pytest.mark.parametrize("key", ["", "f" * 27, "f" * 30, "F" * 32, "g" * 28, "f" * 32 + "\n"])
 def test_what_is_no_key_mints_nothing(key: str) -> None:
     """Else its id would name another conversation."""

@@ -2,17 +2,13 @@
 
 In: made at the edge by the readers of this folder, one file an API. Out: all that sampling, splice, rendering, answer
 and record look at; none of them sees an API's JSON. Invariant: what has a field is typed and within its bounds; what
-has none is kept in `extra` under the name it came by, for the engine. Failure: `read_as` raises RequestError (400)
-that says what was expected, what was got and where.
+has none is kept in `extra` under the name it came by, for the engine.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -30,13 +26,8 @@ __all__ = [
     "Tool",
     "ToolUse",
     "Wishes",
-    "check_arguments",
     "check_recordable",
-    "read_as",
-    "rest_of",
 ]
-
-T = TypeVar("T")
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -138,38 +129,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """All other fields as received; the render's allow-list names those that the engine gets."""
 
 
-def read_as(body: Any, type_: type[T]) -> T:
-    """The body as a type of one API. Raises RequestError that names the first field that does not fit."""
-    try:
-        return msgspec.convert(body, type_)
-    except msgspec.ValidationError as error:
-        said, _, place = str(error).partition(" - at ")
-        path = place.strip("`").removeprefix("$").lstrip(".")
-        param = re.split(r"[.\[]", path)[0] or None
-        raise RequestError(f"{path or 'body'}: {said[0].lower()}{said[1:]}", param=param) from None
-
-
-def rest_of(body: dict[str, Any], *types: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields that no type names; null counts as absent."""
-    known = {name for type_ in types for name in type_.__struct_encode_fields__}
-    return {name: value for name, value in body.items() if name not in known and value is not None}
-
-
 def check_recordable(request: ChatRequest) -> None:
     """Raises RequestError for a number that the log's wire cannot hold; in messages there may be any, as text."""
     try:
         msgspec.msgpack.encode((request.wishes, request.sampling_asked))
     except OverflowError:
         raise RequestError("expected sampling fields with numbers of at most 64 bits, got a larger one") from None
-
-
-def check_arguments(arguments: str) -> None:
-    """Raises RequestError for half a surrogate pair, escaped: it is JSON, but no template can render it."""
-    if "\\ud" in arguments.lower():
-        with contextlib.suppress(json.JSONDecodeError, OverflowError, RecursionError):
-            try:
-                msgspec.json.encode(json.loads(arguments))
-            except UnicodeEncodeError:
-                raise RequestError(
-                    "messages: expected tool arguments of whole characters, got half of one", param="messages"
-                ) from None

@@ -1,7 +1,8 @@
 """OpenAI's chat completions: the body becomes a ChatRequest, events become a completion or its chunks. Pure.
 
-In: a decoded body. Out: ChatRequest, or RequestError with the field at fault; then the wire form of its answer. Fields
-of OpenAI's API that no policy could honour (audio, stored completions) are kept as unknown ones and reach nobody.
+In: a decoded body. Out: ChatRequest, or RequestError with the field at fault; then the wire form of its answer. A
+`developer` is a `system`: few chat templates know another. Fields that would change the answer in a way that is not
+the policy's are refused; what is left (stored completions, service tiers) is kept as unknown and reaches nobody.
 """
 
 from __future__ import annotations
@@ -15,21 +16,10 @@ from msgspec import Meta
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import ToolCall
 
-from .chat_request import (
-    ChatRequest,
-    Message,
-    NamedTool,
-    OtherPart,
-    TextPart,
-    Tool,
-    ToolUse,
-    Wishes,
-    check_arguments,
-    read_as,
-    rest_of,
-)
+from .chat_request import ChatRequest, Message, NamedTool, OtherPart, TextPart, Tool, ToolUse, Wishes
 from .events import Api, ChoiceBegins, ChoiceEnds, Event, Failed, Finished, Reasoning, Started, Text, ToolCalled
 from .openai_error import write_error
+from .reading import asked_of, check_arguments, content_of, read_as, refuse, rest_of
 
 __all__ = ["OPENAI_CHAT"]
 
@@ -51,6 +41,15 @@ _FILTERS = {
     "allowed_token_ids": None,
 }
 """What changes the logits besides the parameters of the record, with the value that changes nothing."""
+_REFUSED = {
+    "functions": "they are OpenAI's older form; send them as tools",
+    "function_call": "it is OpenAI's older form; send tool_choice",
+    "web_search_options": "the policy runs no servers' tools",
+    "chat_template": "the policy's own template renders its prompts",
+    "continue_final_message": "the policy does not continue an answer that was begun for it",
+    "truncate_prompt_tokens": "a prompt that is cut continues no other",
+}
+"""What nobody else would honour, with what to do instead."""
 
 
 class _Arguments(msgspec.Struct):
@@ -72,6 +71,8 @@ class _Message(msgspec.Struct):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    function_call: dict[str, Any] | None = None
 
 
 class _Function(msgspec.Struct):
@@ -96,9 +97,12 @@ class _Body(msgspec.Struct):
     stream: bool | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
+    modalities: list[Literal["text"]] | None = None
 
 
 def _read(body: dict[str, Any]) -> ChatRequest:
+    for name, instead in _REFUSED.items():
+        refuse(body, (name,), instead)
     read = read_as(body, _Body)
     choice = read.tool_choice
     if body.get("best_of") not in (None, 1, read.n):
@@ -112,7 +116,7 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         wishes=_wishes(read, body),
         is_stream=bool(read.stream),
         num_choices=read.n or 1,
-        sampling_asked={name: body[name] for name in _ASKED if name in body},
+        sampling_asked=asked_of(body, _ASKED),
         extra=rest_of(body, _Body, Wishes),
     )
 
@@ -131,16 +135,34 @@ def _wishes(read: _Body, body: dict[str, Any]) -> Wishes:
 
 
 def _message(read: _Message, body: dict[str, Any]) -> Message:
-    content = read.content
+    if read.role == "function" or read.function_call is not None:
+        raise RequestError(
+            "messages: expected tool_calls and messages of role tool, got OpenAI's older function_call or role "
+            "function; send calls and results in the newer form",
+            param="messages",
+        )
     return Message(
-        role=read.role,
-        content=tuple(map(_part, content)) if isinstance(content, list) else content,
+        role="system" if read.role == "developer" else read.role,
+        content=_content(read),
         tool_calls=tuple(map(_tool_call, read.tool_calls or ())),
         tool_call_id=read.tool_call_id,
         name=read.name,
         reasoning=read.reasoning_content if read.reasoning is None else read.reasoning,
         extra=rest_of(body, _Message),
     )
+
+
+def _content(read: _Message) -> str | tuple[TextPart | OtherPart, ...] | None:
+    """What an assistant said in pieces is one text, as it was sampled, if all are texts."""
+    content = read.content or read.refusal or read.content
+    if not isinstance(content, list):
+        return content
+    if read.role == "assistant":
+        texts = [part.get("text" if part.get("type") == "text" else "refusal") for part in content]
+        said = [text for text in texts if isinstance(text, str)]
+        if len(said) == len(content):
+            return "".join(said)
+    return content_of([*map(_part, content)])
 
 
 def _part(part: dict[str, Any]) -> TextPart | OtherPart:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
-from ..api.chat_request import ChatRequest, Message, NamedTool, TextPart, Tool
+from ..api.chat_request import ChatRequest, Message, NamedTool, TextPart, Tool, ToolUse
 from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient, Waits
 
 __all__ = [
@@ -188,7 +188,8 @@ def chat_form(request: ChatRequest, *, with_grammar: bool) -> dict[str, Any]:
     choice = request.tool_choice
     if isinstance(choice, NamedTool):
         form["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif choice is not None:
+    elif choice is not None and (request.tools is not None or choice is not ToolUse.AUTO):
+        # The engine refuses the word where there are no tools, which is how OpenAI's and Anthropic's clients send it.
         form["tool_choice"] = choice.value
     return form
 

@@ -1,7 +1,8 @@
 """An agent's conversation in each API: what it says, and how it sends back what it was answered.
 
 Each speaker keeps its history as clients of its API do. `habits` are a random stream of ways in which frameworks write
-an answer anew: texts split into parts, thoughts dropped, arguments with other spaces and numbers.
+an answer anew: texts split into parts or messages, thoughts dropped, arguments with other spaces and numbers, each call
+before its own result, ids of items left out.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Speaker(Protocol):
     async def tell(self, results: dict[str, str]) -> Spoken:
         """The tools have run."""
 
+    def remind(self, text: str) -> None:
+        """The developer says something before the next request."""
+
 
 def rewritten(arguments: str, habits: random.Random) -> str:
     """Arguments as another serialiser would write them."""
@@ -45,6 +49,13 @@ def split(text: str, habits: random.Random) -> list[str]:
     """A text in two pieces, or one."""
     at = habits.randint(0, len(text))
     return [text[:at], text[at:]] if habits.random() < 0.5 else [text]
+
+
+def result_beside_call(call_rows: list[Any], result_rows: list[Any], habits: random.Random) -> list[Any]:
+    """All calls before all results, or each before its own."""
+    if habits.random() < 0.5:
+        return [*call_rows, *result_rows]
+    return [row for pair in zip(call_rows, result_rows, strict=True) for row in pair]
 
 
 async def _post(r: Rig, path: str, body: Any) -> Any:
@@ -67,8 +78,27 @@ class Chat:
 
     async def tell(self, results: dict[str, str]) -> Spoken:
         """See Speaker."""
-        self._messages += [{"role": "tool", "tool_call_id": it, "content": text} for it, text in results.items()]
+        told = [
+            {
+                "role": "tool",
+                "tool_call_id": it,
+                "content": self._habits.choice([text, [{"type": "text", "text": text}]]),
+            }
+            for it, text in results.items()
+        ]
+        turn = self._messages[-1]
+        if len(told) > 1 and self._habits.random() < 0.5:
+            first, *others = turn["tool_calls"]
+            calls = [{**turn, "tool_calls": [first]}]
+            calls += [{"role": "assistant", "content": None, "tool_calls": [call]} for call in others]
+            self._messages[-1:] = result_beside_call(calls, told, self._habits)
+        else:
+            self._messages += told
         return await self._answer()
+
+    def remind(self, text: str) -> None:
+        """See Speaker."""
+        self._messages.append({"role": self._habits.choice(["developer", "system"]), "content": text})
 
     async def _answer(self) -> Spoken:
         tools = [{"type": "function", "function": {"name": "calc", "description": "d", "parameters": SCHEMA}}]
@@ -80,7 +110,8 @@ class Chat:
             call["function"]["arguments"] = rewritten(call["function"]["arguments"], self._habits)
         if self._habits.random() < 0.5:
             message = {name: message[name] for name in ("role", "content", "tool_calls") if name in message}
-        self._messages.append(message)
+        parts = [{"type": "text", "text": piece} for piece in split(text, self._habits)]
+        self._messages.append({**message, "content": self._habits.choice([message["content"], parts])})
         return text, [call["id"] for call in calls]
 
 
@@ -100,8 +131,22 @@ class Messages:
     async def tell(self, results: dict[str, str]) -> Spoken:
         """See Speaker."""
         blocks = [{"type": "tool_result", "tool_use_id": it, "content": text} for it, text in results.items()]
-        self._messages.append({"role": "user", "content": blocks})
+        if len(blocks) > 1 and self._habits.random() < 0.5:
+            turn = self._messages.pop()["content"]
+            calls = [[block] for block in turn if block["type"] == "tool_use"]
+            calls[0] = [*(block for block in turn if block["type"] != "tool_use"), *calls[0]]
+            said = [{"role": "assistant", "content": call} for call in calls]
+            told = [{"role": "user", "content": [block]} for block in blocks]
+            self._messages += result_beside_call(said, told, self._habits)
+        else:
+            self._messages.append({"role": "user", "content": blocks})
         return await self._answer()
+
+    def remind(self, text: str) -> None:
+        """See Speaker."""
+        self._messages.append(
+            {"role": "system", "content": self._habits.choice([text, [{"type": "text", "text": text}]])}
+        )
 
     async def _answer(self) -> Spoken:
         body = {
@@ -139,8 +184,17 @@ class Responses:
 
     async def tell(self, results: dict[str, str]) -> Spoken:
         """See Speaker."""
-        self._input += [{"type": "function_call_output", "call_id": it, "output": text} for it, text in results.items()]
+        told = [{"type": "function_call_output", "call_id": it, "output": text} for it, text in results.items()]
+        kept = self._input[-len(told) :]
+        if [item["type"] for item in kept] == ["function_call"] * len(told):
+            self._input[-len(told) :] = result_beside_call(kept, told, self._habits)
+        else:
+            self._input += told
         return await self._answer()
+
+    def remind(self, text: str) -> None:
+        """See Speaker."""
+        self._input.append({"role": self._habits.choice(["developer", "system"]), "content": text})
 
     async def _answer(self) -> Spoken:
         output = (await self._post(self._input))["output"]
@@ -166,7 +220,8 @@ class Responses:
                 easy = {"role": "assistant", "content": "".join(texts)}
                 parts = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
                 return [self._habits.choice([easy, {**item, "content": parts}])]
-        return [{**item, "arguments": rewritten(item["arguments"], self._habits)}]
+        call = {**item, "arguments": rewritten(item["arguments"], self._habits)}
+        return [self._habits.choice([call, {name: value for name, value in call.items() if name != "id"}])]
 
     def _spoken(self, output: list[Any]) -> Spoken:
         texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]

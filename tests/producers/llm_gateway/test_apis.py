@@ -22,6 +22,7 @@ PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 TEXT = st.text(alphabet="ab 12\n", min_size=1, max_size=9)
 VALUE = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | TEXT | st.lists(st.integers(), max_size=2)
 CALLS = st.lists(st.dictionaries(TEXT, VALUE, max_size=2).map(lambda it: tool_call_text("calc", **it)), max_size=2)
+TWO = tool_call_text("calc", a=1) + tool_call_text("calc", b="2 3")
 REPLY = st.builds(
     lambda thought, text, calls: f"{thought and f'<think>{thought}</think>'}{text}{''.join(calls)}",
     st.just("") | TEXT,
@@ -30,7 +31,9 @@ REPLY = st.builds(
 )
 
 
-async def converse(speaker: str, replies: list[str], habits: int) -> tuple[list[str], list[tuple[list[int], Any]]]:
+async def converse(
+    speaker: str, replies: list[str], habits: int, reminded: int
+) -> tuple[list[str], list[tuple[list[int], Any]]]:
     """Until the model has said all; the texts, and for each call its prompt and what was sampled."""
     async with rig() as r:
         r.engine.reasons = True
@@ -42,6 +45,8 @@ async def converse(speaker: str, replies: list[str], habits: int) -> tuple[list[
             if calls:
                 text, calls = await agent.tell(dict.fromkeys(calls, f"{i}12"))
             else:
+                if i == reminded:
+                    agent.remind("be exact")
                 text, calls = await agent.ask(f"use the tool {i}34")
             heard.append(text)
         records = r.calls()
@@ -50,14 +55,17 @@ async def converse(speaker: str, replies: list[str], habits: int) -> tuple[list[
         return heard, [(full_prompt(it, records), ids_from_bytes(it.sampled_ids).tolist()) for it in records]
 
 
-@example([tool_call_text("calc", huge=-(2**77)), "ok"], 0)
-@given(st.lists(REPLY, min_size=1, max_size=4), st.integers(0, 99))
+@example([tool_call_text("calc", huge=-(2**77)), "ok"], 0, 0)
+@example([f"so:{TWO}", TWO, "ok"], 0, 3)
+@example([f"so:{TWO}", TWO, "ok"], 1, 0)
+@example([f"<think>hm</think>{TWO}", "ok", TWO, "yes"], 2, 2)
+@given(st.lists(REPLY, min_size=1, max_size=4), st.integers(0, 99), st.integers(1, 5))
 @settings(max_examples=8, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
-def test_a_conversation_has_the_same_ids_by_every_api(replies: list[str], habits: int) -> None:
+def test_a_conversation_has_the_same_ids_by_every_api(replies: list[str], habits: int, reminded: int) -> None:
     """However the agent writes the answers that it sends back; and each turn continues the one before."""
-    expected = asyncio.run(converse("chat", replies, habits))
+    expected = asyncio.run(converse("chat", replies, habits, reminded))
     for speaker in SPEAKERS:
-        assert asyncio.run(converse(speaker, replies, habits)) == expected, speaker
+        assert asyncio.run(converse(speaker, replies, habits, reminded)) == expected, speaker
 
 
 async def test_a_count_is_the_prompts_that_would_be_sampled_from() -> None:

@@ -99,9 +99,19 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
             tool_calls=(ToolCall(id="call_1", name="f", arguments='{"b":1}'),),
         ),
         Message(role="tool", tool_call_id="call_1", content="4"),
-        Message(role="tool", tool_call_id="call_2", content=""),
+        Message(role="tool", tool_call_id="call_2", content="error"),
         Message(role="user", content=(TextPart("well?"), picture, TextPart("page"))),
     )
+
+
+def test_several_messages_in_a_row_of_the_assistant_are_one_turn() -> None:
+    """As Anthropic reads them; the user's stay apart, for no answer ends there."""
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    said = [{"role": "assistant", "content": content} for content in ("let me ", [{"type": "text", "text": "see"}])]
+    request = read(ASK, *said, {"role": "assistant", "content": [call]}, ASK, ASK)
+    assert [message.role for message in request.messages] == ["user", "assistant", "user", "user"]
+    turn = request.messages[1]
+    assert (turn.content, [call.id for call in turn.tool_calls]) == ("let me see", ["c"])
 
 
 def test_fields_become_types() -> None:

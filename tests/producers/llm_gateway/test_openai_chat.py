@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest, NamedTool, OtherPart, TextPart, ToolUse
+from tracegrad.producers.llm_gateway.api.chat_request import (
+    ChatRequest,
+    Message,
+    NamedTool,
+    OtherPart,
+    TextPart,
+    ToolUse,
+)
 from tracegrad.producers.llm_gateway.api.events import (
     Event,
     Failed,
@@ -64,8 +71,55 @@ BODY = st.fixed_dictionaries(
 
 @given(BODY)
 def test_what_the_template_sees_is_what_the_agent_sent(body: dict[str, Any]) -> None:
-    """Messages, tools and the engine's own fields go through the record unchanged."""
-    assert chat_form(OPENAI_CHAT.read(body), with_grammar=True) == body
+    """Messages, tools and the engine's own fields go through the record, in the form that most templates know."""
+    expected = {**body, "messages": [plainly(message) for message in body["messages"]]}
+    if "tools" not in body and body.get("tool_choice") == "auto":
+        del expected["tool_choice"]
+    assert chat_form(OPENAI_CHAT.read(body), with_grammar=True) == expected
+
+
+def plainly(message: dict[str, Any]) -> dict[str, Any]:
+    """No developer; one text as a string."""
+    plain = {**message, "role": {"developer": "system"}.get(message["role"], message["role"])}
+    content = message["content"]
+    if content == []:
+        plain["content"] = ""
+    elif isinstance(content, list) and len(content) == 1 and content[0]["type"] == "text":
+        plain["content"] = content[0]["text"]
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "developer", "content": "be brief"}, Message(role="system", content="be brief")),
+        (
+            {"role": "assistant", "content": [{"type": "text", "text": "let me "}, {"type": "text", "text": "see"}]},
+            Message(role="assistant", content="let me see"),
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "refusal": None},
+            Message(role="assistant", content="no"),
+        ),
+        ({"role": "assistant", "content": None, "refusal": "no"}, Message(role="assistant", content="no")),
+        ({"role": "assistant", "content": [], "tool_calls": []}, Message(role="assistant", content="")),
+        (
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "4"}]},
+            Message(role="tool", tool_call_id="c", content="4"),
+        ),
+        (
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "4"}] * 2},
+            Message(role="tool", tool_call_id="c", content=(TextPart("4"), TextPart("4"))),
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
+            Message(role="assistant", content=(OtherPart({"type": "thinking", "thinking": "hm"}),)),
+        ),
+    ],
+)
+def test_a_message_says_the_same_in_each_of_its_forms(message: dict[str, Any], expected: Message) -> None:
+    """What an assistant says in pieces is one text, as it was sampled."""
+    assert OPENAI_CHAT.read({"messages": [message]}).messages == (expected,)
 
 
 def test_fields_become_types() -> None:
@@ -128,6 +182,14 @@ def test_defaults_are_openais() -> None:
         ({"top_logprobs": 21}, "top_logprobs", "expected `int` <= 20"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools", "tools[0]"),
         ({"tool_choice": "any"}, "tool_choice", "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions", "functions: expected none, got some; they are OpenAI's older"),
+        ({"function_call": "auto"}, "function_call", "send tool_choice"),
+        ({"messages": [{"role": "function", "name": "f", "content": "4"}]}, "messages", "expected tool_calls"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages", "expected tool_calls"),
+        ({"modalities": ["text", "audio"]}, "modalities", "nvalid enum value 'audio'"),
+        ({"web_search_options": {}}, "web_search_options", "expected none"),
+        ({"continue_final_message": True}, "continue_final_message", "expected none"),
+        ({"chat_template": "{{ messages }}"}, "chat_template", "expected none"),
     ],
 )
 def test_a_field_that_does_not_fit_is_named(fields: dict[str, Any], param: str, said: str) -> None:

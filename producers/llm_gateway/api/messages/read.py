@@ -3,12 +3,14 @@
 In: a decoded body. Out: ChatRequest, or RequestError with the field at fault. One assistant turn of blocks is one
 message (its texts joined), each tool result is a message of its own, in the order of the blocks; so the same
 conversation gives the same messages as by chat completions. What has no meaning here is left out (cache marks,
-citations, redacted thinking, whether a tool failed: its words say it); what would need another's server is refused.
+citations, redacted thinking, whether a tool failed, unless it says nothing else); what would need another's server is
+refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,19 +19,8 @@ from msgspec import Meta
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import ToolCall
 
-from ..chat_request import (
-    ChatRequest,
-    Message,
-    NamedTool,
-    OtherPart,
-    TextPart,
-    Tool,
-    ToolUse,
-    Wishes,
-    check_arguments,
-    read_as,
-    rest_of,
-)
+from ..chat_request import ChatRequest, Message, NamedTool, OtherPart, TextPart, Tool, ToolUse, Wishes
+from ..reading import asked_of, assistant_turn, check_arguments, content_of, image_part, read_as, refuse, rest_of
 
 __all__ = ["UNPARSED", "read", "read_to_count"]
 
@@ -79,6 +70,7 @@ class _ToolUse(msgspec.Struct, tag="tool_use"):
 class _ToolResult(msgspec.Struct, tag="tool_result"):
     tool_use_id: str
     content: str | list[_Text | _Image | _Document] | None = None
+    is_error: bool | None = None
 
 
 _Part = _Text | _Image | _Document
@@ -156,12 +148,10 @@ def read_to_count(body: dict[str, Any]) -> ChatRequest:
 
 
 def _request(body: dict[str, Any], asked: _Asked, **fields: Any) -> ChatRequest:
-    for name in _REFUSED:
-        if body.get(name):
-            raise RequestError(f"{name}: expected none, got some; the policy runs no servers' tools", param=name)
+    refuse(body, _REFUSED, "the policy runs no servers' tools")
     system = _texts(asked.system)
     messages = [Message(role="system", content=system)] if system else []
-    for message in asked.messages:
+    for message in _turns(asked.messages):
         messages.extend(_messages(message))
     choice, output = asked.tool_choice, asked.output_config
     extra = rest_of(body, _Body)
@@ -174,16 +164,25 @@ def _request(body: dict[str, Any], asked: _Asked, **fields: Any) -> ChatRequest:
         tools=tuple(map(_tool, asked.tools or ())) or None,
         tool_choice=None if choice is None else _tool_choice(choice),
         allows_parallel_calls=choice is None or choice.disable_parallel_tool_use is not True,
-        sampling_asked={name: body[name] for name in _ASKED if name in body},
+        sampling_asked=asked_of(body, _ASKED),
         extra=extra,
         **fields,
     )
 
 
+def _turns(messages: Sequence[_User | _Assistant | _System]) -> Iterator[_User | _Assistant | _System]:
+    """The messages, with what one assistant says in several in a row as one turn."""
+    for is_assistants, run in itertools.groupby(messages, lambda message: isinstance(message, _Assistant)):
+        if is_assistants:
+            yield _Assistant([block for message in run for block in _blocks(message.content)])
+        else:
+            yield from run
+
+
 def _messages(message: _User | _Assistant | _System) -> Iterator[Message]:
     match message:
         case _Assistant():
-            yield _assistant(message.content)
+            yield _assistant(_blocks(message.content))
         case _System():
             if content := _texts(message.content):
                 yield Message(role="system", content=content)
@@ -202,23 +201,17 @@ def _user(blocks: list[_Text | _Image | _Document | _ToolResult]) -> Iterator[Me
         if said:
             yield Message(role="user", content=_content(said))
             said = []
-        result = block.content or ""
-        content = result if isinstance(result, str) else _content(result)
-        yield Message(role="tool", tool_call_id=block.tool_use_id, content=content)
+        result = block.content or ("error" if block.is_error else "")
+        yield Message(role="tool", tool_call_id=block.tool_use_id, content=_content(_blocks(result)))
     if said or not blocks:
         yield Message(role="user", content=_content(said))
 
 
-def _assistant(content: str | list[_Text | _Thinking | _Redacted | _ToolUse]) -> Message:
-    blocks: list[Any] = [_Text(content)] if isinstance(content, str) else content
-    texts = [block.text for block in blocks if isinstance(block, _Text)]
-    thoughts = [block.thinking for block in blocks if isinstance(block, _Thinking)]
-    calls = tuple(_tool_call(block) for block in blocks if isinstance(block, _ToolUse))
-    return Message(
-        role="assistant",
-        content="".join(texts) if texts or not calls else None,
-        tool_calls=calls,
-        reasoning="".join(thoughts) if thoughts else None,
+def _assistant(blocks: list[Any]) -> Message:
+    return assistant_turn(
+        texts=[block.text for block in blocks if isinstance(block, _Text)],
+        thoughts=[block.thinking for block in blocks if isinstance(block, _Thinking)],
+        calls=[_tool_call(block) for block in blocks if isinstance(block, _ToolUse)],
     )
 
 
@@ -236,12 +229,12 @@ def _texts(content: str | list[_Text] | None) -> str | tuple[TextPart | OtherPar
     return _content([block for block in content or () if block.text and not block.text.startswith(_BILLING)])
 
 
-def _content(blocks: list[Any]) -> str | tuple[TextPart | OtherPart, ...]:
-    """One text as a string, which every template knows; more as parts."""
-    parts = tuple(map(_part, blocks))
-    if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return parts[0].text
-    return parts or ""
+def _blocks(content: str | Sequence[Any]) -> list[Any]:
+    return [_Text(content)] if isinstance(content, str) else [*content]
+
+
+def _content(blocks: Sequence[Any]) -> str | tuple[TextPart | OtherPart, ...]:
+    return content_of([*map(_part, blocks)])
 
 
 def _part(block: _Part) -> TextPart | OtherPart:
@@ -260,7 +253,7 @@ def _part(block: _Part) -> TextPart | OtherPart:
         raise RequestError(
             f"messages: expected an image of source type base64 or url, got {source.type[:60]!r}", param="messages"
         )
-    return OtherPart({"type": "image_url", "image_url": {"url": url}})
+    return image_part(url)
 
 
 def _tool(tool: _Tool) -> Tool:

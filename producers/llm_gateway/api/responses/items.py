@@ -15,8 +15,9 @@ import msgspec
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.records.calls import ToolCall
 
-from ..chat_request import Message, OtherPart, TextPart, check_arguments, read_as
+from ..chat_request import Message, OtherPart, TextPart
 from ..events import Recall
+from ..reading import assistant_turn, check_arguments, content_of, image_part, read_as
 from .item_ids import origin_of
 
 __all__ = ["messages_of"]
@@ -110,12 +111,7 @@ class _Turn:
 
     def message(self) -> Message:
         """The whole."""
-        return Message(
-            role="assistant",
-            content=self._said if self._said is not None or self._calls else "",
-            tool_calls=tuple(self._calls),
-            reasoning="".join(self._thoughts) if self._thoughts else None,
-        )
+        return assistant_turn([] if self._said is None else [self._said], self._thoughts, self._calls)
 
 
 def messages_of(items: Sequence[Any], recall: Recall) -> Iterator[Message]:
@@ -177,13 +173,7 @@ def _text(content: Any) -> str:
 
 
 def _content(content: str | Sequence[_Part]) -> str | tuple[TextPart | OtherPart, ...]:
-    """One text as a string, which every template knows; more as parts."""
-    if isinstance(content, str):
-        return content
-    parts = tuple(map(_part, content))
-    if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return parts[0].text
-    return parts or ""
+    return content if isinstance(content, str) else content_of([*map(_part, content)])
 
 
 def _part(part: _Part) -> TextPart | OtherPart:
@@ -193,4 +183,4 @@ def _part(part: _Part) -> TextPart | OtherPart:
         raise RequestError(
             "input: expected input_image with an image_url, got another; no files are kept", param="input"
         )
-    return OtherPart({"type": "image_url", "image_url": {"url": part.image_url}})
+    return image_part(part.image_url)

@@ -16,8 +16,9 @@ from msgspec import Meta
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 
-from ..chat_request import ChatRequest, Message, NamedTool, Tool, ToolUse, Wishes, read_as
+from ..chat_request import ChatRequest, Message, NamedTool, Tool, ToolUse, Wishes
 from ..events import Recall, forgotten
+from ..reading import asked_of, read_as, refuse
 from .item_ids import origin_of
 from .items import messages_of
 
@@ -92,11 +93,7 @@ class _Body(msgspec.Struct):
 
 def read(body: dict[str, Any], recall: Recall = forgotten) -> ChatRequest:
     """A request for an answer."""
-    for name in _REFUSED:
-        if body.get(name):
-            raise RequestError(
-                f"{name}: expected none, got some; send the whole input, or previous_response_id", param=name
-            )
+    refuse(body, _REFUSED, "send the whole input, or previous_response_id")
     read = read_as(body, _Body)
     continues, before = _before(read.previous_response_id, recall)
     items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input or []
@@ -116,7 +113,7 @@ def read(body: dict[str, Any], recall: Recall = forgotten) -> ChatRequest:
         allows_parallel_calls=read.parallel_tool_calls is not False,
         wishes=_wishes(read),
         is_stream=bool(read.stream),
-        sampling_asked={name: body[name] for name in _ASKED if name in body},
+        sampling_asked=asked_of(body, _ASKED),
         extra={name: value for name, value in body.items() if name != "input" and value is not None} | _engines(read),
     )
 

@@ -1,0 +1,125 @@
+"""What the readers of all APIs share: typed fields, refusals, an assistant's turn, contents. Pure.
+
+In: pieces of a decoded body. Out: what a ChatRequest holds. Failure: RequestError (400) that says what was expected,
+what was got and where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from tracegrad.schemas.errors import RequestError
+from tracegrad.schemas.ids import share_answer
+from tracegrad.schemas.records.calls import ToolCall
+
+from .chat_request import ChatRequest, Message, OtherPart, TextPart
+
+__all__ = [
+    "asked_of",
+    "assistant_turn",
+    "check_arguments",
+    "content_of",
+    "image_part",
+    "read_as",
+    "refuse",
+    "rest_of",
+    "with_whole_answers",
+]
+
+T = TypeVar("T")
+
+
+def read_as(body: Any, type_: type[T]) -> T:
+    """The body as a type of one API. Raises RequestError that names the first field that does not fit."""
+    try:
+        return msgspec.convert(body, type_)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at ")
+        path = place.strip("`").removeprefix("$").lstrip(".")
+        param = re.split(r"[.\[]", path)[0] or None
+        raise RequestError(f"{path or 'body'}: {said[0].lower()}{said[1:]}", param=param) from None
+
+
+def rest_of(body: dict[str, Any], *types: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields that no type names; null counts as absent."""
+    known = {name for type_ in types for name in type_.__struct_encode_fields__}
+    return {name: value for name, value in body.items() if name not in known and value is not None}
+
+
+def asked_of(body: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The fields among these that the body has, as received, for the record."""
+    return {name: body[name] for name in names if name in body}
+
+
+def refuse(body: dict[str, Any], names: Iterable[str], instead: str) -> None:
+    """Raises RequestError for the first of these fields that says something."""
+    for name in names:
+        if body.get(name) not in (None, False, "", []):
+            raise RequestError(f"{name}: expected none, got some; {instead}", param=name)
+
+
+def assistant_turn(texts: Sequence[str], thoughts: Sequence[str], calls: Sequence[ToolCall]) -> Message:
+    """A turn of the assistant, from the pieces in which an API has it; one that only calls tools has no content."""
+    return Message(
+        role="assistant",
+        content="".join(texts) if texts or not calls else None,
+        tool_calls=tuple(calls),
+        reasoning="".join(thoughts) if thoughts else None,
+    )
+
+
+def content_of(parts: Sequence[TextPart | OtherPart]) -> str | tuple[TextPart | OtherPart, ...]:
+    """One text as a string, which every template knows; none as an empty one; more as parts."""
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
+        return parts[0].text
+    return tuple(parts) or ""
+
+
+def image_part(url: str) -> OtherPart:
+    """An image, as engines take it."""
+    return OtherPart({"type": "image_url", "image_url": {"url": url}})
+
+
+def with_whole_answers(request: ChatRequest) -> ChatRequest:
+    """The request with the calls of each answer in one turn, and their results after it.
+
+    Some clients write each call of an answer before its own result. The ids tell that from calls of several answers;
+    the model sampled the calls of one together, before any result.
+    """
+    rows: list[Message] = []
+    calling: int | None = None
+    for message in request.messages:
+        if message.role == "assistant":
+            if calling is not None and _goes_on(rows[calling], message):
+                calls = (*rows[calling].tool_calls, *message.tool_calls)
+                rows[calling] = msgspec.structs.replace(rows[calling], tool_calls=calls)
+                continue
+            calling = len(rows) if message.tool_calls else None
+        elif message.role != "tool":
+            calling = None
+        rows.append(message)
+    return msgspec.structs.replace(request, messages=tuple(rows))
+
+
+def _goes_on(turn: Message, message: Message) -> bool:
+    """Whether a message holds but further calls of the answer that a turn is."""
+    calls = message.tool_calls
+    return bool(calls) and not message.content and share_answer(turn.tool_calls[-1].id, calls[0].id)
+
+
+def check_arguments(arguments: str) -> None:
+    """Raises RequestError for half a surrogate pair, escaped: it is JSON, but no template can render it."""
+    if "\\ud" in arguments.lower():
+        with contextlib.suppress(json.JSONDecodeError, OverflowError, RecursionError):
+            try:
+                msgspec.json.encode(json.loads(arguments))
+            except UnicodeEncodeError:
+                raise RequestError(
+                    "messages: expected tool arguments of whole characters, got half of one", param="messages"
+                ) from None
