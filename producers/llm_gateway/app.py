@@ -193,7 +193,7 @@ class Gateway:
             if session.end_answer is None:
                 await session.close(self.parts.config.end_wait_s)
                 await self._events.settle(session)
-                answers = session.answers()
+                answers = session.calls.answers()
                 outcomes: dict[str, CallOutcome] = {answer.call_id: answer.outcome for answer in answers}
                 closed = LLM_CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
                 append = self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)

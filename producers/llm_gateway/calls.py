@@ -43,11 +43,11 @@ from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
 from .identity import Caller
 from .leaves import Leaf, Said
-from .outcomes import Outcomes
+from .outcomes import Answer, Outcomes
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .sampling import Sampling, decide, engine_parameters
-from .sessions import Answer, Session, Sessions
-from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prompt, splice_context
+from .sessions import Session, Sessions
+from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prompt, conversation_digest, splice_context
 
 __all__ = ["CallServer", "Parts", "Served", "halved"]
 
@@ -180,9 +180,12 @@ class CallServer:
             num_choices=request.num_choices,
         )
         if is_recorded:
+            asked = conversation_digest(splice_context(request), request.messages)
+            if session.purpose is not Purpose.UNKNOWN:
+                record = _rebuildable(record, session, answer, asked, number)
             await self._append(session, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
-            self._remember(session, caller, request, prompt, generation, answer, whole_s)
+            self._remember(session, caller, request, asked, prompt, generation, answer, whole_s)
         events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids), generation.stop)
         return Served(answer=answer, events=tuple(events))
 
@@ -218,7 +221,7 @@ class CallServer:
         key = episode_key(record.rollout_id, record.trace_id, conversation=record.conversation_key)
         try:
             append = self._parts.append(Topic.LLM_CALLS, key=key, value=LLM_CALLS.encode(record))
-            session.register(answer, prompt.ids, number, append)
+            session.register(answer, prompt.ids, number, append, record.settled)
             await self._parts.acknowledged(append)
         except RecordError as error:
             self._parts.metrics.add(CALLS_TOO_LARGE)
@@ -230,6 +233,7 @@ class CallServer:
         session: Session,
         caller: Caller,
         request: ChatRequest,
+        asked: bytes,
         prompt: Prompt,
         generation: Generation,
         answer: Answer,
@@ -254,10 +258,22 @@ class CallServer:
         )
         if request.is_kept:
             session.conversations.keep(answer.call_id, (*request.messages[request.num_led :], message), caller.scope)
-        said = session.history.remember(splice_context(request), request.messages, message, call)
+        said = session.history.remember(asked, message, call)
         if session.is_unnamed:
             self._parts.sessions.leaves.add(Leaf(Said(caller.scope, said, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
+
+
+def _rebuildable(record: CallRecord, session: Session, answer: Answer, asked: bytes, number: int) -> CallRecord:
+    """An attempt's record, with what a gateway that is started anew finds the answer by."""
+    return msgspec.structs.replace(
+        record,
+        number=number,
+        asked=asked,
+        is_cut=answer.is_cut,
+        reasoning=answer.reasoning,
+        settled=session.calls.settled,
+    )
 
 
 def _parent(prompt: Prompt, session: Session, now_s: float) -> EarlierCall | None:

@@ -263,6 +263,8 @@ class ChatEndpoints:
     ) -> None:
         leave()
         is_delivered = served is not None and served.answer.outcome is CallOutcome.DELIVERED
+        if served is not None and not watches:
+            session.calls.settle((served.answer, *served.others))
         for watch in watches:
             watch.settle(session.retries, is_delivered=is_delivered, error=error)
         if leaf is not None and not is_delivered:

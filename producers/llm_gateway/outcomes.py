@@ -1,4 +1,4 @@
-"""Tells the log what becomes of captured calls: that one lasts, and how its answer went.
+"""What becomes of answers: of an attempt's, as its end tells, and of captured ones, as the log is told one by one.
 
 In: each captured call when it begins and when it has been settled. Out: `call_open` for one that lasts above 5 s, and
 `call_ended` with its outcome, whatever that is: for nobody ends a captured conversation as `/end` ends an attempt. An
@@ -14,20 +14,22 @@ import contextlib
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
+
+import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.ids import CallId, new_call
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.metrics import CALL_OUTCOMES_DROPPED, Metrics
-from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallOutcome
+from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallOutcome, ToolCall
 from tracegrad.schemas.records.tokens import Ids
 from tracegrad.schemas.topics import Topic, episode_key
 
 from .identity import Caller
 
-__all__ = ["Outcomes", "Retries", "Watch"]
+__all__ = ["Answer", "AttemptCalls", "Outcomes", "Retries", "Watch"]
 
 _OPEN_AFTER_S = 5.0
 _RETRY_S = 1.0
@@ -38,6 +40,81 @@ _MAX_AT_ONCE = 500
 _MAX_REMEMBERED = 32
 """Calls of a conversation that may have been asked again."""
 Append = Callable[..., asyncio.Future[Position]]
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """One finished answer as the agent gets it, and as `/end` tells of it."""
+
+    call_id: CallId
+    outcome: CallOutcome = CallOutcome.CLIENT_DISCONNECTED
+    content: str | None
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    sampled_tokens: int
+    is_cut: bool
+    """The agent sees less than was sampled (a stop string, dropped tool calls)."""
+
+
+class _Registered(NamedTuple):
+    answer: Answer
+    prompt: bytes
+    """A digest of its ids."""
+    number: int
+    """By its start."""
+
+
+class AttemptCalls:
+    """An attempt's calls whose records may be on the log, and how their answers went."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Registered] = []
+        self._untold: dict[CallId, CallOutcome] = {}
+        """As no record on the log tells yet."""
+        self._last_number = 0
+
+    def next_number(self) -> int:
+        """Of a call that starts."""
+        self._last_number += 1
+        return self._last_number
+
+    def add(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
+        """A call whose record was handed to the log."""
+        self._calls.append(_Registered(answer, _digest(prompt_ids), number))
+
+    def withdraw(self, answer: Answer) -> None:
+        """The log has refused its record."""
+        self._calls = [call for call in self._calls if call.answer is not answer]
+
+    def settle(self, answers: Iterable[Answer]) -> None:
+        """Their way to the client is over; the next record tells of it, for it may outlive this gateway."""
+        self._untold.update((answer.call_id, answer.outcome) for answer in answers)
+
+    @property
+    def settled(self) -> dict[CallId, CallOutcome]:
+        """What the next record is to tell."""
+        return dict(self._untold)
+
+    def told(self, calls: Iterable[CallId]) -> None:
+        """A record that tells of these is on the log."""
+        for call_id in calls:
+            self._untold.pop(call_id, None)
+
+    @property
+    def last_outcome(self) -> CallOutcome | None:
+        """Of the call whose record came last; None: there is no call."""
+        return self._calls[-1].answer.outcome if self._calls else None
+
+    def answers(self) -> list[Answer]:
+        """All calls' in order; a disconnected one is superseded when the client asked the same again and got it."""
+        delivered: dict[bytes, int] = {}
+        for answer, prompt, number in self._calls:
+            if answer.outcome is CallOutcome.DELIVERED:
+                delivered[prompt] = max(number, delivered.get(prompt, 0))
+        for answer, prompt, number in self._calls:
+            if answer.outcome is CallOutcome.CLIENT_DISCONNECTED and delivered.get(prompt, 0) > number:
+                answer.outcome = CallOutcome.SUPERSEDED
+        return [call.answer for call in self._calls]
 
 
 class _Asked(NamedTuple):
@@ -59,7 +136,7 @@ class Retries:
 
     def register(self, call_id: CallId, prompt_ids: Ids, number: int) -> None:
         """A call whose record was handed to the log."""
-        self._asked[call_id] = _Asked(call_id, hashlib.sha256(prompt_ids.tobytes()).digest(), number)
+        self._asked[call_id] = _Asked(call_id, _digest(prompt_ids), number)
 
     def settle(self, call_id: CallId, *, is_delivered: bool) -> Iterator[tuple[CallId, CallOutcome]]:
         """What is known now: of this call, and of earlier ones that it supersedes; nothing of one that was never
@@ -179,6 +256,10 @@ class Outcomes:
             kept += [told for told, append in zip(handed, appends, strict=False) if not _is_acknowledged(append)]
             self._waiting.extendleft(reversed(kept))
         return not kept
+
+
+def _digest(prompt_ids: Ids) -> bytes:
+    return hashlib.sha256(prompt_ids.tobytes()).digest()
 
 
 def _is_acknowledged(append: asyncio.Future[Position]) -> bool:

@@ -10,21 +10,17 @@ One event loop; not thread-safe.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from tracegrad.schemas.credentials import Holder, attempt_holder, is_host
 from tracegrad.schemas.errors import ProofError, SessionError
 from tracegrad.schemas.ids import AttemptId, CallId, EpisodeId, RolloutId, episode_id, run_hash_of, split_episode_id
 from tracegrad.schemas.metrics import ATTEMPTS_BEGUN_ELSEWHERE, SESSIONS_FORGOTTEN, Metrics
-from tracegrad.schemas.records.calls import CallOutcome, Purpose, ToolCall
+from tracegrad.schemas.records.calls import CallOutcome, Purpose
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.records.tokens import Ids
 
@@ -32,37 +28,15 @@ from .config import LlmConfig
 from .conversations import Conversations
 from .identity import Caller
 from .leaves import Leaves
-from .outcomes import Retries
+from .outcomes import Answer, AttemptCalls, Retries
 from .splice import SpliceHistory
 
-__all__ = ["Answer", "Session", "Sessions"]
+__all__ = ["Session", "Sessions"]
 
 _MAX_CAPTURED = 2_000
 """Captured traces whose splice state is remembered."""
 _KEEP_ENDED_S = 900.0
 """How long `/end` of an ended attempt can be asked again."""
-
-
-class Answer(msgspec.Struct, kw_only=True):
-    """One finished answer as the agent gets it, and as `/end` tells of it."""
-
-    call_id: CallId
-    outcome: CallOutcome = CallOutcome.CLIENT_DISCONNECTED
-    content: str | None
-    reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
-    finish_reason: str
-    sampled_tokens: int
-    is_cut: bool
-    """The agent sees less than was sampled (a stop string, dropped tool calls)."""
-
-
-class _Registered(NamedTuple):
-    """A call whose record may be on the log."""
-
-    answer: Answer
-    prompt_digest: bytes
-    number: int
 
 
 class Session:
@@ -90,12 +64,12 @@ class Session:
         self._was_waiting = False
         self.retries = Retries()
         """Of a captured conversation."""
-        self._calls: list[_Registered] = []
+        self.calls = AttemptCalls()
+        """Of an attempt."""
         self._running: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_inflight = 0
-        self._numbers = itertools.count(1)
 
     @property
     def num_ids(self) -> int:
@@ -126,25 +100,29 @@ class Session:
         assert task is not None
         self._running.add(task)
         try:
-            yield next(self._numbers)
+            yield self.calls.next_number()
         finally:
             self._running.discard(task)
 
-    def register(self, answer: Answer, prompt_ids: Ids, number: int, append: asyncio.Future[Any]) -> None:
+    def register(
+        self, answer: Answer, prompt_ids: Ids, number: int, append: asyncio.Future[Any], told: Iterable[CallId]
+    ) -> None:
         """Adds a call whose record was just handed to the log; one that the log refuses, now or late, is withdrawn.
 
         The session is in flight until the append has ended: `/end` waits for a late one and then names the call, as
-        one that nobody was answered by.
+        one that nobody was answered by. `told` are those of which the record tells how they went.
         """
         if self.purpose is not Purpose.UNKNOWN:
-            self._calls.append(_Registered(answer, hashlib.sha256(prompt_ids.tobytes()).digest(), number))
+            self.calls.add(answer, prompt_ids, number)
         else:
             self.retries.register(answer.call_id, prompt_ids, number)
         self._hold()
 
         def settle(ended: asyncio.Future[Any]) -> None:
             if ended.cancelled() or ended.exception() is not None:
-                self._calls = [call for call in self._calls if call.answer is not answer]
+                self.calls.withdraw(answer)
+            else:
+                self.calls.told(told)
             self.leave()
 
         append.add_done_callback(settle)
@@ -171,24 +149,12 @@ class Session:
 
     def was_waiting(self) -> bool:
         """Whether the agent had no answer yet to its last call when the end came."""
-        last = self._calls[-1].answer.outcome if self._calls else None
-        return self._was_waiting or last is CallOutcome.CLIENT_DISCONNECTED
-
-    def answers(self) -> list[Answer]:
-        """All calls' in order; a disconnected one is superseded when the client asked the same again and got it."""
-        delivered: dict[bytes, int] = {}
-        for answer, digest, number in self._calls:
-            if answer.outcome is CallOutcome.DELIVERED:
-                delivered[digest] = max(number, delivered.get(digest, 0))
-        for answer, digest, number in self._calls:
-            if answer.outcome is CallOutcome.CLIENT_DISCONNECTED and delivered.get(digest, 0) > number:
-                answer.outcome = CallOutcome.SUPERSEDED
-        return [call.answer for call in self._calls]
+        return self._was_waiting or self.calls.last_outcome is CallOutcome.CLIENT_DISCONNECTED
 
     def forget_calls(self) -> None:
         """Frees what only further calls would need."""
         self.history, self.conversations = SpliceHistory(), Conversations()
-        self._calls = []
+        self.calls = AttemptCalls()
 
 
 class Sessions:

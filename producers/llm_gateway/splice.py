@@ -39,6 +39,7 @@ __all__ = [
     "Prompt",
     "SpliceHistory",
     "build_prompt",
+    "conversation_digest",
     "end_of_message",
     "last_said",
     "splice",
@@ -97,21 +98,21 @@ class SpliceHistory:
         self.num_ids = 0
         """Token ids that are held."""
 
-    def remember(self, context: Any, messages: Sequence[Message], answer: Message, call: EarlierCall) -> bytes:
+    def remember(self, asked: bytes, answer: Message, call: EarlierCall) -> bytes:
         """Adds a served answer. Returns the digest of all that was said, as `last_said` gives it of the next request.
 
         Args:
-            context: what else decides the prompt (tools, template arguments).
-            messages: the request's messages.
+            asked: the digest of the conversation that it answers.
             answer: the assistant message as the agent got it.
         """
-        keys = _conversations(context, [*messages, answer])
-        self._by_conversation.setdefault(keys[-1], []).append(call)
-        self._before.add(keys[-2])
-        self._answers.add(_said(answer))
+        said = _said(answer)
+        key = _extended(asked, said)
+        self._by_conversation.setdefault(key, []).append(call)
+        self._before.add(asked)
+        self._answers.add(said)
         self._minted.update(call.tool_call_ids)
         self.num_ids += len(call.prompt_ids) + len(call.sampled_ids)
-        return keys[-1]
+        return key
 
     def match(self, context: Any, messages: Sequence[Message]) -> Match:
         """The latest assistant message of these that was served here after equal messages."""
@@ -146,12 +147,20 @@ class SpliceHistory:
 
 def _conversations(context: Any, messages: Sequence[Message]) -> list[bytes]:
     """A digest of the conversation before each message, and of the whole."""
-    digest = hashlib.sha256(_ENCODER.encode(context))
-    keys = [digest.digest()]
+    keys = [hashlib.sha256(_ENCODER.encode(context)).digest()]
     for message in messages:
-        digest.update(_said(message))
-        keys.append(digest.digest())
+        keys.append(_extended(keys[-1], _said(message)))
     return keys
+
+
+def _extended(conversation: bytes, said: bytes) -> bytes:
+    """A chain: with the digest of what was said before, an answer alone gives the next one."""
+    return hashlib.sha256(conversation + said).digest()
+
+
+def conversation_digest(context: Any, messages: Sequence[Message]) -> bytes:
+    """Of all that a request says, and of what else decides its prompt (tools, template arguments)."""
+    return _conversations(context, messages)[-1]
 
 
 def last_said(context: Any, messages: Sequence[Message]) -> tuple[bytes, tuple[str, ...]] | None:

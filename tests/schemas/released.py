@@ -270,6 +270,7 @@ RELEASED: dict[str, Any] = {
     "call-1.msgpack": calls.LLM_CALLS,
     "call-1-c.msgpack": calls.LLM_CALLS,
     "call-1-n.msgpack": calls.LLM_CALLS,
+    "call-1-r.msgpack": calls.LLM_CALLS,
     "calls_closed-1.msgpack": calls.LLM_CALLS,
     "call_open-1.msgpack": calls.LLM_CALLS,
     "call_ended-1.msgpack": calls.LLM_CALLS,
@@ -311,6 +312,9 @@ WRITTEN = {
     "call-1.msgpack": CALL,
     "call-1-c.msgpack": CONTINUED_CALL,
     "call-1-n.msgpack": CHOSEN_CALL,
+    "call-1-r.msgpack": msgspec.structs.replace(
+        CALL, number=2, asked=b"asked", is_cut=True, reasoning="even", settled=CALLS_CLOSED.outcomes
+    ),
     "calls_closed-1.msgpack": CALLS_CLOSED,
     "call_open-1.msgpack": CALL_OPEN,
     "call_ended-1.msgpack": CALL_ENDED,

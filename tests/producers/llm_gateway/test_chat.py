@@ -11,8 +11,8 @@ from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.events import Finished, Started, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.calls import Served
+from tracegrad.producers.llm_gateway.outcomes import Answer
 from tracegrad.producers.llm_gateway.respond import CallResponse
-from tracegrad.producers.llm_gateway.sessions import Answer
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import CallOutcome

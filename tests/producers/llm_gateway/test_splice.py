@@ -14,7 +14,15 @@ from tests.fake_engine.scripted import ScriptedEngine
 from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tracegrad.producers.llm_gateway.api.chat_request import Message
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.splice import EarlierCall, Match, SpliceHistory, end_of_message, splice, whole
+from tracegrad.producers.llm_gateway.splice import (
+    EarlierCall,
+    Match,
+    SpliceHistory,
+    conversation_digest,
+    end_of_message,
+    splice,
+    whole,
+)
 from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
@@ -33,7 +41,7 @@ def read(messages: Sequence[Any]) -> tuple[Message, ...]:
 
 
 def remember(history: SpliceHistory, context: Any, messages: Sequence[Any], answer: Any, call: EarlierCall) -> None:
-    history.remember(context, read(messages), read([answer])[0], call)
+    history.remember(conversation_digest(context, read(messages)), read([answer])[0], call)
 
 
 def match(history: SpliceHistory, context: Any, messages: Sequence[Any]) -> Match:
@@ -179,5 +187,5 @@ def test_odd_arguments_are_matched(arguments: str) -> None:
     ids = np.asarray([1], np.int32)
     call = EarlierCall(call_id=CallId("c"), prompt_ids=ids, sampled_ids=ids, tool_call_ids=("c0",), is_cut=False)
     history = SpliceHistory()
-    history.remember({}, [asked], message, call)
+    history.remember(conversation_digest({}, [asked]), message, call)
     assert history.match({}, [asked, message]).call is call

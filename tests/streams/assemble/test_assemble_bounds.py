@@ -111,7 +111,7 @@ def test_calls_of_one_episode_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "reason"),
-    [({"max_spans_per_episode": 3}, "too_many_spans"), ({"max_bytes_per_episode": 1600}, "too_many_bytes")],
+    [({"max_spans_per_episode": 3}, "too_many_spans"), ({"max_bytes_per_episode": 1800}, "too_many_bytes")],
 )
 def test_spans_displace_no_call(bounds: dict[str, Any], reason: str) -> None:
     """At the bound of spans and rewards, in number or in bytes, every call is still taken, and the grader's reward."""
