@@ -4,6 +4,7 @@
     host      rh-<host>.<secret>                 an agent host's, for the attempts that `/begin` bound to it
     runner    rr-<run hash>.<secret>             begins and ends attempts; no agent has it
     engine    re-<run hash>.<secret>             what our programs show to the engine that we start; no agent has it
+    feedback  rf-<run hash>.<secret>             says what an agent's work was worth; no agent and no browser has it
 
 What stands before the secret names the holder. Holders, as ids, are no secret: records and logs bear them; a
 credential stands only in its holder's environment and in the header of its requests. The secret is
@@ -29,6 +30,7 @@ __all__ = [
     "claimed_attempt",
     "credential",
     "engine_holder",
+    "feedback_holder",
     "is_host",
     "masked",
     "may_claim",
@@ -45,6 +47,7 @@ so that none is ever recorded."""
 _HOST_PREFIX = "rh-"
 _RUNNER_PREFIX = "rr-"
 _ENGINE_PREFIX = "re-"
+_FEEDBACK_PREFIX = "rf-"
 _DOMAIN = b"tracegrad/credential/1\0"
 """No other use of the run's key begins so."""
 _SECRET_CHARS = 32
@@ -68,6 +71,11 @@ def runner_holder(run: RunHash) -> Holder:
 def engine_holder(run: RunHash) -> Holder:
     """Whoever may ask the run's engine."""
     return Holder(f"{_ENGINE_PREFIX}{run}")
+
+
+def feedback_holder(run: RunHash) -> Holder:
+    """Whoever reports feedback to the run: the program in which people rate, never the agent that is rated."""
+    return Holder(f"{_FEEDBACK_PREFIX}{run}")
 
 
 def is_host(holder: Holder) -> bool:

@@ -45,6 +45,8 @@ __all__ = [
     "EPISODES_CLOSED_BY",
     "FACTS",
     "FACTS_LATE",
+    "FEEDBACK",
+    "FEEDBACK_REFUSED",
     "GENERATIONS_REFUSED",
     "GROUPS",
     "GROUPS_ADMITTED",
@@ -198,6 +200,8 @@ CALL_OUTCOMES_DROPPED = Counter(
 CALLS_OPTED_OUT = Counter("calls_opted_out", "Requests that asked to leave no record.")
 CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
+FEEDBACK = Counter("feedback", "Pieces of feedback acknowledged.", ("name",), terminal="feedback", is_work=True)
+FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by the field at fault.", ("field",))
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
 ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")

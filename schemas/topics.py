@@ -188,9 +188,9 @@ REGISTRY: tuple[TopicSpec, ...] = (
     TopicSpec(
         topic=Topic.REWARDS,
         raw=True,
-        key=rollout_key,
+        key=episode_key,
         value="reward (JSON)",
-        written_by="runner (graders), LLM gateway (what agents say of themselves)",
+        written_by="runner (graders), LLM gateway (what agents say of themselves), rewards gateway (feedback)",
         read_by="normalize, audit",
     ),
     TopicSpec(

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 MAY_IMPORT = {room: {"schemas"} for room in ROOMS} | {"schemas": set(), "compose": set(ROOMS)}
 APART = {
-    "producers": ("llm_gateway", "otlp_gateway", "runner", "tasks"),
+    "producers": ("llm_gateway", "otlp_gateway", "rewards", "runner", "tasks"),
     "streams": ("assemble", "credit", "normalize", "shell"),
     "consumers": ("audit", "engine", "views"),
     "compose": ("engine", "kafka", "local_kafka", "verify"),

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from tracegrad.consumers.views.watch import Watcher
+from tracegrad.producers.client.feedback import REWARD_TOKEN, REWARDS_URL
 from tracegrad.producers.runner.agent_environment import agent_environment
 from tracegrad.schemas.errors import ConfigurationError
 
@@ -129,6 +130,9 @@ def env(
     shell: Annotated[bool, typer.Option("--shell", help='For eval "$(tracegrad env --shell)".')] = False,
     form: Annotated[Form, typer.Option(help="Who reads them; docker: --env-file.")] = Form.PLAIN,
     as_json: JsonFlag = False,
+    feedback: Annotated[
+        bool, typer.Option("--feedback", help="For the program in which people rate; the agent must not have them.")
+    ] = False,
     run: RunOption = None,
     run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
@@ -137,7 +141,8 @@ def env(
 
     Example: eval "$(tracegrad env --shell)" && python my_agent.py
     """
-    found = variables(find_run(run, run_dir, runs_dir))
+    wiring = find_run(run, run_dir, runs_dir)
+    found = feedback_variables(wiring) if feedback else variables(wiring)
     if as_json:
         echo(json.dumps(found, indent=2))
     else:
@@ -145,7 +150,9 @@ def env(
 
 
 def serve(
-    name: Annotated[str, typer.Argument(help="otlp, llm, streams, tasks, runner, engine, trainer or weight-sync")],
+    name: Annotated[
+        str, typer.Argument(help="otlp, llm, rewards, streams, tasks, runner, engine, trainer, weight-sync")
+    ],
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder, made by `up` or `train`.")],
     stage: Annotated[str | None, typer.Option(help="Of streams: normalize, assemble or credit.")] = None,
     ordinal: Annotated[int, typer.Option(min=0, help="Which one of several equal processes, from 0.")] = 0,
@@ -163,6 +170,12 @@ def variables(wiring: Wiring) -> dict[str, str]:
     """What an agent that we do not start is given."""
     agent = wiring.settings.agent
     return agent_environment(wiring.runner(), agent.service if agent else "agent") | without_proxy(os.environ)
+
+
+def feedback_variables(wiring: Wiring) -> dict[str, str]:
+    """What the program is given in which people rate. Raises ConfigurationError without a rewards gateway."""
+    wiring.feedback()
+    return {REWARDS_URL: wiring.endpoints.feedback_url, REWARD_TOKEN: wiring.feedback_token}
 
 
 def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:

@@ -3,6 +3,7 @@
     0  kafka (ours, unless bootstrap_servers is given)          then: topics and start offsets
     1  engine, trainer           slow to start, waited for by nobody here
        otlp                      stops after llm, which sends it its last spans
+       rewards                   where there is a [feedback]
     2  llm, streams, weight-sync
     3  runner, tasks             when both gateways answer
 
@@ -87,13 +88,18 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
 
     loopback = "127.0.0.1"
     engines_before = [*(before.engine_urls if before else ()), *[None] * engine.replicas][: engine.replicas]
-    llm, otlp = settings.llm, settings.otlp
+    llm, otlp, feedback = settings.llm, settings.otlp, settings.feedback
+    feedback_url = ""
+    if feedback is not None:
+        last = before.feedback_url if before and before.feedback_url else None
+        feedback_url = f"http://{address(feedback.host, feedback.port, last)}"
     endpoints = Endpoints(
         bootstrap_servers=kafka or address(loopback, None, before.bootstrap_servers if before else None),
         llm_url=f"http://{address(llm.host, llm.port, before.llm_url if before else None)}",
         otlp_endpoint=f"http://{address(otlp.host, otlp.port, before.otlp_endpoint if before else None)}",
         engine_urls=engine.urls or tuple(f"http://{address(loopback, None, last)}" for last in engines_before),
         otlp_grpc=address(otlp.host, otlp.grpc_port, before.otlp_grpc if before else None, usual=_OTLP_GRPC_PORT),
+        feedback_url=feedback_url,
     )
     run_dir.write_start(settings, endpoints)
     return run_dir
@@ -166,6 +172,8 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
             _serve(wiring, "otlp", layer=1, health=wiring.endpoints.otlp_endpoint),
             _serve(wiring, "llm", layer=2, health=wiring.endpoints.llm_url),
         ]
+        if settings.feedback is not None:
+            found.append(_serve(wiring, "rewards", layer=1, health=wiring.endpoints.feedback_url))
     if only in (None, "streams"):
         found += [
             _serve(wiring, "streams", layer=2, stage=stage, ordinal=ordinal)

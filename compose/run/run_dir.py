@@ -90,6 +90,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Of the supervisor that started them: one of another release may write what the others cannot read."""
     otlp_grpc: str = ""
     """`host:port` of the OTLP gateway over gRPC."""
+    feedback_url: str = ""
+    """Of the rewards gateway, without `/v1`; empty: there is none."""
 
 
 class RunDir:

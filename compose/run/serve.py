@@ -128,6 +128,10 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
             from tracegrad.producers.otlp_gateway import app as otlp
 
             otlp.run(settings.otlp, wiring.otlp(), topics=topics, log=log, stop=stop, metrics=metrics)
+        case "rewards":
+            from tracegrad.producers.rewards import app as rewards
+
+            rewards.run(*wiring.feedback(), topics=topics, log=log, stop=stop, metrics=metrics)
         case "llm":
             from tracegrad.producers.llm_gateway import app as llm
 
@@ -171,6 +175,7 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
 _EXTRAS = {
     "otlp": "gateway",
     "llm": "gateway",
+    "rewards": "gateway",
     "streams": "streams",
     "tasks": "runner",
     "runner": "runner",

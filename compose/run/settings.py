@@ -18,6 +18,7 @@ import msgspec
 
 from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig, UpstreamConfig
 from tracegrad.producers.otlp_gateway.config import OtlpConfig
+from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import PaceConfig, TasksConfig
 from tracegrad.schemas.errors import ConfigurationError
@@ -60,6 +61,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     kafka: KafkaConfig = KafkaConfig()
     llm: LlmConfig = LlmConfig()
     otlp: OtlpConfig = OtlpConfig()
+    feedback: FeedbackConfig | None = None
     air: AirConfig = AirConfig()
     trainer: TrainerConfig = TrainerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -15,14 +15,16 @@ from urllib.parse import urlsplit
 
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles, Upstream, UpstreamConfig
 from tracegrad.producers.otlp_gateway.config import OtlpHandles
+from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles
 from tracegrad.producers.runner.config import RunnerHandles
 from tracegrad.producers.tasks.config import TasksHandles
-from tracegrad.schemas.credentials import credential, engine_holder
+from tracegrad.schemas.credentials import credential, engine_holder, feedback_holder
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.signed import SignedLog
 from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE
 from tracegrad.schemas.topics import Stage
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.shell.config import StreamsHandles
@@ -121,13 +123,28 @@ class Wiring:
             upstreams=tuple(upstream(one, environ) for one in self.settings.upstream),
         )
 
+    def feedback(self) -> tuple[FeedbackConfig, FeedbackHandles]:
+        """`serve rewards`. Raises ConfigurationError where no section asks for it."""
+        config, url = self.settings.feedback, self.endpoints.feedback_url
+        if config is None or not url:
+            raise ConfigurationError(
+                "expected a run with a [feedback] section, got one without; add it and start again"
+            )
+        return config, FeedbackHandles(port=port_of(url), run_hash=self.record.hash, key=self.run_dir.key())
+
+    @property
+    def feedback_token(self) -> str:
+        """What the program shows in which people rate."""
+        return credential(self.run_dir.key(), feedback_holder(self.record.hash))
+
     def stream_rules(self) -> StreamRules:
         """`serve streams`: what its folds decide by."""
         settings, reward = self.settings, self.settings.reward
+        feedback = (FEEDBACK_SOURCE,) if settings.feedback is not None else ()
         return StreamRules(
             run_hash=self.record.hash,
             policies=(settings.policy.name,),
-            reward_sources=reward.counted if reward else ("grader:*",),
+            reward_sources=(*(reward.counted if reward else ("grader:*",)), *feedback),
             streams=settings.streams,
             air=settings.air,
             select=settings.select,

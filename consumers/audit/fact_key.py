@@ -17,9 +17,12 @@ from tracegrad.schemas.records.facts import (
     RolloutFact,
     SpanFact,
 )
-from tracegrad.schemas.records.rollouts import Reward, RolloutEvent
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutEvent
 
-__all__ = ["event_key", "fact_key", "reward_key"]
+__all__ = ["FEEDBACK", "event_key", "fact_key", "reward_key"]
+
+FEEDBACK = "feedback:"
+"""Begins the key of feedback, behind the kind."""
 
 
 def event_key(event: RolloutEvent) -> str:
@@ -28,8 +31,8 @@ def event_key(event: RolloutEvent) -> str:
 
 
 def reward_key(reward: Reward) -> str:
-    """Of a reward."""
-    return f"reward:{reward.idempotency_key}"
+    """Of a reward; a giver of feedback chooses its key, and so none that another reward has."""
+    return f"reward:{FEEDBACK if reward.source == FEEDBACK_SOURCE else ''}{reward.idempotency_key}"
 
 
 def fact_key(fact: Fact) -> str:

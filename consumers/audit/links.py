@@ -15,6 +15,7 @@ from tracegrad.schemas.records.transitions import MemberSummary
 from tracegrad.schemas.topics import Stage, Topic
 
 from .evidence import Evidence
+from .fact_key import FEEDBACK
 
 __all__ = ["check_links", "gaps"]
 
@@ -81,7 +82,8 @@ def _episodes_to_raw(seen: Evidence) -> Iterator[str]:
     calls, facts = Topic.LLM_CALLS, Topic.EPISODE_EVENTS
     for id_, episode in seen.episodes.items():
         here = f"in episode {id_} but not on"
-        rewards = [key for key in episode.rewards if run_hash_of(key) == seen.run]
+        said = [key.removeprefix("reward:") for key in episode.rewards]
+        rewards = [key for key in said if key.startswith(FEEDBACK) or run_hash_of(key) == seen.run]
         own_calls = episode.calls - seen.foreign_calls
         yield from _absent(seen, calls, own_calls, seen.raw, f"call {here} llm_calls", kind="call:")
         yield from _absent(seen, Topic.REWARDS, rewards, seen.raw, f"reward {here} rewards", kind="reward:")

@@ -173,7 +173,7 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
         calls=frozenset(call.call_id for call in episode.calls),
         conversation=episode.conversation,
         # What an agent says of itself may stand on its spans alone.
-        rewards=tuple(reward.idempotency_key for reward in episode.rewards if reward.source != AGENT_SOURCE),
+        rewards=tuple(reward_key(reward) for reward in episode.rewards if reward.source != AGENT_SOURCE),
     )
     seen.episodes.setdefault(episode.episode_id, first)
 
@@ -213,7 +213,7 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
 
 
 def _reward(seen: Evidence, record: Record, reward: Reward) -> None:
-    if run_hash_of(reward.rollout_id) == seen.run:
+    if reward.conversation_key is not None or run_hash_of(reward.rollout_id) == seen.run:
         seen.raw[reward_key(reward)] = record.position
 
 

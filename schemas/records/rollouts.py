@@ -12,6 +12,7 @@ from .codec import Codec, OpenEnum
 __all__ = [
     "AGENT_REWARD",
     "AGENT_SOURCE",
+    "FEEDBACK_SOURCE",
     "MAX_GIVEN_UP",
     "MAX_REWARD",
     "REWARDS",
@@ -34,6 +35,8 @@ AGENT_SOURCE = "agent"
 """Source of what an agent says of itself; counts with `[reward] trust_agent` alone."""
 AGENT_REWARD = "agent"
 """Name of that reward, beside the grader's. `agent.<name>` are further dimensions, shown and never summed."""
+FEEDBACK_SOURCE = "feedback"
+"""Source of what the people say whom an agent works for, and of what judges it later; by the rewards gateway."""
 
 MAX_GIVEN_UP = 3
 """Times that a rollout is given up, each as an attempt of its own, before its group counts as lost: an event can be
@@ -152,15 +155,17 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     """`reward` unless the grader returned a dict of names; `agent` and `agent.<name>` are the agent's own."""
     value: float | None
     reason: str = ""
-    """Why there is no value."""
+    """Why there is no value; of feedback, what its giver wrote beside it."""
     target: str | None = None
-    """None: the episode; else a call id."""
+    """None: the episode; else a call id, or of feedback the id of a tool call."""
     source: str
-    """`grader:<name>`, `agent` (the agent itself), `anonymous` (somebody without a credential); only sources that the
-    configuration lists count."""
+    """`grader:<name>`, `agent` (the agent itself), `anonymous` (somebody without a credential), `feedback`; only
+    sources that the configuration lists count."""
     idempotency_key: str
-    """rollout, attempt and name, joined by `/`."""
+    """rollout, attempt and name, joined by `/`; of feedback its giver's own: what comes under one key revises."""
     at_ms: int = 0
+    conversation_key: str | None = None
+    """Of feedback on what no runner started: the key of the conversation, or the trace, that it is about."""
 
 
 def is_usable(value: float | None) -> bool:

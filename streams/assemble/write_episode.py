@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import CallFact, SpanFact, SpanKind, ToolStatus
-from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutState, is_usable
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, Reward, RolloutState, is_usable
 
 from .agent_rewards import agent_rewards, is_authorised
 from .air.rules import AirConfig, apply_air
@@ -101,11 +101,16 @@ def _judged(
 def _authorised(counted: Sequence[Reward], awaited: Sequence[str]) -> tuple[Reward, ...]:
     """Rewards that may count, in canonical order.
 
-    When names are awaited, just those count: whether any other arrived before the episode closed is chance.
+    When names are awaited, just those count, and nobody's feedback under such a name: whether any other arrived before
+    the episode closed is chance.
     """
     return tuple(
         sorted(
-            (reward for reward in counted if not awaited or reward.name in awaited),
+            (
+                reward
+                for reward in counted
+                if not awaited or (reward.name in awaited and reward.source != FEEDBACK_SOURCE)
+            ),
             key=lambda reward: (reward.name, reward.target or "", reward.idempotency_key),
         )
     )
@@ -126,8 +131,22 @@ def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | Non
                 return None, reward.reason or "unscored"
             if not is_usable(reward.value):
                 return None, "out_of_range"
-            values.append(reward.value)
-    return (math.fsum(values), "") if values else (None, "no_reward")
+            values.append(reward)
+    return (math.fsum(value for _, value in _rated(values)), "") if values else (None, "no_reward")
+
+
+def _rated(rewards: Iterable[Reward]) -> Iterator[tuple[str, float]]:
+    """(name, value) of usable rewards of one thing; several ratings of one name are their mean, or who clicks twice
+    would count twice."""
+    ratings: dict[str, list[float]] = {}
+    for reward in rewards:
+        assert reward.value is not None
+        if reward.source == FEEDBACK_SOURCE:
+            ratings.setdefault(reward.name, []).append(reward.value)
+        else:
+            yield reward.name, reward.value
+    for name, values in ratings.items():
+        yield name, math.fsum(values) / len(values)
 
 
 def _in_order(facts: Collection[CallFact]) -> list[CallFact]:
@@ -242,7 +261,11 @@ def _unchosen(records: Sequence[CallRecord], episode: OpenEpisode) -> set[str]:
     counts names them."""
     rated = {reward.target for (counts, _, _), reward in episode.rewards.items() if counts}
     chosen = rated | {record.parent_call_id for record in records}
-    return {record.call_id for record in records if record.num_choices > 1 and record.call_id not in chosen}
+    return {
+        record.call_id
+        for record in records
+        if record.num_choices > 1 and chosen.isdisjoint((record.call_id, *(tool.id for tool in record.tool_calls)))
+    }
 
 
 def _masked(
@@ -266,12 +289,17 @@ def _masked(
 
 def _with_rewards(calls: list[EpisodeCall], rewards: Sequence[Reward], air: AirConfig) -> tuple[EpisodeCall, ...]:
     """The calls with what they earned: AIR first, then the rewards that target them."""
-    targeted: dict[str, list[AppliedReward]] = {}
+    asked_by = {tool.id: call.call_id for call in calls for tool in call.tool_calls}
+    targeted: dict[str, list[Reward]] = {}
     for reward in rewards:
-        if reward.target is not None and reward.value is not None and is_usable(reward.value):
-            targeted.setdefault(reward.target, []).append(AppliedReward(rule=reward.name, value=reward.value))
+        if reward.target is not None and is_usable(reward.value):
+            targeted.setdefault(asked_by.get(reward.target, reward.target), []).append(reward)
+    given = {
+        call_id: [AppliedReward(rule=name, value=value) for name, value in _rated(rated)]
+        for call_id, rated in targeted.items()
+    }
     return tuple(
-        msgspec.structs.replace(call, rewards=(*earned, *targeted.get(call.call_id, ())))
+        msgspec.structs.replace(call, rewards=(*earned, *given.get(call.call_id, ())))
         for call, earned in zip(calls, apply_air(air, calls), strict=True)
     )
 

@@ -152,7 +152,10 @@ class Normalize(StageFold[None]):
         if isinstance(item, CallRecord | CallOpen | CallEnded) and item.rollout_id is None:
             # Behind the rollout path the caller's trace id is its framework's, and names no episode.
             trace = item.conversation_key or item.trace_id
-        episode = episode_of(item.rollout_id, item.attempt_id, trace, self._runs)
+        rollout: str | None = item.rollout_id
+        if isinstance(item, Reward) and item.conversation_key is not None:
+            rollout, trace = item.rollout_id or None, item.conversation_key
+        episode = episode_of(rollout, item.attempt_id, trace, self._runs)
         if episode is None:
             self.metrics.add(NOT_SELECTED, what)
             return []

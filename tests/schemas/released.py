@@ -279,6 +279,7 @@ RELEASED: dict[str, Any] = {
     "rollout_event-1.json": rollouts.ROLLOUT_EVENTS,
     "rollout_event-1-b.json": rollouts.ROLLOUT_EVENTS,
     "reward-1.json": rollouts.REWARDS,
+    "reward-1-b.json": rollouts.REWARDS,
     "facts-1.msgpack": facts.EPISODE_EVENTS,
     "facts-1-b.msgpack": facts.EPISODE_EVENTS,
     "facts-1-c.msgpack": facts.EPISODE_EVENTS,

@@ -120,6 +120,7 @@ def test_a_log_that_is_away_is_waited_for_with_beats(told: list[Beat], monkeypat
 
 
 LOOPS = {
+    "rewards": "producers/asgi.py",
     "otlp": "producers/asgi.py",
     "llm": "producers/asgi.py",
     "streams": "streams/shell/worker.py",

@@ -1,0 +1,147 @@
+"""The rewards gateway: feedback becomes records of `rewards`.
+
+    POST /v1/rewards    {..one..} or {"rewards": [{..}, ..]}   ->  202 {"results": [{"idempotency_key": ..}, ..]}
+
+In: requests that bear the run's reward token, which no agent and no browser has. Out: one record for each piece of
+feedback, keyed as its episode's calls are. Invariant: 202 is answered when the log has acknowledged every accepted
+piece; each piece is judged by itself, and what is refused is told at its place. Failure: 400 when nothing of a request
+was accepted, 401 without the token, 413, 408, 503 + Retry-After as the other gateways: send it again, under the same
+idempotency keys, and it counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tracegrad.schemas.credentials import feedback_holder
+from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.log.protocol import Log, LogWriter
+from tracegrad.schemas.metrics import FEEDBACK, FEEDBACK_REFUSED, REQUESTS_REFUSED, Metrics
+from tracegrad.schemas.records.rollouts import REWARDS, Reward
+from tracegrad.schemas.topics import Topic, Topics, episode_key
+
+from ..asgi import serve
+from ..budget import Budget
+from ..http_request import UNREAD, holder_of, read_object, retry_after_s
+from .config import FeedbackConfig, FeedbackHandles
+from .read_feedback import FIELDS, read_feedback
+
+__all__ = ["RewardsGateway", "run"]
+
+_MAX_AT_ONCE = 1_000
+"""Pieces of one request."""
+_ACK_TIMEOUT_S = 20.0
+_FAULTS = (RequestError, RecordError, OverloadedError, UnavailableError, TimeoutError)
+
+logger = logging.getLogger(__name__)
+
+
+class RewardsGateway:
+    """The ASGI application."""
+
+    def __init__(
+        self,
+        config: FeedbackConfig,
+        handles: FeedbackHandles,
+        *,
+        topics: Topics,
+        writer: LogWriter,
+        metrics: Metrics,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._config = config
+        self._handles = handles
+        self._topics = topics
+        self._writer = writer
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._budget = Budget(config.max_inflight_bytes)
+        routes = [
+            Route("/v1/rewards", self.post, methods=["POST"]),
+            Route("/health", self.health, methods=["GET"]),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def health(self, _request: Request) -> Response:
+        """200 once the writer exists."""
+        return JSONResponse({"status": "ok", "counters": self._metrics.snapshot()})
+
+    async def post(self, request: Request) -> Response:
+        """One piece of feedback or many, acknowledged by the log before it is answered."""
+        try:
+            if holder_of(request, self._handles.key) != feedback_holder(self._handles.run_hash):
+                raise RequestError(
+                    "expected Authorization: Bearer <the run's reward token> (tracegrad env --feedback), got another "
+                    "or none",
+                    status=401,
+                )
+            with self._budget.share() as share:
+                body = await read_object(request, self._config.max_body_bytes, share)
+                return await self._take(body)
+        except _FAULTS as error:
+            return self._refuse(error)
+
+    async def _take(self, body: dict[str, Any]) -> Response:
+        given = body.get("rewards", [body])
+        if not isinstance(given, list) or not 0 < len(given) <= _MAX_AT_ONCE or ("rewards" in body and len(body) > 1):
+            raise RequestError(f'expected one piece of feedback, or {{"rewards": [1 to {_MAX_AT_ONCE} of them]}}')
+        results: list[dict[str, Any]] = []
+        accepted: list[Reward] = []
+        for item in given:
+            try:
+                reward = read_feedback(item, self._config.names, self._handles.run_hash, at_ms=self._now_ms())
+            except RequestError as error:
+                self._metrics.add(FEEDBACK_REFUSED, error.param if error.param in FIELDS else "form")
+                results.append({"error": {"message": str(error), "param": error.param, "status": error.status}})
+            else:
+                accepted.append(reward)
+                results.append({"idempotency_key": reward.idempotency_key})
+        if not accepted:
+            return JSONResponse({"results": results}, results[0]["error"]["status"] if len(results) == 1 else 400)
+        async with asyncio.timeout(_ACK_TIMEOUT_S):
+            await asyncio.gather(*(asyncio.wrap_future(self._append(reward)) for reward in accepted))
+        for reward in accepted:
+            self._metrics.add(FEEDBACK, reward.name)
+        return JSONResponse({"results": results}, 202)
+
+    def _append(self, reward: Reward) -> Any:
+        key = episode_key(reward.rollout_id or None, None, conversation=reward.conversation_key)
+        return self._writer.append(self._topics.name(Topic.REWARDS), key=key, value=REWARDS.encode(reward))
+
+    def _refuse(self, error: Exception) -> Response:
+        status = error.status if isinstance(error, RequestError) else 400 if isinstance(error, RecordError) else 503
+        self._metrics.add(REQUESTS_REFUSED, str(status))
+        message = str(error) or "the log did not acknowledge in time; send it again under the same idempotency keys"
+        headers = {"retry-after": str(retry_after_s())} if status == 503 else {}
+        if status in UNREAD:
+            headers["connection"] = "close"
+        return JSONResponse({"error": {"message": message, "status": status}}, status, headers)
+
+
+def run(
+    config: FeedbackConfig,
+    handles: FeedbackHandles,
+    *,
+    topics: Topics,
+    log: Log,
+    stop: threading.Event,
+    metrics: Metrics,
+) -> None:
+    """Serves until `stop` is set. Blocks. Raises UnavailableError: the address is taken, or no writer can be made."""
+    writer = log.writer()
+    try:
+        gateway = RewardsGateway(config, handles, topics=topics, writer=writer, metrics=metrics)
+        serve(gateway.app, host=config.host, port=handles.port, stop=stop, name="rewards gateway")
+        logger.info("rewards gateway stopped: %s", metrics.snapshot())
+    finally:
+        writer.close()

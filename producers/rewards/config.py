@@ -1,0 +1,63 @@
+"""What the rewards gateway is told: `[feedback]` of the settings file, and the handles of the run that it works for.
+
+In: compose hands both over. Out: frozen records. Invariant: a range that exists has room between its ends. Imports
+nothing heavy: the command line reads it for its help.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.records.rollouts import MAX_REWARD
+from tracegrad.schemas.section import Count, Port, Section
+
+__all__ = ["FeedbackConfig", "FeedbackHandles", "RangeConfig"]
+
+
+class RangeConfig(Section, frozen=True, kw_only=True):
+    """`[feedback.names."name"]`: the values that feedback of this name may have.
+
+    Example: RangeConfig(low=0.0, high=1.0).
+    """
+
+    low: float
+    """The least."""
+    high: float
+    """The greatest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not -MAX_REWARD <= self.low < self.high <= MAX_REWARD:
+            raise ConfigurationError(
+                f"expected low < high, both of at most {MAX_REWARD:g}, got low = {self.low:g}, high = {self.high:g}"
+            )
+
+
+def _default_names() -> dict[str, RangeConfig]:
+    return {"reward": RangeConfig(low=-1.0, high=1.0)}
+
+
+class FeedbackConfig(Section, frozen=True, kw_only=True):
+    """`[feedback]`: takes feedback on what agents did (docs/feedback.md). Runs where the section is."""
+
+    host: str = "127.0.0.1"
+    """Loopback unless you say otherwise; whoever asks needs the reward token, wherever they are."""
+    port: Port | None = None
+    """None: a free port, kept for the life of the run."""
+    names: dict[str, RangeConfig] = msgspec.field(default_factory=_default_names)
+    """What feedback may be called, and the range of its values; any other name or value is refused."""
+    max_body_bytes: Count = 1024 * 1024
+    """Of one request; a larger one gets 413."""
+    max_inflight_bytes: Count = 32 * 1024 * 1024
+    """Of all requests; beyond it 503, to be sent again."""
+
+
+class FeedbackHandles(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway of a run."""
+
+    port: int
+    run_hash: RunHash
+    key: bytes
+    """The run's secret, by which the reward token is verified."""

@@ -1,0 +1,134 @@
+"""Feedback on real parts: `up` with a rewards gateway that is killed while people rate; what was accepted is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.fake_engine.scripted import ScriptedEngine
+from tests.producers.runner.rig import running_engine
+from tests.serving import until
+from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.producers.client.feedback import REWARD_TOKEN, REWARDS_URL, send_feedback
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.rollouts import REWARDS
+from tracegrad.schemas.topics import Topic
+
+pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.e2e, pytest.mark.timeout(300)]
+
+POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
+COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
+FILE = """
+run = "rated"
+policy.model = "{policy}"
+engine.url = "{engine}"
+kafka.bootstrap_servers = "{broker}"
+kafka.topic_prefix = "{prefix}"
+streams.idle_s = 3.0
+feedback.names.thumb = {{ low = 0.0, high = 1.0 }}
+"""
+NUM_RATINGS = 200
+
+
+class Run:
+    """A run in a folder, by its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.err = folder / "err.txt"
+        with (folder / "out.jsonl").open("wb") as out, self.err.open("wb") as errors:
+            self.up = subprocess.Popen([*COMMAND, "up", "--json"], cwd=folder, stdout=out, stderr=errors)
+
+    def ask(self, *arguments: str) -> Any:
+        """What a command says in JSON; None where it says nothing yet."""
+        told = subprocess.run(
+            [*COMMAND, *arguments, "--json"], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        return json.loads(told.stdout) if told.stdout.strip() else None
+
+    def pid(self) -> int | None:
+        """Of the rewards gateway, while it runs."""
+        for process in (self.ask("status") or {}).get("processes", []):
+            if process["process"] == "rewards" and process.get("pid"):
+                return int(process["pid"])
+        return None
+
+
+def rated(number: int, response_id: str) -> str:
+    """One person's thumb."""
+    value = number % 2
+    return send_feedback(
+        response_id=response_id, value=value, name="thumb", idempotency_key=f"person-{number}", patience_s=60
+    )
+
+
+def test_what_people_say_is_on_the_episode_though_its_gateway_is_killed(
+    tmp_path: Path, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call, then two hundred ratings of it with a SIGKILL between: each counts once, as their mean, on its call."""
+    with running_engine(ScriptedEngine()) as engine:
+        prefix = f"t{uuid.uuid4().hex[:12]}."
+        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix)
+        (tmp_path / "tracegrad.toml").write_text(settings)
+        run = Run(tmp_path)
+        try:
+            killed = until(run.pid, 120)
+            assert killed is not None, run.err.read_text()
+            for name, value in run.ask("env", "--feedback").items():
+                monkeypatch.setenv(name, value)
+            agents = run.ask("env")
+            assert not {REWARDS_URL, REWARD_TOKEN} & agents.keys()
+            assert os.environ[REWARD_TOKEN] not in json.dumps(agents)
+            answer = until(lambda: asked(agents["OPENAI_BASE_URL"]), 60)
+            with ThreadPoolExecutor(8) as people:
+                said = [people.submit(rated, number, answer) for number in range(NUM_RATINGS)]
+                until(lambda: sum(one.done() for one in said) > NUM_RATINGS // 4, 60)
+                os.kill(killed, signal.SIGKILL)
+                assert {one.result(90) for one in said} == {f"person-{number}" for number in range(NUM_RATINGS)}
+            with pytest.raises(ValueError, match="expected a number in"):
+                send_feedback(response_id=answer, value=2, name="thumb")
+            wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
+            (episode,) = until(lambda: episodes(wiring, broker), 60)
+            report = until(lambda: (found := run.ask("audit"))["missing"] == [] and found, 60)
+        finally:
+            run.up.send_signal(signal.SIGINT)
+            run.up.wait(60)
+    records = read_to_end(KafkaLog(broker), wiring.topics.name(Topic.REWARDS))
+    named = {REWARDS.decode(record.value).idempotency_key for record in records}
+    assert named == {f"person-{number}" for number in range(NUM_RATINGS)}
+    assert len(episode.rewards) == NUM_RATINGS
+    assert [(reward.rule, reward.value) for reward in episode.calls[0].rewards] == [("thumb", 0.5)]
+    assert report["calls"]["terms"] == {"in episodes": 1}
+
+
+def asked(url: str) -> str | None:
+    """The id of an answer; None while the gateway is not there."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "what is 12 plus 30?"}], "max_tokens": 8}
+    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return str(json.load(response)["id"])
+    except OSError:
+        return None
+
+
+def episodes(wiring: Wiring, broker: str) -> list[Episode]:
+    """Those that have closed."""
+    return [
+        EPISODES.decode(record.value) for record in read_to_end(KafkaLog(broker), wiring.topics.name(Topic.EPISODES))
+    ]

@@ -1,0 +1,41 @@
+"""The accounting of feedback: each piece on `rewards` is a fact, and what an episode counts is on `rewards`."""
+
+from __future__ import annotations
+
+from tests.consumers.audit.test_forwarded import audited
+from tests.streams.assemble.test_feedback import CALLS, said
+from tests.streams.make import Streams, config
+from tracegrad.schemas.records.rollouts import REWARDS
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.config import SelectConfig
+
+
+def rated_run() -> Streams:
+    """A captured conversation that two people rate, under keys of their own, one of which looks like an id of ours."""
+    streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True)))
+    streams.feed(*CALLS, said(1.0, "k1"), said(0.0, "0123abcd/x"))
+    for now_s in (0.0, 100.0):
+        streams.tick(now_s)
+    return streams
+
+
+def missing(streams: Streams) -> list[str]:
+    """What an audit misses of rewards."""
+    return [line for line in audited(streams).missing if "reward" in line]
+
+
+def test_feedback_that_counts_is_accounted_for() -> None:
+    """On its topic, among the facts, on the episode."""
+    assert missing(rated_run()) == []
+
+
+def test_feedback_on_an_episode_that_is_not_on_the_log_is_named() -> None:
+    """Somebody put it there, or took it away."""
+    streams = rated_run()
+    streams.log[Topic.REWARDS] = [
+        one for one in streams.log[Topic.REWARDS] if REWARDS.decode(one.value).idempotency_key != "k1"
+    ]
+    assert [line for line in missing(streams) if "feedback:k1" in line] != []
+    streams = rated_run()
+    streams.log[Topic.EPISODE_EVENTS] = []
+    assert [line for line in missing(streams) if "never normalised: reward:feedback:k1" in line] != []
