@@ -110,7 +110,9 @@ class ChatEndpoints:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
         caller, session = self._caller(http)
-        is_recorded = _is_recorded(http, session is not None or caller.holder is not None)
+        # Without a token anybody is let in, an attempt's code too that hides its key.
+        is_hidden = parts.config.token is None and parts.sessions.has_attempts
+        is_recorded = _is_recorded(http, session is not None or caller.holder is not None, is_hidden)
         if not is_recorded:
             parts.metrics.add(CALLS_OPTED_OUT)
         if session is not None:
@@ -307,12 +309,17 @@ def _is_named(caller: Caller) -> bool:
     return caller.rollout_id is not None or caller.conversation_key is not None
 
 
-def _is_recorded(http: Request, trains: bool) -> bool:
+def _is_recorded(http: Request, trains: bool, is_hidden: bool) -> bool:
     """Whether the agent lets the request leave a record; one that shows a credential of this run, also if it names no
-    rollout, may not. Raises RequestError."""
+    rollout, may not forbid it, nor one that could have hidden it (`is_hidden`). Raises RequestError."""
     said = http.headers.get(RECORD_HEADER)
     if said is not None and said.strip().lower() != "off":
         raise RequestError(f"{RECORD_HEADER}: expected off, or no such header, got another value")
     if said is not None and trains:
         raise RequestError(f"{RECORD_HEADER}: expected no such header, for calls of a rollout train; leave it out")
+    if said is not None and is_hidden:
+        raise RequestError(
+            f"{RECORD_HEADER}: expected no such header while a runner's attempts are served, for a call without a key "
+            "may be one of theirs; set [llm] token and send it, or leave the header out"
+        )
     return said is None

@@ -169,6 +169,11 @@ class Sessions:
         self.leaves = Leaves()
         self._num_ids = 0
 
+    @property
+    def has_attempts(self) -> bool:
+        """Whether a runner's attempts are known here, also such that have just ended: their processes may live."""
+        return bool(self._attempts)
+
     def begin(self, rollout: RolloutId, attempt: AttemptId, purpose: Purpose, host: Holder | None) -> EpisodeId:
         """Opens an attempt; the same again changes nothing but its host. Raises SessionError (409, 410)."""
         episode = episode_id(rollout, attempt)

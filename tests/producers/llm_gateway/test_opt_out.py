@@ -30,6 +30,23 @@ async def test_a_call_that_opts_out_is_served_and_leaves_nothing(model: str) -> 
             assert [call.parent_call_id for call in r.calls()] == [None]
 
 
+@pytest.mark.parametrize("token", [None, "t"])
+@pytest.mark.parametrize("model", ["policy", "gpt-4o"])
+async def test_code_of_an_attempt_opts_out_by_hiding_no_key(model: str, token: str | None) -> None:
+    """Nobody knows whose a call without a credential is while attempts run; who shows the token is none of theirs."""
+    async with with_provider(Provider(b'{"choices": []}'), token=token) as r:
+        r.engine.replies.append(Reply("42"))
+        await r.begin()
+        shown = {"x-tracegrad-token": token} if token else {}
+        status, answer = await r.post(CHAT, {"model": model, "messages": ASK}, **ANN, **OFF, **shown)
+        assert status == (200 if token else 400)
+        if token is None:
+            assert "set [llm] token" in answer["error"]["message"]
+            await r.post(f"/rollout/{ROLLOUT}/attempt/{ATTEMPT}/end", {})
+            assert (await r.post(CHAT, {"model": model, "messages": ASK}, **ANN, **OFF))[0] == 400
+        assert r.calls() == [] and r.passed_on() == []
+
+
 @pytest.mark.parametrize("model", ["policy", "gpt-4o"])
 async def test_a_call_of_a_rollout_cannot_opt_out(model: str) -> None:
     """It trains; nor may anybody say anything else in that header."""
