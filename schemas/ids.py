@@ -66,6 +66,7 @@ __all__ = [
     "share_answer",
     "split_episode_id",
     "stretch_id",
+    "waiting_id",
     "wire_id",
 ]
 
@@ -230,6 +231,11 @@ def episode_id(rollout: str, attempt: str) -> EpisodeId:
 def stretch_id(key: str, first_call: str) -> EpisodeId:
     """A later episode of a captured conversation, after an earlier one has closed."""
     return EpisodeId(_digest(key, first_call)[:_TRACE_DIGITS])
+
+
+def waiting_id(key: str) -> EpisodeId:
+    """What is here of a later episode of a captured conversation before its first call is."""
+    return stretch_id(key, "")
 
 
 def split_episode_id(episode: str) -> tuple[RolloutId, AttemptId]:

@@ -126,18 +126,19 @@ class StageFold(Generic[Opened]):
 
     def _close(self, marker: ClosedMarker, positions: Sequence[Position], outputs: tuple[Output, ...]) -> Emission:
         """Closes an id; `positions` are all of its inputs, of one partition."""
-        assert self.marker_topic is not None
         del self._open[marker.id]
         self._remember(marker)
         return Emission(
             outputs=outputs,
-            marker=Output(
-                topic=self.marker_topic,
-                key=closed_key(marker.id),
-                value=CLOSED.encode(marker),
-                partition=positions[0].partition,
-            ),
+            marker=self._told(marker, positions[0].partition),
             done=tuple(sorted(set(positions))),
+        )
+
+    def _told(self, marker: ClosedMarker, partition: int) -> Output:
+        """The record of a marker, in the partition of what it closes."""
+        assert self.marker_topic is not None
+        return Output(
+            topic=self.marker_topic, key=closed_key(marker.id), value=CLOSED.encode(marker), partition=partition
         )
 
 

@@ -166,8 +166,8 @@ def _disposition(seen: Evidence, episode: str, call: str) -> str | None:
     """Of the first episode of its conversation that has not ended before it; None: that is open."""
     if episode not in seen.stretches:
         return seen.markers.get(episode)
-    partition, order = seen.orders.get(call, (0, 0))
-    ends = ((dict(marker.last_orders).get(partition, -1), marker.disposition) for marker in seen.stretches[episode])
+    key, partition, order = seen.orders.get(call, (episode, 0, 0))
+    ends = ((marker.last_order(key, partition), marker.disposition) for marker in seen.stretches[episode])
     return min((end for end in ends if order <= end[0]), default=(0, None))[1]
 
 

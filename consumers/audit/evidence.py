@@ -71,8 +71,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Episode ids of which more than spans has come; others are strays, which may end without a marker."""
     dead_facts: set[str] = msgspec.field(default_factory=set)
     """Raw keys in dead-lettered batches of facts."""
-    orders: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
-    """Call id -> its partition and place on `llm_calls`."""
+    orders: dict[str, tuple[str, int, int]] = msgspec.field(default_factory=dict)
+    """Call id -> its own key, its partition and place on `llm_calls`."""
     stretches: dict[str, list[ClosedMarker]] = msgspec.field(default_factory=dict)
     """Key of a captured conversation -> the markers of its episodes."""
     markers: dict[str, str] = msgspec.field(default_factory=dict)
@@ -123,7 +123,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     def take_fact(self, key: str, fact: Fact, batch: Facts) -> None:
         """Notes where a fact belongs; one that was forwarded, where it went."""
         if isinstance(fact, CallFact):
-            self.orders[fact.call.call_id] = (fact.partition, fact.order)
+            self.orders[fact.call.call_id] = (fact.call.key, fact.partition, fact.order)
         if batch.forwarded_from is not None:
             self.forwarded.add(key)
         if batch.forwarded_from is not None or key not in self.forwarded:

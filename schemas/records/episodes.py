@@ -168,7 +168,17 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     """Of a captured conversation, which may go on in a later episode."""
     last_orders: tuple[tuple[int, int], ...] = ()
-    """Of the calls that it held: (partition of `llm_calls`, the last place there); a later request lies behind it."""
+    """Of the calls with its key that it held: (partition of `llm_calls`, the last place there); a later request lies
+    behind it."""
+    traces: tuple[tuple[str, int, int], ...] = ()
+    """Likewise of those with another key, the trace's that was forwarded to it, whose places say nothing of others'
+    calls: (key, partition, the last place there); (key, -1, -1) of a trace that brought none."""
+
+    def last_order(self, key: str, partition: int) -> int:
+        """The last place in a partition of the calls with a key that it held; -1: it held none."""
+        if key == (self.key or self.id):
+            return dict(self.last_orders).get(partition, -1)
+        return max((order for trace, there, order in self.traces if (trace, there) == (key, partition)), default=-1)
 
 
 EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")

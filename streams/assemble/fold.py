@@ -17,7 +17,7 @@ import msgspec
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
-from tracegrad.schemas.ids import attempt_of, is_rollout
+from tracegrad.schemas.ids import attempt_of, is_rollout, waiting_id
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import (
     CALLS_JOINED_BY,
@@ -47,7 +47,7 @@ from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
 from .bounds import Bounds
 from .deadlines import due
-from .links import MAX_HOPS, asked_of, forwarded, may_complete, moved
+from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, Waiting
 from .selection import is_selected
 from .strays import Strays
@@ -134,17 +134,32 @@ class Assemble(StageFold[OpenEpisode]):
                 return self._forward_on(record, event, to)
         key = event.episode_id
         if isinstance(event, Facts) and self._is_closed(key):
-            stretch = self._stretches.episode(event, is_moved=self._forwarded_to(key) is not None)
-            event = msgspec.structs.replace(event, episode_id=stretch or key)
+            event = self._of_stretch(event)
         if self._is_closed(event.episode_id):
             self._count_late(event)
             return Emission(done=(record.position,))
         return self._obey(record, event) if isinstance(event, Close) else self._add(record, event, key)
 
+    def _of_stretch(self, facts: Facts) -> Facts:
+        """As those of the episode that goes on with a conversation; its first call takes what has waited for it."""
+        key = facts.episode_id
+        stretch = self._stretches.episode(facts, is_moved=self._forwarded_to(key) is not None)
+        waiting = self._open.get(waiting_id(key))
+        if waiting is not None and stretch not in (None, waiting.episode_id):
+            was_stray = waiting.episode_id in self._strays
+            self._strays.discard(waiting.episode_id)
+            self._open[stretch] = self._open.pop(waiting.episode_id)
+            waiting.episode_id = stretch
+            if was_stray:
+                self._strays.add(stretch, waiting.num_bytes, is_proved=any(waiting.held))
+        return msgspec.structs.replace(facts, episode_id=stretch or key)
+
     def _remember(self, marker: ClosedMarker) -> None:
         super()._remember(marker)
         if marker.key is not None and (marker.forwarded_to is None or marker.id != marker.key):
-            self._stretches.closed(marker.key, marker.last_orders)
+            self._stretches.closed(marker)
+        elif marker.forwarded_to is not None and marker.num_calls:
+            self._stretches.move(marker.id)
 
     def _target(self, episode: OpenEpisode) -> tuple[str | None, bool]:
         """As OpenEpisode.target; nothing goes back to where it came from, or on from where it stayed."""
@@ -153,9 +168,16 @@ class Assemble(StageFold[OpenEpisode]):
         return (None, True) if to is not None and (is_round or to in episode.sources) else (to, is_torn)
 
     def _stays(self, facts: Facts, to: str) -> bool:
-        """Whether no span moves it: calls, which no attempt is to get, and what comes while these are open."""
-        is_kept = is_rollout(to) and any(isinstance(fact, CallFact) for fact in facts.facts)
-        return is_kept or self._stretches.is_open(facts.episode_id)
+        """Whether no span moves it: calls, which no attempt is to get, what comes while these are open, and what is
+        of a conversation, whose key a stranger may have given to a trace; but a call may go on from one of a trace that
+        was moved, and is of a conversation that is called like it."""
+        if self._stretches.is_open(facts.episode_id):
+            return True
+        if is_rollout(to) and any(isinstance(fact, CallFact) for fact in facts.facts):
+            return True
+        if self._stretches.has_moved(facts.episode_id):
+            return False
+        return self._stretches.is_known(facts.episode_id) or is_of_conversation(facts)
 
     def _count_late(self, event: Facts | Close) -> None:
         if isinstance(event, Facts):
@@ -173,7 +195,17 @@ class Assemble(StageFold[OpenEpisode]):
             self.metrics.add(PROPOSALS_VOID)
             return Emission(done=(record.position,))
         episode.positions.append(record.position)
+        if episode.episode_id == waiting_id(episode.key):
+            return self._give_up(episode)
         return self._write(record, episode, close.reason)
+
+    def _give_up(self, waiting: OpenEpisode) -> Emission:
+        """No call of the conversation has come, so that what waited for it came too late for the one before."""
+        del self._open[waiting.episode_id]
+        self._strays.discard(waiting.episode_id)
+        self._bounds.forget(waiting)
+        self.metrics.add(FACTS_LATE, "other", num=len(waiting.facts()))
+        return Emission(done=tuple(sorted(set(waiting.positions))))
 
     def _add(self, record: Record, facts: Facts, key: str) -> Emission:
         episode = self._open.get(facts.episode_id)
@@ -241,7 +273,14 @@ class Assemble(StageFold[OpenEpisode]):
             self.metrics.add(LINKS, "late")
         rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
         batches = [*forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1), *asked_of(others, to, rest)]
-        return Emission(outputs=tuple(map(moved, batches)), done=(record.position,))
+        marker = None
+        num_calls = sum(isinstance(fact, CallFact) for fact in rest)
+        if num_calls and not self._stretches.has_moved(facts.episode_id):
+            # Told anew, for its calls show that it is a trace.
+            closed = ClosedMarker(id=facts.episode_id, disposition="forwarded", num_calls=num_calls, forwarded_to=to)
+            self._remember(closed)
+            marker = self._told(closed, record.partition)
+        return Emission(outputs=tuple(map(moved, batches)), marker=marker, done=(record.position,))
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
         to, is_torn = self._target(episode)

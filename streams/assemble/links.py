@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
+    CallEndedFact,
     CallFact,
+    CallOpenFact,
     Fact,
     Facts,
     LinkFact,
@@ -44,6 +46,8 @@ _MAX_LINKS = 100
 """Of one trace; two that differ decide, so further ones tell nothing new but the ids that they repeat."""
 _SEVERAL = 2
 _RANKS = ((LinkSource.ANSWER,), (LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
+_OF_CONVERSATIONS = (LinkSource.CALL, LinkSource.CONVERSATION, LinkSource.SESSION)
+_TELLERS: dict[type, str] = {CallFact: "call", CallOpenFact: "open", CallEndedFact: "ended"}
 
 
 class Links:
@@ -154,6 +158,19 @@ def forwarded(
         for start in range(0, len(batch), MAX_FACTS_PER_RECORD):
             piece = batch[start : start + MAX_FACTS_PER_RECORD]
             yield Facts(episode_id=key, facts=(*piece, *why), forwarded_from=trace, hops=hops)
+
+
+def is_of_conversation(facts: Facts) -> bool:
+    """Whether facts are for certain of the conversation that their key names: a call says so, or the link by which they
+    came does. Nobody finds a conversation's id for the key of somebody's trace."""
+    key = facts.episode_id
+    for fact in facts.facts:
+        told = getattr(fact, _TELLERS.get(type(fact), ""), None)
+        if told is not None and told.conversation_key == key != told.trace_id:
+            return True
+        if isinstance(fact, LinkFact) and fact.key == key and fact.source in _OF_CONVERSATIONS:
+            return True
+    return False
 
 
 def may_complete(fact: Fact) -> bool:

@@ -45,6 +45,8 @@ OUTCOMES = "outcomes"
 """Likewise: of what is told about captured calls."""
 NOBODY = ""
 """The sender of what came without a credential."""
+_MAX_SOURCES = 1_000
+"""That a marker names."""
 _TELLING = (SpanKind.AGENT, SpanKind.LLM, SpanKind.TOOL)
 
 
@@ -206,19 +208,23 @@ class OpenEpisode:
         is_told = any(fact.call.conversation_key == self.key for fact in self.calls.values())
         return is_told and not self._names_its_trace()
 
-    def last_orders(self) -> tuple[tuple[int, int], ...]:
-        """As ClosedMarker.last_orders."""
-        orders: dict[int, int] = {}
-        for fact in self.calls.values():
-            orders[fact.partition] = max(fact.order, orders.get(fact.partition, -1))
-        return tuple(sorted(orders.items()))
-
     def marker(self, disposition: str) -> ClosedMarker:
         """That it has closed; of a captured one with what the next of its conversation needs."""
         made = ClosedMarker(id=self.episode_id, disposition=disposition, num_calls=len(self.calls))
         if self.attempt is not None:
             return made
-        return msgspec.structs.replace(made, key=self.key, last_orders=self.last_orders())
+        own, traces = self._last_orders()
+        return msgspec.structs.replace(made, key=self.key, last_orders=own, traces=traces)
+
+    def _last_orders(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[str, int, int], ...]]:
+        """As ClosedMarker.last_orders and .traces."""
+        last = {(trace, -1): -1 for trace in sorted(self.sources)[:_MAX_SOURCES]}
+        for fact in self.calls.values():
+            place = (fact.call.key, fact.partition)
+            last[place] = max(fact.order, last.get(place, -1))
+        places = sorted((key, partition, order) for (key, partition), order in last.items())
+        own = tuple((partition, order) for key, partition, order in places if key == self.key)
+        return own, tuple(place for place in places if place[0] != self.key)
 
     def is_whole(self) -> bool:
         """Whether its spans reach up to a root, none of them without its parent."""
@@ -230,7 +236,8 @@ class OpenEpisode:
         ended = [CallEndedFact(ended=self._ended[call_id]) for call_id in sorted(self._ended)]
         opened = [self._opened[call_id] for call_id in sorted(self._opened)]
         rewards = [RewardFact(reward=self.rewards[key]) for key in sorted(self.rewards)]
-        return [*self._sent.facts(), *opened, *calls, *ended, *rewards]
+        # Calls first: of a conversation that goes on they say which episode the rest is of.
+        return [*opened, *calls, *ended, *self._sent.facts(), *rewards]
 
     @property
     def event(self) -> RolloutEvent | None:

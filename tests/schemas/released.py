@@ -297,6 +297,7 @@ RELEASED: dict[str, Any] = {
     "closed-1.json": episodes.CLOSED,
     "closed-1-c.json": episodes.CLOSED,
     "closed-1-d.json": episodes.CLOSED,
+    "closed-1-e.json": episodes.CLOSED,
     "epoch_claim-1.json": weights.WEIGHTS,
     "version-1.json": weights.WEIGHTS,
     "rollback-1.json": weights.WEIGHTS,
