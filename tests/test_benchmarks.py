@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import runpy
 import subprocess
 import sys
@@ -38,6 +39,22 @@ def test_head_benchmark_still_runs() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     bound, gibibytes, _, loss, grad_norm = done.stdout.splitlines()[1].split()
     assert bound == "1024" and float(gibibytes) > 0 and float(loss) != 0 and float(grad_norm) > 0
+
+
+@pytest.mark.kafka
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_llm_gateway_benchmark_still_runs() -> None:
+    """Two conversations of three calls, twice, each way; the gateway alone, too."""
+    arguments = ("--conversations", "2", "--rounds", "2", "--concurrency", "2", "--json")
+    command = [sys.executable, str(BENCHMARKS / "llm_gateway.py"), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=280, check=True)
+    found = json.loads(done.stdout)
+    (beside,), (alone,) = found["vllm"], found["scripted"]
+    sides = [*beside["sides"], *alone["sides"]]
+    assert [(side["side"], side["calls"]) for side in sides] == [("vllm", 12), ("gateway", 12), ("scripted", 12)]
+    assert all(side["tokens_a_call"] > 1 and side["p95_ms"] >= side["p50_ms"] > 0 for side in sides)
+    assert beside["throughput"] > 0 and {"kafka", "engine", "llm", "client"} <= set(sides[1]["cpu_ms"])
 
 
 def test_recipes_benchmark_goes_on_until_the_tokens_are_trained(
