@@ -24,6 +24,8 @@ T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
 
 logger = logging.getLogger(__name__)
+_AGAIN_S = 30.0
+"""After it a failure that lasts is told once more."""
 
 
 class How(TypedDict, total=False):
@@ -44,7 +46,8 @@ class How(TypedDict, total=False):
     max_tries: int | None
     """No further one begins; None: as many as patience allows."""
     quiet_s: float
-    """Failures within it (1) are told at DEBUG: what the next try cures soon is not worth a person's attention."""
+    """Failures within it (1) are told at DEBUG: what the next try cures soon is not worth a person's attention. So is
+    one that was told, until another takes its place or half a minute has passed."""
 
 
 def retry(call: Callable[[], T], **how: Unpack[How]) -> T:
@@ -86,11 +89,16 @@ def _policy(
     if stop is not None:
         ends.append(tenacity.stop_when_event_set(stop))
 
+    told, told_s = "", 0.0
+
     def say(state: tenacity.RetryCallState) -> None:
+        nonlocal told, told_s
         waiting(doing)
-        error = state.outcome.exception() if state.outcome else None
-        level = logging.WARNING if (state.seconds_since_start or 0.0) > quiet_s else logging.DEBUG
-        logger.log(level, "%s failed, trying again: %s", doing, error)
+        error, passed_s = str(state.outcome.exception() if state.outcome else None), state.seconds_since_start or 0.0
+        is_news = passed_s > quiet_s and (error != told or passed_s - told_s > _AGAIN_S)
+        if is_news:
+            told, told_s = error, passed_s
+        logger.log(logging.WARNING if is_news else logging.DEBUG, "%s failed, trying again: %s", doing, error)
 
     return {
         "retry": tenacity.retry_if_exception_type(on),

@@ -17,6 +17,7 @@ from tracegrad.producers.runner.agent_environment import agent_environment
 from tracegrad.schemas.errors import ConfigurationError
 
 from ..loopback import without_proxy
+from ..run.pipeline import Part
 from ..run.session import run_session, watch_arrivals
 from ..run.settings import RunSettings
 from ..run.show import Show, choose_show
@@ -104,7 +105,7 @@ def train(
 
 def up(
     file: Annotated[Path | None, typer.Argument(help="The TOML file; else ./tracegrad.toml, else flags alone.")] = None,
-    only: Annotated[str | None, typer.Option(help="capture, streams or train.", show_default=False)] = None,
+    only: Annotated[Part | None, typer.Option(help="A part of it.", show_default=False)] = None,
     model: Model = None,
     set_: Set = None,
     bootstrap_servers: Bootstrap = None,
@@ -143,6 +144,11 @@ def env(
     """
     wiring = find_run(run, run_dir, runs_dir)
     found = feedback_variables(wiring) if feedback else variables(wiring)
+    if not wiring.run_dir.is_locked():
+        name = wiring.record.name
+        echo(
+            f"tracegrad: run {name} is not running here; until it is, nothing answers at these addresses", is_error=True
+        )
     if as_json:
         echo(json.dumps(found, indent=2))
     else:

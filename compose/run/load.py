@@ -247,4 +247,15 @@ def _problem(text: str, kind: PathKind) -> str | None:
         file, _, function = text.rpartition(":")
         if not file or not function.isidentifier():
             return f'expected "file.py:function", got {text!r}'
-    return None if Path(file).is_file() else f"no such file: {file}"
+    if not Path(file).is_file():
+        return f"no such file: {file}"
+    return _missing_function(file, function) if kind in _FUNCTIONS else None
+
+
+def _missing_function(file: str, function: str) -> str | None:
+    """What is wrong if nothing in a file could define a function; it is not imported, which may take long."""
+    source = Path(file).read_text(errors="replace")
+    if re.search(rf"\b{function}\b|import \*", source):
+        return None
+    defined = re.findall(r"^(?:async )?(?:def|class) ([A-Za-z]\w*)", source, re.MULTILINE)
+    return f"no {function!r} in {file}; it has: {', '.join(defined) or 'no function'}"

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +41,6 @@ __all__ = [
     "BROKER",
     "ENGINE_PARTS",
     "ENVIRONMENT",
-    "PARTS",
     "PARTS_WITHOUT_MODEL",
     "prepare_run",
     "prepare_topics",
@@ -48,12 +48,23 @@ __all__ = [
 ]
 
 BROKER = "kafka"
-PARTS = ("capture", "streams", "train")
-"""What `up --only` may name: the gateways and the engine; the stages; the trainer and weight sync."""
-ENGINE_PARTS = (None, "capture")
-"""The values of `only` with which an engine is used."""
-PARTS_WITHOUT_MODEL = ("capture", "streams")
-"""The values of `only` that work without a policy: what other models answer, and what spans say."""
+
+
+class Part(StrEnum):
+    """What `up --only` may name."""
+
+    CAPTURE = "capture"
+    """The gateways and the engine."""
+    STREAMS = "streams"
+    """The stages."""
+    TRAIN = "train"
+    """The trainer and weight sync."""
+
+
+ENGINE_PARTS = (None, Part.CAPTURE)
+"""With which an engine is used."""
+PARTS_WITHOUT_MODEL = (Part.CAPTURE, Part.STREAMS)
+"""Which work without a policy: what other models answer, and what spans say."""
 ENVIRONMENT = {
     # More threads than cores cost more than they give: 15 to 30 times slower on a busy two-core machine.
     "OMP_NUM_THREADS": "1",
@@ -151,16 +162,14 @@ def prepare_topics(wiring: Wiring) -> None:
             retry(commit, doing=f"committing for {stage}", patience_s=_MEMBERS_S)
 
 
-def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> list[ProcessSpec]:
+def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> list[ProcessSpec]:
     """The processes of the run.
 
     Args:
         wiring: of a prepared run.
         for_training: with tasks and runner, until they are done; else until a person stops it.
-        only: one of PARTS; None: all.
+        only: this part; None: all.
     """
-    if only is not None and only not in PARTS:
-        raise ConfigurationError(f"--only: expected one of {', '.join(PARTS)}, got {only!r}")
     found: list[ProcessSpec] = []
     settings = wiring.settings
     if settings.kafka.bootstrap_servers is None:
@@ -174,13 +183,13 @@ def specs(wiring: Wiring, *, for_training: bool, only: str | None = None) -> lis
         ]
         if settings.feedback is not None:
             found.append(_serve(wiring, "rewards", layer=1, health=wiring.endpoints.feedback_url))
-    if only in (None, "streams"):
+    if only in (None, Part.STREAMS):
         found += [
             _serve(wiring, "streams", layer=2, stage=stage, ordinal=ordinal)
             for stage in STREAMS
             for ordinal in range(settings.streams.workers)
         ]
-    if only in (None, "train"):
+    if only in (None, Part.TRAIN):
         found += [
             _serve(wiring, "trainer", layer=1, is_job=True),
             *(_serve(wiring, "weight-sync", layer=2, ordinal=ordinal) for ordinal in range(len(wiring.engine_ids))),
@@ -209,6 +218,12 @@ def _broker(wiring: Wiring) -> ProcessSpec:
     )
 
 
+def _is_misconfigured(log: str) -> bool:
+    from ..engine.health import is_misconfigured
+
+    return is_misconfigured(log)
+
+
 def _serve(
     wiring: Wiring,
     name: str,
@@ -233,6 +248,7 @@ def _serve(
     return ProcessSpec(
         name=process,
         argv=tuple(argv),
+        is_hopeless=_is_misconfigured if is_engine else None,
         env={**ENVIRONMENT, **threads},
         layer=layer,
         is_job=is_job,

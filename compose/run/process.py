@@ -61,6 +61,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Past it, what is not ready counts as dead."""
     stop_timeout_s: float = 10.0
     """From the polite signal to SIGKILL."""
+    is_hopeless: Callable[[str], bool] | None = None
+    """Whether, by the end of its log, it can never work as it was started. Asked when it dies before any work."""
     beats: Path | None = None
     """The file of its beats (compose/beats.py)."""
     ask_work: Callable[[], int | None] | None = None
@@ -141,6 +143,8 @@ class Child:
             self.why = ""
         else:
             is_fatal = status in (FATAL_EXIT_STATUS, DIVERGED_EXIT_STATUS)
+            if self.turned_at is None and self.spec.is_hopeless is not None:
+                is_fatal = is_fatal or self.spec.is_hopeless(self.why)
             self.state = ProcessState.FATAL if is_fatal else ProcessState.WAITING
         return True
 

@@ -21,10 +21,11 @@ from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.consumers.views.watch import Watcher, stream_lag
 from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.producers.runner.sandbox import Sandbox
+from tracegrad.producers.tasks.dataset import read_tasks
 from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
 
 from ..engine.fetch_model import with_local_model
-from .pipeline import BROKER, ENGINE_PARTS, PARTS_WITHOUT_MODEL, prepare_run, prepare_topics, specs
+from .pipeline import BROKER, ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
 from .run_dir import RunDir
 from .settings import RunSettings
@@ -47,7 +48,7 @@ def run_session(
     show: Show,
     *,
     for_training: bool,
-    only: str | None = None,
+    only: Part | None = None,
     keep: bool = False,
     watch: WatchFactory | None = None,
     report: ReportMaker | None = None,
@@ -68,6 +69,9 @@ def run_session(
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
         settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
+        if for_training and settings.tasks is not None:
+            for file in filter(None, (settings.tasks.file, settings.tasks.eval_file)):
+                read_tasks(file)
         run_dir = RunDir(path.resolve())
         with run_dir.lock():
             if for_training and settings.agent is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 
@@ -71,3 +72,20 @@ def test_patience_and_stop_end_the_tries_with_the_last_error() -> None:
     threading.Timer(0.02, stop.set).start()
     with pytest.raises(UnavailableError, match="away"):
         retry(failing(9, UnavailableError("away")), doing="it", stop=stop, first_s=5.0)
+
+
+def test_the_same_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And the next one that differs."""
+    errors = iter(["away", "away", "away", "full", "full"])
+
+    def call() -> int:
+        text = next(errors, None)
+        if text is not None:
+            raise UnavailableError(text)
+        return 1
+
+    caplog.set_level(logging.DEBUG, "tracegrad.schemas.retry")
+    assert retry(call, doing="it", first_s=0.001, quiet_s=-1.0) == 1
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == ["it failed, trying again: away", "it failed, trying again: full"]
+    assert len(caplog.records) == 5

@@ -71,6 +71,7 @@ def test_no_word_of_the_help_is_taken_for_markup() -> None:
         (("train", "nowhere.toml"), 78, "no such file: nowhere.toml"),
         (("train", "examples/calculator", "--set", "trainer.step=3"), 78, "did you mean 'steps'?"),
         (("train", "examples/calculator", "--set", "steps"), 78, "expected section.key=value"),
+        (("up", "--only", "everything"), 2, "is not one of 'capture', 'streams', 'train'"),
         (("serve", "trainr", "--run-dir", "."), 78, "did you mean 'trainer'?"),
         (("serve", "streams", "--run-dir", "."), 78, "--stage must be one of normalize, assemble, credit"),
         (("tail", "episode"), 78, "did you mean 'episodes'?"),

@@ -35,8 +35,9 @@ model = "policy"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder in which GOOD is valid."""
-    for name in ("agent.py", "grade.py", "tasks.jsonl"):
-        (tmp_path / name).touch()
+    (tmp_path / "agent.py").write_text("def solve(task): ...\n")
+    (tmp_path / "grade.py").write_text("async def grade(task, output, attempt): ...\n")
+    (tmp_path / "tasks.jsonl").touch()
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "config.json").write_text("{}")
     return tmp_path
@@ -159,6 +160,7 @@ def test_held_out_passes_that_cannot_be_are_refused(folder: Path, keys: dict[str
         ('callable = "agent.py:solve"', "", "needs either callable"),
         ('callable = "agent.py:solve"', 'callable = "agent.py"', 'expected "file.py:function"'),
         ('grader = "grade.py:grade"', 'grader = "other.py:grade"', "no such file"),
+        ('grader = "grade.py:grade"', 'grader = "grade.py:grad"', r"no 'grad' in .*grade\.py; it has: .*grade"),
         ("[tasks]", "time_limit_s = -1\n[tasks]", r"\[agent\] time_limit_s: expected more than 0, got -1"),
         ("[tasks]", "flush_timeout_s = 20\n[tasks]", r"flush_timeout_s: expected less than 20, got 20"),
         ("[tasks]", "flush_timeout_s = 0.5\n[tasks]", r"\[agent\] flush_timeout_s: expected at least 1, got 0.5"),

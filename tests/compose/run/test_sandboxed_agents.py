@@ -36,8 +36,10 @@ model = "policy"
 
 def settings_of(folder: Path, sandbox: str) -> RunSettings:
     """Of a project whose files are there."""
-    for name in ("agent.py", "grade.py", "tasks.jsonl", "eval.jsonl", "pyproject.toml"):
+    for name in ("tasks.jsonl", "eval.jsonl", "pyproject.toml"):
         (folder / name).touch()
+    (folder / "agent.py").write_text("def solve(task): ...\n")
+    (folder / "grade.py").write_text("def grade(task, output, attempt): ...\n")
     (folder / "policy").mkdir(exist_ok=True)
     (folder / "policy" / "config.json").write_text("{}")
     (folder / "mine.toml").write_text(SETTINGS.format(sandbox=sandbox))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -105,6 +106,18 @@ def test_a_program_that_does_not_exist_is_fatal(tmp_path: Path) -> None:
     outcome = Supervisor([ProcessSpec(name="x", argv=("/no/such/program",))], logs=tmp_path).run()
     assert outcome.kind is OutcomeKind.FATAL and "/no/such/program" in outcome.why
     assert outcome.exit_status is None
+
+
+def test_what_can_never_work_is_not_tried_again(tmp_path: Path) -> None:
+    """By what its log says; what has worked before is."""
+    spec = shell("x", "echo unknown parser; exit 1")
+    hopeless = msgspec.structs.replace(spec, is_hopeless=lambda log: "unknown parser" in log)
+    supervisor = Supervisor([hopeless], logs=tmp_path, backoff=QUICK)
+    outcome = supervisor.run()
+    assert outcome.kind is OutcomeKind.FATAL and outcome.why.endswith("unknown parser")
+    assert supervisor.children[0].num_restarts == 0
+    others = Supervisor([msgspec.structs.replace(hopeless, is_hopeless=lambda _: False)], logs=tmp_path, backoff=QUICK)
+    assert "3 times in a row" in others.run().why
 
 
 def test_stops_in_reverse_order(tmp_path: Path) -> None:
