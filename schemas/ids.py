@@ -81,10 +81,15 @@ CallId = NewType("CallId", str)
 
 GIVEN_UP_ATTEMPT = AttemptId("0000")
 """The attempt of the episode that stands for a rollout given up before any attempt was made; never drawn."""
-CALL_ID = r"(?:chatcmpl-|cmpl-|msg_|resp_)(?:[0-9A-Za-z]{31}|[0-9a-f]{32})(?![0-9A-Za-z])"
+_PREFIX, _CALL_DIGITS, _TOOL_DIGITS = (
+    r"(?:chatcmpl-|cmpl-|msg_|resp_)",
+    r"(?:[0-9A-Za-z]{31}|[0-9a-f]{32})",
+    r"[0-9A-Za-z]{35}",
+)
+CALL_ID = f"{_PREFIX}{_CALL_DIGITS}(?![0-9A-Za-z])"
 """A pattern of what the agent sees as the id of an answer, whatever API it speaks, and its spans repeat; the form is
 peculiar enough to be found in a span's text. The second form has no key: older records hold it."""
-TOOL_CALL_ID = r"call_[0-9A-Za-z]{35}(?![0-9A-Za-z])"
+TOOL_CALL_ID = f"call_{_TOOL_DIGITS}(?![0-9A-Za-z])"
 """Likewise, of a tool call."""
 
 
@@ -106,11 +111,12 @@ _ROLLOUT_ID = re.compile(r"[0-9a-f]{28}")
 _ATTEMPT_ID = re.compile(r"[0-9a-f]{4}")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _LIGHTNING = re.compile(r"(?:ro|at)-[0-9A-Za-z_-]{1,60}")
-_MINTED = re.compile(f"(?P<call>{CALL_ID})|(?P<tool>{TOOL_CALL_ID})")
+_MINTED = re.compile(f"{_PREFIX}({_CALL_DIGITS})|call_({_TOOL_DIGITS})")
 _ROLLOUT_DIGITS, _TRACE_DIGITS, _KEY_DIGITS = 28, 32, 22
 _INDEX_DIGITS = 3
 """Of a tool call's place in its answer: more than any context could hold."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_CHAT = WirePrefix.CHAT.value
 _LONG = 16**_TRACE_DIGITS
 """Keys of 28 digits are counted on from here, so that both kinds and their leading zeros come back."""
 
@@ -183,20 +189,21 @@ def wire_id(call: CallId, prefix: WirePrefix) -> str:
 def canonical_call(text: str) -> CallId | None:
     """The call id as records hold it, of an id as some API's client saw it; None: no gateway minted it."""
     match = _MINTED.fullmatch(text)
-    if match is None or match["call"] is None:
-        return None
-    prefix = next(prefix for prefix in WirePrefix if text.startswith(prefix))
-    return CallId(WirePrefix.CHAT + text.removeprefix(prefix))
+    return CallId(_CHAT + match[1]) if match and match[1] else None
 
 
 def key_in(minted: str) -> str | None:
     """The key that the id of an answer or of a tool call carries; None: it carries none."""
     match = _MINTED.fullmatch(minted)
-    if match is None:
-        return None
-    digits = minted.removeprefix("call_") if match["tool"] else (canonical_call(minted) or "")[len(WirePrefix.CHAT) :]
-    number = _number(digits[:_KEY_DIGITS])
-    if len(digits) == _TRACE_DIGITS or number >= _LONG + 16**_ROLLOUT_DIGITS:
+    digits = (match[1] or match[2]) if match else ""
+    return _key_of_digits(digits[:_KEY_DIGITS]) if digits and len(digits) != _TRACE_DIGITS else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _key_of_digits(digits: str) -> str | None:
+    """All ids of a conversation have its key, and spans repeat each of them."""
+    number = _number(digits)
+    if number >= _LONG + 16**_ROLLOUT_DIGITS:
         return None
     return f"{number:032x}" if number < _LONG else f"{number - _LONG:028x}"
 

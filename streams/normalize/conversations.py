@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, ROLLOUT_KEYS, SESSION_ID
 from tracegrad.schemas.ids import attempt_of, conversation_key, is_lightning, key_in, parse_trace_id
@@ -23,6 +23,7 @@ from .reading.span_view import AttributeValue
 
 __all__ = ["Conversations", "link_of_call", "links_of_ids"]
 
+_NAMING = frozenset((*ROLLOUT_KEYS, *CONVERSATION_KEYS))
 _MAX_OPEN = 8
 _MAX_SESSIONS = 10_000
 _OPEN_NS = 600 * 10**9
@@ -39,11 +40,13 @@ def link_of_call(call: CallRecord, runs: Container[str]) -> LinkFact | None:
     return None
 
 
-def links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> Iterator[LinkFact]:
+def links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> list[LinkFact]:
     """By the gateway's ids that a captured span, or one of its log events, repeats; an attempt's key is none."""
-    for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids):
-        if minted and (key := key_in(minted)) and key != fact.trace_id and not attempt_of(key, runs):
-            yield LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
+    return [
+        LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
+        for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids)
+        if minted and (key := key_in(minted)) and key != fact.trace_id and not attempt_of(key, runs)
+    ]
 
 
 class Conversations:
@@ -55,23 +58,29 @@ class Conversations:
         self._open: OrderedDict[str, dict[str, int]] = OrderedDict()
         """Key of a session id -> its open traces -> when their last span ended."""
 
-    def links(self, fact: SpanFact, *sources: Mapping[str, AttributeValue]) -> Iterator[LinkFact]:
-        """Those of a captured span; `sources` are its attributes, then its resource's."""
-        yield from links_of_ids(fact, self._runs)
-        said = ((name, source.get(name)) for name in (*ROLLOUT_KEYS, *CONVERSATION_KEYS) for source in sources)
+    def links(
+        self, fact: SpanFact, attributes: Mapping[str, AttributeValue], resource: Mapping[str, AttributeValue]
+    ) -> list[LinkFact]:
+        """Those of a captured span, by its attributes, else its resource's."""
+        links = links_of_ids(fact, self._runs)
+        if _NAMING.isdisjoint(attributes) and _NAMING.isdisjoint(resource):
+            return links
+        said = (
+            (name, source.get(name))
+            for name in (*ROLLOUT_KEYS, *CONVERSATION_KEYS)
+            for source in (attributes, resource)
+        )
         named = ((name, str(value).strip()) for name, value in said if value is not None)
         named = ((name, value) for name, value in named if name not in ROLLOUT_KEYS or is_lightning(value))
         name, conversation = next((pair for pair in named if pair[1]), ("", ""))
-        if not conversation:
-            return
         key = conversation_key(conversation)
+        if not conversation or attempt_of(key, self._runs) or key == fact.trace_id:
+            return links
         source = LinkSource.SESSION if name == SESSION_ID else LinkSource.CONVERSATION
-        if attempt_of(key, self._runs) or key == fact.trace_id:
-            return
         if source is LinkSource.SESSION and not self._is_conversation(key, fact):
             self._metrics.add(SESSIONS_IGNORED)
-            return
-        yield LinkFact(trace_id=fact.trace_id, key=key, source=source)
+            return links
+        return [*links, LinkFact(trace_id=fact.trace_id, key=key, source=source)]
 
     def _is_conversation(self, key: str, fact: SpanFact) -> bool:
         traces = self._open.setdefault(key, {})

@@ -82,23 +82,24 @@ class Normalize(StageFold[None]):
 
     def _take(self, record: Record) -> Emission:
         if record.topic == self._spans_topic:
-            outputs = self._fold_spans(record)
+            outputs = self._fold_items(record, self._spans, "spans")
         elif record.topic == self._logs_topic:
-            outputs = self._fold_logs(record)
+            outputs = self._fold_items(record, self._logs, "logs")
         elif record.topic in self._codecs:
             outputs = self._fold_item(record, self._codecs[record.topic])
         else:
             raise RecordError(f"expected a raw topic, got {record.topic!r}", reason="unknown_topic")
         return Emission(outputs=tuple(outputs), done=(record.position,))
 
-    def _fold_spans(self, record: Record) -> list[Output]:
+    def _fold_items(self, record: Record, reader: SpanReader | LogReader, what: str) -> list[Output]:
+        """The facts of the items of an OTLP request."""
         if record.value is None:
             raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
-        scan = self._spans.read(record.value, signer=signer_of(record))
+        scan = reader.read(record.value, signer=signer_of(record))
         self._refusals.accept(record)
         outputs = []
-        for episode, facts in scan.facts.items():
-            self.metrics.add(FACTS, "spans", num=len(facts))
+        for (episode, _), facts in scan.facts.items():
+            self.metrics.add(FACTS, what, num=len(facts))
             for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
                 # Links first: the spans behind them may complete the trace.
                 links = list(scan.links.get(episode, ()))[:_MAX_LINKS] if start == 0 else ()
@@ -106,23 +107,6 @@ class Normalize(StageFold[None]):
         for refused in scan.refused.values():
             value = refused.request.SerializeToString()
             outputs.append(dead_letter(record, refused.error, stage=self.stage, value=value, item=refused.item))
-        if scan.damage is not None:
-            outputs.append(dead_letter(record, scan.damage, stage=self.stage))
-        return outputs
-
-    def _fold_logs(self, record: Record) -> list[Output]:
-        if record.value is None:
-            raise UndecodableError("expected a record, got a tombstone (null value)", reason="null_value")
-        scan = self._logs.read(record.value, signer=signer_of(record))
-        self._refusals.accept(record)
-        outputs = []
-        for (episode, _), facts in scan.facts.items():
-            self.metrics.add(FACTS, "logs", num=len(facts))
-            for start in range(0, len(facts), MAX_FACTS_PER_RECORD):
-                links = list(scan.links.get(episode, ()))[:_MAX_LINKS] if start == 0 else ()
-                outputs.append(self._facts(record, episode, [*links, *facts[start : start + MAX_FACTS_PER_RECORD]]))
-        for error, item in scan.refused.values():
-            outputs.append(dead_letter(record, error, stage=self.stage, item=item))
         if scan.damage is not None:
             outputs.append(dead_letter(record, scan.damage, stage=self.stage))
         return outputs

@@ -44,15 +44,11 @@ class Meaning(NamedTuple):
     requested_tool_call_ids: tuple[str, ...]
 
 
-NO_MEANING = Meaning(SpanKind.OTHER, None, None, None, None, ToolStatus.UNKNOWN, "", None, ())
-
-
 def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> tuple[str, Meaning]:
-    """(names of the dialects, joined by `+`; the meaning) of a span; `none` when it speaks no dialect."""
-    if not readings:
-        return "none", NO_MEANING
-    spoken = list(readings.values())
-    reading = spoken[0] if len(spoken) == 1 else _merged(spoken)
+    """(names of the dialects, joined by `+`; the meaning) of a span that speaks at least one."""
+    (names, reading), *others = readings.items()
+    if others:
+        names, reading = "+".join(sorted(readings)), _merged(list(readings.values()))
     status, status_from = ToolStatus.UNKNOWN, ""
     if reading.kind is SpanKind.TOOL:
         status, status_from = judge(span, reading.tool_name or span.name, reading.results, reading.declared)
@@ -68,7 +64,7 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
         None if span.is_cut else reading.output_digest,
         reading.requested_tool_call_ids,
     )
-    return "+".join(sorted(readings)), meaning
+    return names, meaning
 
 
 def _merged(readings: list[Reading]) -> Reading:

@@ -52,6 +52,8 @@ class _Output(msgspec.Struct, frozen=True, kw_only=True):
 
 def rewards_in(name: str, attributes: Mapping[str, Any]) -> tuple[SaidReward, ...]:
     """Those of one span."""
+    if REWARD_KEYS.isdisjoint(attributes):
+        return ()
     if _VALUES[0] in attributes:
         found = [(index, attributes[key]) for index, key in enumerate(_VALUES) if key in attributes]
     elif _OLDER in attributes and name == _OLDER_SPAN:

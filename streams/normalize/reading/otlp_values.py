@@ -20,8 +20,15 @@ _MAX_NESTING = 8
 
 def attributes_of(pairs: Iterable[KeyValue], wanted: Container[str]) -> dict[str, AttributeValue]:
     """The wanted attributes that hold a value; the last one of a name wins."""
-    found = ((pair.key, plain(pair.value)) for pair in pairs if pair.key in wanted)
-    return {key: value for key, value in found if value is not None}
+    found = {}
+    for pair in pairs:
+        key = pair.key
+        if key in wanted:
+            # Most are texts, which are there at once.
+            value = pair.value.string_value or plain(pair.value)
+            if value is not None:
+                found[key] = value
+    return found
 
 
 def plain(value: AnyValue, depth: int = 0) -> Any:

@@ -82,6 +82,8 @@ def of_flat(attributes: Mapping[str, Any]) -> Output:
 
 def of_completion(attributes: Mapping[str, Any]) -> Output:
     """Of `gen_ai.completion.0.*`."""
+    if COMPLETION_KEYS.isdisjoint(attributes):
+        return NOTHING
     return _of_flat(attributes, _COMPLETION_TEXTS, _COMPLETION_SECOND, _COMPLETION_IDS)
 
 

@@ -23,6 +23,7 @@ from tracegrad.producers.runner.hosted import agent_host, host_main, span_ledger
 from tracegrad.producers.runner.hosted.span_ledger import SpanLedger
 from tracegrad.schemas import attributes
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.facts import SpanFact
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.normalize.read_spans import SpanReader
 from tracegrad.streams.normalize.reading.judge_tool import ToolJudge
@@ -173,9 +174,8 @@ def counted(rig: Rig, episode: str) -> dict[str, bool]:
     """Names of the spans that name an episode -> whether they say that they were counted, as streams read them."""
     reader = SpanReader(frozenset({ROLLOUT[:8]}), judge=ToolJudge(), metrics=Metrics())
     scans = [reader.read(value, signer=None).facts for value in rig.values(Topic.OTLP_SPANS)]
-    return {
-        fact.name: fact.is_counted for scan in scans for key, facts in scan.items() for fact in facts if key == episode
-    }
+    facts = [fact for scan in scans for (key, _), found in scan.items() for fact in found if key == episode]
+    return {fact.name: fact.is_counted for fact in facts if isinstance(fact, SpanFact)}
 
 
 @pytest.mark.e2e

@@ -1,0 +1,156 @@
+"""One OTLP request, item by item: the episode that each belongs to, and what is set aside by reason.
+
+In: the bytes of a request of spans or log records, from our gateway or any Collector. Out: a Scan, which whoever reads
+the items fills. Invariant: each item that is read is placed or refused by itself, so that one bad item does not harm
+its neighbours; a record's facts are of one sender. Of a request that is damaged what can be read is read; of one of
+which nothing can, UndecodableError (`undecodable`) is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+
+from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.mac import is_by_own_run
+from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
+from tracegrad.schemas.otlp.salvage import damaged, salvage
+from tracegrad.schemas.otlp.signal import Signal
+from tracegrad.schemas.records.facts import LinkFact, LogFact, SpanFact
+
+from .identity import claim_of, episode_of
+from .reading.otlp_values import attributes_of
+from .reading.span_view import AttributeValue
+
+__all__ = ["IDENTITY_KEYS", "RESOURCE_KEYS", "Place", "Refused", "Scan", "Source"]
+
+IDENTITY_KEYS = frozenset((*ROLLOUT_KEYS, *ATTEMPT_KEYS))
+"""The attributes of an item or its resource that say which episode it is of."""
+RESOURCE_KEYS = IDENTITY_KEYS | {PROVED_BY}
+"""Those of a resource that place its items; whoever reads items may want others besides."""
+
+
+class Refused(NamedTuple):
+    """Items of one request that were refused for one reason: the first error, and a request with just them."""
+
+    error: RecordError
+    item: int
+    request: Any
+
+
+class Place(NamedTuple):
+    """Where an item belongs."""
+
+    episode: str
+    proved_by: str
+    """As in SpanFact."""
+    is_captured: bool
+    """Its episode is no attempt of these runs."""
+
+
+class Source(NamedTuple):
+    """Where items come from: a resource, and the instrumentation that made them."""
+
+    resource: Mapping[str, AttributeValue]
+    """Its wanted attributes."""
+    scope: str
+    places: dict[bytes, Place | None]
+    """Of traces whose items name no episode themselves; None: of no run that is taken."""
+
+
+class Scan:
+    """What one request holds.
+
+    Args:
+        signal: what it is of.
+        value: its bytes.
+        signer: the run whose OTLP gateway wrote it; only then is it known whose credential the gateway saw.
+        runs: those whose attempts are taken.
+        metrics: where items of other runs are counted.
+    Raises:
+        UndecodableError: it does not parse.
+    """
+
+    def __init__(
+        self, signal: Signal, value: bytes, *, signer: str | None, runs: Container[str], metrics: Metrics
+    ) -> None:
+        self.facts: dict[tuple[str, str], list[SpanFact | LogFact]] = {}
+        """By episode and sender."""
+        self.links: dict[str, dict[LinkFact, None]] = {}
+        """By captured trace, in the order of their items."""
+        self.refused: dict[str, Refused] = {}
+        """Reason -> its items."""
+        self._refused_of: dict[str, tuple[Any, Any]] = {}
+        """Reason -> resource and scope of the last item."""
+        self._signal = signal
+        self._signer = signer
+        self._runs = runs
+        self._metrics = metrics
+        self._request, lost = salvage(signal, value)
+        self.damage = damaged(lost)
+        """Some of the request cannot be read, and is neither facts nor refused."""
+
+    def read(self, read: Callable[[Any, Source, Scan], None], wanted: frozenset[str]) -> Scan:
+        """Has every item read, with the wanted attributes of its resource; one that raises RecordError is refused."""
+        number = 0
+        for of_resource in getattr(self._request, self._signal.resources):
+            resource, places = attributes_of(of_resource.resource.attributes, wanted), dict[bytes, Place | None]()
+            for of_scope in getattr(of_resource, self._signal.scopes):
+                source = Source(resource, of_scope.scope.name, places)
+                for item in getattr(of_scope, self._signal.fields):
+                    try:
+                        read(item, source, self)
+                    except RecordError as error:
+                        self._refuse(error, number, of_resource, of_scope, item)
+                    number += 1
+        return self
+
+    def place(self, trace_id: bytes, attributes: Mapping[str, AttributeValue], source: Source) -> Place | None:
+        """Where an item belongs, by its trace, its own attributes and its source; None: to none of these runs, counted.
+
+        Raises:
+            RecordError: as `episode_of`.
+        """
+        if not IDENTITY_KEYS.isdisjoint(attributes):
+            place = self._placed(trace_id, attributes, source.resource)
+        elif trace_id in source.places:
+            place = source.places[trace_id]
+        else:
+            place = source.places[trace_id] = self._placed(trace_id, source.resource)
+        if place is None:
+            self._metrics.add(NOT_SELECTED, self._signal.items)
+        return place
+
+    def _placed(self, trace_id: bytes, *said: Mapping[str, AttributeValue]) -> Place | None:
+        rollout, attempt = claim_of(ROLLOUT_KEYS, *said), claim_of(ATTEMPT_KEYS, *said)
+        episode = episode_of(rollout, attempt, trace_id.hex(), self._runs)
+        if episode is None:
+            return None
+        # Which credential it came with matters to a runner's episode alone, and to that of the gateway's own run.
+        is_attempt = attempt_of(episode, self._runs) is not None
+        is_seen = is_attempt and is_by_own_run(self._signer, episode)
+        return Place(episode, str(said[-1].get(PROVED_BY, "")) if is_seen else "", not is_attempt)
+
+    def add(self, place: Place, fact: SpanFact | LogFact, links: Iterable[LinkFact]) -> None:
+        """Takes what was made of an item."""
+        self.facts.setdefault((place.episode, place.proved_by), []).append(fact)
+        if links:
+            self.links.setdefault(place.episode, {}).update(dict.fromkeys(links))
+
+    def _refuse(self, error: RecordError, number: int, of_resource: Any, of_scope: Any, item: Message) -> None:
+        """Keeps the item, with its resource and scope, in a request that can be sent again once mended."""
+        signal = self._signal
+        refused = self.refused.setdefault(error.reason, Refused(error, number, signal.request()))
+        last_resource, last_scope = self._refused_of.get(error.reason, (None, None))
+        self._refused_of[error.reason] = of_resource, of_scope
+        resources = getattr(refused.request, signal.resources)
+        if last_resource is not of_resource:
+            resources.add(schema_url=of_resource.schema_url).resource.CopyFrom(of_resource.resource)
+        scopes = getattr(resources[-1], signal.scopes)
+        if last_scope is not of_scope:
+            scopes.add(schema_url=of_scope.schema_url).scope.CopyFrom(of_scope.scope)
+        getattr(scopes[-1], signal.fields).add().CopyFrom(item)

@@ -1,0 +1,67 @@
+"""The items of one request: each is placed, counted or refused as if it had come alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.streams.make import TOPICS, config, otlp, pairs, rollout, span
+from tests.streams.normalize.test_normalize import CAPTURED, FOREIGN, OWN, R1, facts, fold, reason
+from tracegrad.schemas.metrics import NOT_SELECTED
+from tracegrad.schemas.records.dead_letters import dead_letter_fields
+from tracegrad.schemas.records.facts import SpanFact
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.normalize.fold import Normalize
+
+CLAIMS: tuple[dict[str, Any], ...] = ({}, *({"rollout__id": one, "attempt__id": "a001"} for one in (R1, FOREIGN)), {})
+
+
+def placed(*values: bytes) -> tuple[dict[str, set[str]], int, int]:
+    """(episode -> ids of its spans, how many were refused, how many are of runs that are not taken)."""
+    normalize, spans, num_refused = Normalize(config(), TOPICS), dict[str, set[str]](), 0
+    for output in (output for value in values for output in fold(normalize, Topic.OTLP_SPANS, value).outputs):
+        if output.topic is Topic.DEAD_LETTERS:
+            request = ExportTraceServiceRequest.FromString(output.value)
+            num_refused += sum(len(scope.spans) for of in request.resource_spans for scope in of.scope_spans)
+        else:
+            here = spans.setdefault(facts(output).episode_id, set())
+            here |= {fact.span_id for fact in facts(output).facts if isinstance(fact, SpanFact)}
+    return spans, num_refused, int(normalize.metrics.value(NOT_SELECTED))
+
+
+def test_a_span_is_placed_by_itself_whatever_its_neighbours_say() -> None:
+    """The same trace in resources and spans that name a rollout, another run's, or none: whole or one by one."""
+    made = [
+        (of_resource, span(trace, 100 * group + number, **claim))
+        for group, (of_resource, trace) in enumerate(itertools.product(CLAIMS, (CAPTURED, OWN)))
+        for number, claim in enumerate(CLAIMS)
+    ]
+    whole = b"".join(
+        otlp(*(one for _, one in group), **of_resource)
+        for of_resource, group in itertools.groupby(made, key=lambda pair: pair[0])
+    )
+    found = placed(whole)
+    assert found == placed(*(otlp(one, **of_resource) for of_resource, one in made))
+    assert all((found[0][OWN], found[0][CAPTURED], found[1], found[2]))
+    assert sum(map(len, found[0].values())) + found[1] + found[2] == len(made)
+
+
+def test_a_bad_log_record_does_not_harm_its_neighbours() -> None:
+    """Its dead letter holds that record only, with its resource and scope, as a request that can be sent again."""
+    request = ExportLogsServiceRequest()
+    scope_logs = request.resource_logs.add().scope_logs.add()
+    request.resource_logs[0].resource.attributes.extend(pairs({"service.name": "agent"}))
+    scope_logs.scope.name = "mine"
+    records = scope_logs.log_records
+    for number in (1, 2, 3):
+        record = records.add(event_name="gen_ai.user.message", trace_id=bytes.fromhex(OWN), span_id=bytes([number]) * 8)
+        record.attributes.extend(pairs({"gen_ai.agent.name": "planner"}))
+    records[1].attributes.extend(pairs({"rollout.id": rollout(2), "attempt.id": "a001"}))
+    good, letter = fold(Normalize(config(), TOPICS), Topic.OTLP_LOGS, request.SerializeToString()).outputs
+    assert len(facts(good).facts) == 2
+    assert (reason(letter), dead_letter_fields(letter.headers)["item"]) == ("identity_conflict", "1")
+    del records[2], records[0]
+    assert ExportLogsServiceRequest.FromString(letter.value) == request
