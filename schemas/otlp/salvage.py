@@ -2,19 +2,19 @@
 
 In: the bytes of a request of spans or log records. Out: a request of every item that can be read, and what could not.
 Invariants: an item is taken whole or not at all, and only with ids as its signal has them; a request that decodes and
-hides nothing is the one that protobuf reads; the work is bounded by the request's size. Fields that chain up exactly
-are walked; where a length or a tag is damaged, items are looked for by how they begin, as every exporter writes fields
-in their order; the way that finds more is taken. An attribute of a resource that cannot be read is left out, the others
-are kept.
+hides nothing is the one that protobuf reads; the work is bounded by the request's size and, for megabytes of fields
+that nobody knows must not hold up a gateway, by a number of steps: what lies behind the last one is lost in one part.
+Fields that chain up exactly are walked; where a length or a tag is damaged, items are looked for by how they begin, as
+every exporter writes fields in their order; the way that finds more is taken. An attribute of a resource that cannot be
+read is left out, the others are kept.
 Failure: UndecodableError (`undecodable`), nothing can be read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from google.protobuf.internal.decoder import _DecodeVarint  # type: ignore[import-untyped]
@@ -34,8 +34,11 @@ _LENGTH = 2
 """The wire type of what has a length: messages and texts."""
 _WORK = 8
 """Bytes that may be tried for each of the request's own."""
-_MATCH_WORK = 16
-"""What may be the beginning of a resource costs as much as so many bytes."""
+_MAX_STEPS = 200_000
+"""Fields, and what may be the beginning of something, that are looked at one by one, of some 2 us each. A request of
+20 MiB has about as many items, were each of a hundred bytes."""
+_MAX_WRAPS = 50_000
+"""Of resources and scopes; a request of more is no exporter's, and nothing is looked for in it."""
 _MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
 _MAX_DEPTH = 2
@@ -78,9 +81,8 @@ def salvage(signal: Signal, value: bytes | None) -> Salvaged:
     except UndecodableError as error:
         damage = error
     walks = _Walk(signal, data), _Walk(signal, data)
-    for way in (walks[0].request_at, walks[1].scan):
-        with contextlib.suppress(UndecodableError):
-            way(0, len(data))
+    walks[0].go(walks[0].request_at)
+    walks[1].go(walks[1].scan)
     best = max(walks, key=lambda walk: walk.num_items)
     if best.num_items > num_read:
         return Salvaged(best.request, tuple(best.lost) or (_lost(data),))
@@ -105,7 +107,10 @@ def _hides_something(signal: Signal, request: Message, num_bytes: int) -> bool:
     id, as when a damaged length swallows the next item."""
     wraps = [request]
     for of_resource in getattr(request, signal.resources):
-        wraps += [of_resource, *getattr(of_resource, signal.scopes)]
+        of_scopes = getattr(of_resource, signal.scopes)
+        if len(wraps) + len(of_scopes) > _MAX_WRAPS:
+            return False
+        wraps += [of_resource, *of_scopes]
     if any(_has_unknown(wrap) if num_bytes > _LISTED_BYTES else len(UnknownFieldSet(wrap)) for wrap in wraps):
         return True
     return any(len(item.span_id) > 8 or len(item.trace_id) > 16 for _, _, item in items_of(signal, request))
@@ -150,10 +155,21 @@ class _Walk:
         self._signal = signal
         self._data = data
         self._left = _WORK * len(data)
+        self._steps_left = _MAX_STEPS
+        self._reached = 0
+        """Where the last item ended that was taken or lost."""
         self._resource = Resource()
         """Of the items to come."""
         self._scope: Any = None
         """The message that they are added to, or None before the first."""
+
+    def go(self, way: Callable[[int, int], None]) -> None:
+        """As far as the work may go; what it does not come to is one more part that is lost."""
+        try:
+            way(0, len(self._data))
+        except UndecodableError:
+            if self._reached < len(self._data):
+                self.lost.append(_lost(self._data[self._reached :]))
 
     def request_at(self, start: int, end: int) -> None:
         """The whole request."""
@@ -166,6 +182,7 @@ class _Walk:
         """The fields with a length, as far as they chain up; then the rest."""
         at = start
         while at < end:
+            self._step()
             try:
                 tag, begin = _DecodeVarint(self._data, at)
                 kind = tag & 7
@@ -223,6 +240,7 @@ class _Walk:
         """Looks for items by how they begin, and before each for a resource that begins there."""
         at = gap = start
         while match := _STARTS[self._signal.items].search(self._data, at, end):
+            self._step()
             length, begin = _DecodeVarint(self._data, match.start(1))
             self._resource_between(gap, match.start())
             if begin + length <= end and self._takes(begin, begin + length):
@@ -235,7 +253,7 @@ class _Walk:
         # The same gap is looked into again after each item that is none.
         self._spend(end - start)
         for match in _RESOURCE.finditer(self._data, start, end):
-            self._spend(_MATCH_WORK)
+            self._step()
             length, begin = _DecodeVarint(self._data, match.start(1))
             resource = Resource()
             is_followed = begin + length < end and self._data[begin + length] == 0x12
@@ -259,6 +277,7 @@ class _Walk:
         item = getattr(self._begin_scope(), self._signal.fields).add()
         if self._reads(item, start, end) and _is_whole(self._signal, item):
             self.num_items += 1
+            self._reached = max(self._reached, end)
             return True
         del getattr(self._scope, self._signal.fields)[-1]
         return False
@@ -271,6 +290,11 @@ class _Walk:
             return False
         return True
 
+    def _step(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise UndecodableError(f"expected a request, got more than {_MAX_STEPS} fields", reason="undecodable")
+
     def _spend(self, num_bytes: int) -> None:
         self._left -= num_bytes
         if self._left < 0:
@@ -279,6 +303,7 @@ class _Walk:
     def _lose(self, start: int, end: int) -> None:
         self._spend(end - start)
         self.lost.append(_lost(self._data[start:end]))
+        self._reached = max(self._reached, end)
         if len(self.lost) > _MAX_LOST:
             raise UndecodableError(f"expected a request, got more than {_MAX_LOST} damaged parts", reason="undecodable")
 
