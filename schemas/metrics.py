@@ -19,6 +19,8 @@ __all__ = [
     "ATTEMPTS_BEGUN",
     "ATTEMPTS_BEGUN_ELSEWHERE",
     "ATTEMPTS_ENDED",
+    "ATTEMPTS_NOT_REBUILT",
+    "ATTEMPTS_REBUILT",
     "CALLS",
     "CALLS_CAPTURED",
     "CALLS_FAILED",
@@ -204,6 +206,8 @@ FEEDBACK = Counter("feedback", "Pieces of feedback acknowledged.", ("name",), te
 FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by the field at fault.", ("field",))
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
+ATTEMPTS_REBUILT = Counter("attempts_rebuilt", "Attempts of a gateway that was restarted, gone on with.")
+ATTEMPTS_NOT_REBUILT = Counter("attempts_not_rebuilt", "Likewise, those that could not be.", ("reason",))
 ATTEMPTS_BEGUN_ELSEWHERE = Counter("attempts_begun_elsewhere", "Requests of attempts that did not begin here.")
 SPLICES = Counter("splices", "Prompts by how they go on from the call before.", ("kind", "reason"))
 CALLS_NOT_REMEMBERED = Counter("calls_not_remembered", "Calls for whose splice the memory had no room.")

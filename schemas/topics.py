@@ -183,7 +183,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=episode_key,
         value="call record, calls_closed, of a captured call call_open and call_ended, or upstream_call (msgpack)",
         written_by="LLM gateway",
-        read_by="normalize, audit, `demo` (its proof), live view of `up`",
+        read_by="normalize, audit, LLM gateway (open attempts, after its start), `demo` (its proof), live view of `up`",
     ),
     TopicSpec(
         topic=Topic.REWARDS,

@@ -43,7 +43,7 @@ class AgentEvents:
 
     async def post(self, request: Request) -> Response:
         """One event."""
-        session = self._session(request)
+        session = await self._session(request)
         session.enter()
         try:
             with self._parts.budgets[True].share() as share:
@@ -58,10 +58,11 @@ class AgentEvents:
         names = {"event_type": kind, "rollout_id": rollout, "attempt_id": attempt}
         return JSONResponse({**names, "timestamp": time.time(), "data": data})
 
-    def _session(self, request: Request) -> Session:
+    async def _session(self, request: Request) -> Session:
         """The attempt that the path names, which the credential must be of."""
         handles = self._parts.handles
         caller = judge(claims_of(request), holder_of(request, handles.key), handles.run_hash)
+        await self._parts.returns.awaited(caller)
         session = self._parts.sessions.find(caller)
         if session is None:
             raise RequestError(

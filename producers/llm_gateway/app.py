@@ -1,7 +1,8 @@
 """The LLM gateway's routes, its guard, and its process.
 
     POST /rollout/{r}/attempt/{a}/begin {policy, purpose, host}       the runner: an attempt begins, in a command or
-                                                                      in an agent host
+                                                                      in an agent host; {.., since}: it goes on, which
+                                                                      began at a process that is gone (restart/)
     POST /rollout/{r}/attempt/{a}/end                                 it ends, with the list of its calls
     POST [/rollout/{r}/attempt/{a}]/v1/chat/completions    agents, by the APIs of `APIS` (chat.py: a request in order)
     POST [/rollout/{r}/attempt/{a}]/v1/messages/count_tokens          what a prompt of Anthropic Messages would cost
@@ -27,6 +28,7 @@ import hmac
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -183,7 +185,12 @@ class Gateway:
             raise RequestError("purpose: expected train or validation, got another", param="purpose")
         # Compared with what a credential proves; any other text is nobody's.
         host = Holder(str(body["host"])) if body.get("host") else None
-        return JSONResponse({"episode_id": self.parts.sessions.begin(rollout, attempt, purpose, host)})
+        returns = self.parts.returns
+        if body.get("since") is not None:
+            await returns.begin_again(rollout, attempt, purpose, host, _since(body["since"]))
+        episode = self.parts.sessions.begin(rollout, attempt, purpose, host)
+        returns.notice()
+        return JSONResponse({"episode_id": episode, "gateway": returns.gateway, "since": await returns.since()})
 
     async def _end(self, request: Request) -> Response:
         self._check_runner(request)
@@ -198,9 +205,7 @@ class Gateway:
                 closed = LLM_CALLS.encode(CallsClosed(rollout_id=rollout, attempt_id=attempt, outcomes=outcomes))
                 append = self.parts.append(Topic.LLM_CALLS, key=episode_key(rollout, None), value=closed)
                 await self.parts.acknowledged(append)
-                told = {"calls": answers, "fault": session.last_fault, "was_waiting": session.was_waiting()}
-                session.end_answer = msgspec.json.encode(told)
-                session.forget_calls()
+                session.end(answers)
                 self.parts.sessions.has_room(session)
                 self.parts.metrics.add(ATTEMPTS_ENDED)
         return Response(session.end_answer, media_type="application/json")
@@ -212,7 +217,8 @@ class Gateway:
 
     async def _health(self, request: Request) -> Response:
         counters = self.parts.metrics.snapshot()
-        return JSONResponse({"status": "ok", "inflight": self._chat.num_inflight, "counters": counters})
+        told = {"status": "ok", "gateway": self.parts.returns.gateway, "inflight": self._chat.num_inflight}
+        return JSONResponse({**told, "counters": counters})
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
@@ -220,13 +226,16 @@ class Gateway:
             following = asyncio.create_task(self.versions.follow())
             proof = asyncio.create_task(self._prefer_local())
             telling = asyncio.create_task(self.parts.outcomes.write())
+            returning = asyncio.create_task(self.parts.returns.run())
             try:
                 yield
             finally:
                 proof.cancel()
                 telling.cancel()
+                returning.cancel()
+                self.parts.returns.stop()
                 self.versions.stop.set()
-                await asyncio.wait({proof, following, telling})
+                await asyncio.wait({proof, following, telling, returning})
                 await self.parts.outcomes.close(_LAST_WORDS_S)
                 await asyncio.to_thread(self.parts.writer.close)
                 _LOGGER.info("llm gateway stopped: %s", self.parts.metrics.snapshot())
@@ -244,6 +253,14 @@ class Gateway:
                     self.parts.metrics.set(RENDERS_LOCALLY, local is not None)
                     return
             await self.versions.changed(_PROOF_RETRY_S)
+
+
+def _since(given: Any) -> dict[int, int]:
+    """Partition -> offset, as an earlier `/begin` told them."""
+    try:
+        return msgspec.convert(given, dict[int, int], strict=False)
+    except msgspec.ValidationError:
+        raise RequestError("since: expected what /begin told, got something else", param="since") from None
 
 
 def run(

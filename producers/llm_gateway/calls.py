@@ -45,6 +45,8 @@ from .identity import Caller
 from .leaves import Leaf, Said
 from .outcomes import Answer, Outcomes
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
+from .restart.rebuild import rebuildable
+from .restart.returns import Returns
 from .sampling import Sampling, decide, engine_parameters
 from .sessions import Session, Sessions
 from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prompt, conversation_digest, splice_context
@@ -77,6 +79,16 @@ class Parts:
         """Of attempts and their runner, and of others."""
         self.sessions = Sessions(self.config, run_hash=self.handles.run_hash, metrics=self.metrics)
         self.outcomes = Outcomes(self.append, self.metrics)
+        self.ends = EndOfMessage()
+        self.returns = Returns(
+            self.config,
+            run_hash=self.handles.run_hash,
+            sessions=self.sessions,
+            ends=self.ends,
+            log=self.log,
+            topic=self.topics.name(Topic.LLM_CALLS),
+            metrics=self.metrics,
+        )
 
     def append(self, topic: Topic, *, key: bytes | None, value: bytes, headers: Headers = ()) -> _Append:
         """Hands a record to the log; what comes back may end after `acknowledged` has given it up."""
@@ -120,7 +132,6 @@ class CallServer:
         self.renderer: Renderer = EngineRenderer(client)
         self._parts = parts
         self._generator = Generator(parts.config, client, versions, parts.metrics)
-        self._ends = EndOfMessage()
 
     async def serve(
         self, session: Session, caller: Caller, request: ChatRequest, ids: Sequence[CallId], is_recorded: bool = True
@@ -182,7 +193,7 @@ class CallServer:
         if is_recorded:
             asked = conversation_digest(splice_context(request), request.messages)
             if session.purpose is not Purpose.UNKNOWN:
-                record = _rebuildable(record, session, answer, asked, number)
+                record = rebuildable(record, session, answer, asked, number)
             await self._append(session, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
             self._remember(session, caller, request, asked, prompt, generation, answer, whole_s)
@@ -192,7 +203,7 @@ class CallServer:
     async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
         """The tokens of the prompt that an answer to this request would be sampled from."""
         waits = waits_until(key, self._parts.config.engine_wait_s)
-        prompt, _ = await build_prompt(self.renderer, self._ends, history, request, waits)
+        prompt, _ = await build_prompt(self.renderer, self._parts.ends, history, request, waits)
         return len(prompt.ids)
 
     async def _sample(
@@ -200,14 +211,14 @@ class CallServer:
     ) -> tuple[Prompt, Sampling, Generation, ParsedMessage]:
         renderer, metrics = self.renderer, self._parts.metrics
         waits = waits_until(session.key, self._parts.config.engine_wait_s)
-        prompt, grammar = await build_prompt(renderer, self._ends, session.history, request, waits)
+        prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
         metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
         sampling = decide(request, session.purpose, self._parts.policy, grammar)
         ids: list[int] = prompt.ids.tolist()
         generation = await self._generator.generate(session.purpose, ids, engine_parameters(sampling), waits)
         said = generation.ids
         if generation.has_terminal:
-            self._ends.saw(said[-1])
+            self._parts.ends.saw(said[-1])
             said = said[:-1]
         if not said:
             # The engine refuses to derender nothing.
@@ -221,7 +232,7 @@ class CallServer:
         key = episode_key(record.rollout_id, record.trace_id, conversation=record.conversation_key)
         try:
             append = self._parts.append(Topic.LLM_CALLS, key=key, value=LLM_CALLS.encode(record))
-            session.register(answer, prompt.ids, number, append, record.settled)
+            session.register(answer, record, prompt.ids, number, append)
             await self._parts.acknowledged(append)
         except RecordError as error:
             self._parts.metrics.add(CALLS_TOO_LARGE)
@@ -262,18 +273,6 @@ class CallServer:
         if session.is_unnamed:
             self._parts.sessions.leaves.add(Leaf(Said(caller.scope, said, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
-
-
-def _rebuildable(record: CallRecord, session: Session, answer: Answer, asked: bytes, number: int) -> CallRecord:
-    """An attempt's record, with what a gateway that is started anew finds the answer by."""
-    return msgspec.structs.replace(
-        record,
-        number=number,
-        asked=asked,
-        is_cut=answer.is_cut,
-        reasoning=answer.reasoning,
-        settled=session.calls.settled,
-    )
 
 
 def _parent(prompt: Prompt, session: Session, now_s: float) -> EarlierCall | None:

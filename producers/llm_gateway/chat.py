@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from tracegrad.schemas.attributes import CONVERSATION_HEADER, RECORD_HEADER
-from tracegrad.schemas.errors import OverloadedError, RequestError
+from tracegrad.schemas.errors import OverloadedError, RequestError, SessionError
 from tracegrad.schemas.ids import CallId, TraceId, key_in, new_call, split_episode_id
 from tracegrad.schemas.metrics import CALLS_CAPTURED, CALLS_FAILED, CALLS_JOINED, CALLS_OPTED_OUT, CALLS_SERVED
 from tracegrad.schemas.records.calls import CallOutcome, Purpose
@@ -109,7 +109,7 @@ class ChatEndpoints:
     ) -> ASGIApp:
         """Reads a request, and lets the model that it means answer: an upstream, or `serve` for the policy."""
         parts = self._parts
-        caller, session = self._caller(http)
+        caller, session = await self._caller(http)
         # Without a token anybody is let in, an attempt's code too that hides its key.
         is_hidden = parts.config.token is None and parts.sessions.has_attempts
         is_recorded = _is_recorded(http, session is not None or caller.holder is not None, is_hidden)
@@ -206,7 +206,15 @@ class ChatEndpoints:
             found = session or self._parts.sessions.known(key)
             # Who names the attempt or the conversation may go on with what another client of it was answered.
             of = None if session is not None or _is_named(caller) else scope
-            return found.conversations.find(call_id, of) if found is not None else None
+            kept = found.conversations.find(call_id, of) if found is not None else None
+            if kept is None and session is not None and session.was_rebuilt:
+                session.last_fault = 503
+                raise SessionError(
+                    f"attempt {session.key}: what was said before {call_id} ended with the gateway that was told it; "
+                    "abort and retry the attempt",
+                    status=409,
+                )
+            return kept
 
         return recall
 
@@ -247,11 +255,12 @@ class ChatEndpoints:
         session.is_unnamed = True
         return caller, session, leaf
 
-    def _caller(self, http: Request) -> tuple[Caller, Session | None]:
+    async def _caller(self, http: Request) -> tuple[Caller, Session | None]:
         """Who asks, and in which attempt; None for a captured agent."""
         parts = self._parts
         holder = holder_of(http, parts.handles.key)
         caller = judge(claims_of(http), holder, parts.handles.run_hash, conversation_of(http.headers))
+        await parts.returns.awaited(caller)
         return caller, parts.sessions.find(caller)
 
     def _settle(

@@ -71,6 +71,8 @@ class AttemptCalls:
         self._calls: list[_Registered] = []
         self._untold: dict[CallId, CallOutcome] = {}
         """As no record on the log tells yet."""
+        self._continued: set[CallId] = set()
+        """Those that a prompt goes on from."""
         self._last_number = 0
 
     def next_number(self) -> int:
@@ -78,9 +80,12 @@ class AttemptCalls:
         self._last_number += 1
         return self._last_number
 
-    def add(self, answer: Answer, prompt_ids: Ids, number: int) -> None:
-        """A call whose record was handed to the log."""
+    def add(self, answer: Answer, prompt_ids: Ids, number: int, parent: CallId | None) -> None:
+        """A call whose record was handed to the log, of this gateway process or of one before it."""
         self._calls.append(_Registered(answer, _digest(prompt_ids), number))
+        self._last_number = max(self._last_number, number)
+        if parent is not None:
+            self._continued.add(parent)
 
     def withdraw(self, answer: Answer) -> None:
         """The log has refused its record."""
@@ -106,14 +111,16 @@ class AttemptCalls:
         return self._calls[-1].answer.outcome if self._calls else None
 
     def answers(self) -> list[Answer]:
-        """All calls' in order; a disconnected one is superseded when the client asked the same again and got it."""
+        """All calls' in order; one that was not delivered is superseded when the client asked the same again and got
+        it. An answer of which nobody knows (its gateway is gone) was delivered if the agent went on from it."""
         delivered: dict[bytes, int] = {}
-        for answer, prompt, number in self._calls:
-            if answer.outcome is CallOutcome.DELIVERED:
-                delivered[prompt] = max(number, delivered.get(prompt, 0))
-        for answer, prompt, number in self._calls:
-            if answer.outcome is CallOutcome.CLIENT_DISCONNECTED and delivered.get(prompt, 0) > number:
+        for answer, prompt, number in sorted(self._calls, key=lambda call: call.number, reverse=True):
+            if delivered.get(prompt, 0) > number and answer.outcome is not CallOutcome.DELIVERED:
                 answer.outcome = CallOutcome.SUPERSEDED
+            elif answer.outcome is CallOutcome.UNKNOWN and answer.call_id in self._continued:
+                answer.outcome = CallOutcome.DELIVERED
+            if answer.outcome is CallOutcome.DELIVERED:
+                delivered.setdefault(prompt, number)
         return [call.answer for call in self._calls]
 
 

@@ -86,12 +86,14 @@ async def perform(
 
     try:
         outcome = await run(request, attempt, begin)
+        try:
+            closed = await gateway.end(request.rollout_id, attempt)
+        except UnavailableError as error:
+            return _aborted(outcome, str(error))
     except UnavailableError as error:
         return Outcome(state=RolloutState.ABORTED, error=str(error))
-    try:
-        closed = await gateway.end(request.rollout_id, attempt)
-    except UnavailableError as error:
-        return _aborted(outcome, str(error))
+    finally:
+        gateway.forget(request.rollout_id, attempt)
     outcome = replace(outcome, calls_closed=True)
     if closed.fault is not None and outcome.state is not RolloutState.SUCCEEDED:
         outcome = _aborted(outcome, f"its last call was answered {closed.fault} ({outcome.error})")

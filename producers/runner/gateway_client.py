@@ -1,34 +1,64 @@
 """The runner's side of the LLM gateway: an attempt's begin and end.
 
-In: rollout and attempt. Out: whether it began; the calls it made. Invariant: every wait is bounded; a gateway
-that is away is asked again until then; each request bears the runner's credential, which no agent has. Failure:
-UnavailableError, by which the attempt is aborted.
+In: rollout and attempt. Out: whether it began; the calls it made. A gateway process that was started anew knows no
+attempt: it is told of the open ones again as soon as it answers, with what the first `/begin` told of where their
+records lie. Invariant: every wait is bounded; a gateway that is away is asked again until then; each request bears the
+runner's credential, which no agent has. Failure: UnavailableError, by which the attempt is aborted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 
 from tracegrad.schemas.credentials import Holder, bearer, credential, runner_holder
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
-from tracegrad.schemas.records.rollouts import RolloutRequest
+from tracegrad.schemas.ids import episode_id, split_episode_id
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, RolloutRequest
 from tracegrad.schemas.retry import retry_async
 
 from .config import RunnerHandles
 
 __all__ = ["ClosedCalls", "GatewayClient"]
 
-_FORGOTTEN = 409
+_FORGOTTEN = (409, 410)
+_WATCH_S = 1.0
+"""How often the gateway is asked which process it is; calls of open attempts wait for no less."""
 _CONNECT_TIMEOUT_S = 5.0
 _BEGIN_TIMEOUT_S = 120.0
 """How long an attempt waits for a gateway that is away before it is aborted."""
 _END_TIMEOUT_S = 150.0
 """How long the end of an attempt waits for the gateway, calls in flight included."""
 _PASSING = (aiohttp.ClientError, TimeoutError, OverloadedError)
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """By `/begin` and `/health`."""
+
+    gateway: str = ""
+    """Which process answers."""
+    since: dict[str, int] | None = None
+    """Partition of `llm_calls` -> an offset below which the attempt has no record; None: that is not known."""
+
+
+@dataclass
+class _Open:
+    """An attempt that the gateway, or a later process of it, can be told of again."""
+
+    body: dict[str, Any]
+    """Of `/begin`."""
+    gateway: str
+    """The process that was told of it last."""
 
 
 class ClosedCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,36 +81,73 @@ class GatewayClient:
         headers = bearer(credential(handles.key, runner_holder(handles.run_hash)))
         timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
+        self._open: dict[str, _Open] = {}
+        """By episode."""
+        self._watching = asyncio.create_task(self._watch())
 
     async def begin(self, request: RolloutRequest, attempt: str, host: Holder | None) -> None:
         """Tells the gateway what the attempt is for, and in which agent host it runs; None: in a command of its own.
 
         Raises UnavailableError.
         """
-        body = {"policy": request.policy, "purpose": request.purpose.value, "host": host}
-        await self._post("begin", request.rollout_id, attempt, body, _BEGIN_TIMEOUT_S)
+        body: dict[str, Any] = {"policy": request.policy, "purpose": request.purpose.value, "host": host}
+        answer = await self._post("begin", request.rollout_id, attempt, body, _BEGIN_TIMEOUT_S)
+        told = _read(answer, _Told)
+        # What an agent says of its own reward lies in the gateway until the end.
+        if told.since is not None and AGENT_REWARD not in request.rewards_awaited:
+            key = episode_id(request.rollout_id, attempt)
+            self._open[key] = _Open({**body, "since": told.since}, told.gateway)
 
     async def end(self, rollout: str, attempt: str) -> ClosedCalls:
         """Closes the attempt's calls and tells of them. Raises UnavailableError, also when the gateway forgot it."""
         answer = await self._post("end", rollout, attempt, {}, _END_TIMEOUT_S)
-        try:
-            return msgspec.json.decode(answer, type=ClosedCalls)
-        except msgspec.MsgspecError as error:
-            raise UnavailableError(f"expected the LLM gateway's list of calls, got another answer: {error}") from error
+        known = self._open.get(key := episode_id(rollout, attempt))
+        if answer is None and known is not None:
+            await self._begin_again(key, known)
+            answer = await self._post("end", rollout, attempt, {}, _END_TIMEOUT_S)
+        return _read(answer, ClosedCalls)
+
+    def forget(self, rollout: str, attempt: str) -> None:
+        """Its end was asked for, or it will not be."""
+        self._open.pop(episode_id(rollout, attempt), None)
+
+    async def _watch(self) -> None:
+        """Tells of the open attempts again where another process answers."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            with contextlib.suppress(*_PASSING, msgspec.MsgspecError):
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S), self._session.get(self._url("/health")) as response:
+                    now = msgspec.json.decode(await response.read(), type=_Told).gateway
+                strangers = [(key, known) for key, known in self._open.items() if known.gateway != now]
+                if strangers:
+                    logger.info("another LLM gateway process answers: telling of %d open attempts", len(strangers))
+                    telling = (self._begin_again(key, known) for key, known in strangers)
+                    await asyncio.gather(*telling, return_exceptions=True)
+                    for _, known in strangers:
+                        known.gateway = now
+
+    async def _begin_again(self, key: str, known: _Open) -> None:
+        """Whether it comes to that is seen by the attempt's calls and its end. Raises UnavailableError."""
+        rollout, attempt = split_episode_id(key)
+        await self._post("begin", rollout, attempt, known.body, _BEGIN_TIMEOUT_S)
+
+    def _url(self, path: str) -> str:
+        return self._handles.llm_url.rstrip("/") + path
 
     async def _post(
-        self, action: str, rollout: str, attempt: str, body: dict[str, str | None], timeout_s: float
-    ) -> bytes:
-        """The answer. Connection errors, 429 and 5xx are tried again."""
-        url = f"{self._handles.llm_url.rstrip('/')}/rollout/{rollout}/attempt/{attempt}/{action}"
+        self, action: str, rollout: str, attempt: str, body: dict[str, Any], timeout_s: float
+    ) -> bytes | None:
+        """The answer; None: it does not know the attempt, or not any more. Connection errors, 429 and 5xx are tried
+        again."""
+        url = self._url(f"/rollout/{rollout}/attempt/{attempt}/{action}")
 
-        async def once() -> bytes:
+        async def once() -> bytes | None:
             async with self._session.post(url, json=body) as response:
                 data = await response.read()
             if response.status < 300:
                 return data
-            if response.status == _FORGOTTEN:
-                raise UnavailableError("the LLM gateway does not know this attempt; it was restarted")
+            if response.status in _FORGOTTEN:
+                return None
             if response.status < 500 and response.status != 429:
                 raise UnavailableError(f"the LLM gateway refused {action}: status {response.status}")
             raise OverloadedError(f"status {response.status}")
@@ -101,4 +168,16 @@ class GatewayClient:
 
     async def close(self) -> None:
         """Releases the connections."""
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
         await self._session.close()
+
+
+def _read(answer: bytes | None, type_: type[T]) -> T:
+    """Raises UnavailableError."""
+    if answer is None:
+        raise UnavailableError("the LLM gateway does not know this attempt; it was restarted, and cannot go on with it")
+    try:
+        return msgspec.json.decode(answer, type=type_)
+    except msgspec.MsgspecError as error:
+        raise UnavailableError(f"expected the LLM gateway's answer, got another: {error}") from error

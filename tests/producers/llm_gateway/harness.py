@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -22,6 +22,8 @@ from tracegrad.producers.llm_gateway.calls import Parts
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmConfig, LlmHandles, PolicyConfig, Upstream
 from tracegrad.producers.llm_gateway.engines import generate
 from tracegrad.schemas.ids import RunName
+from tracegrad.schemas.log.signed import SignedLog
+from tracegrad.schemas.mac import KeyRing
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, UpstreamCall
 from tracegrad.schemas.records.tokens import ids_from_bytes
@@ -47,6 +49,12 @@ class Rig:
     log: MemoryLog
     gateway: Gateway
     http: aiohttp.ClientSession
+    signed: SignedLog
+    """As the gateway has the log."""
+    made: tuple[tuple[str, ...], dict[str, Any]]
+    """The engines' addresses and the settings of the gateway."""
+    since: dict[str, int] = field(default_factory=dict)
+    """What the last `/begin` told, for the next gateway."""
 
     async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """(status, decoded body); begin and end are asked by the runner, all else by HOST, unless headers say else."""
@@ -59,7 +67,8 @@ class Rig:
         """Begins the attempt."""
         body = {"policy": "policy", "purpose": purpose, "host": HOST, **fields}
         status, answer = await self.post(f"/rollout/{ROLLOUT}/attempt/{attempt}/begin", body)
-        assert (status, answer) == (200, {"episode_id": ROLLOUT + attempt})
+        assert (status, answer["episode_id"]) == (200, ROLLOUT + attempt), answer
+        self.since = answer["since"]
 
     async def chat(self, messages: Any, *, attempt: str = ATTEMPT, **fields: Any) -> Any:
         """A chat completion of the attempt, which must succeed."""
@@ -97,7 +106,15 @@ class Rig:
 
     def publish(self, version: int, epoch: int = 1) -> None:
         """Appends a manifest to `weights`."""
-        publish(self.log, TOPICS, version, epoch)
+        publish(self.signed, TOPICS, version, epoch)
+
+    @contextlib.asynccontextmanager
+    async def restarted(self, **settings: Any) -> AsyncIterator[Rig]:
+        """Another gateway process, which knows what is on the log alone; nobody asks this one any more."""
+        urls, made = self.made
+        gateway = Gateway(Parts(*config(*urls, **{**made, **settings}), TOPICS, self.signed, Metrics()))
+        async with serve(gateway.application) as url:
+            yield replace(self, url=url, gateway=gateway)
 
 
 def config(
@@ -110,6 +127,7 @@ def config(
 ) -> tuple[LlmConfig, PolicyConfig, LlmHandles]:
     """Settings with waits that a test can afford."""
     waits = {"engine_wait_s": 5.0, "end_wait_s": 2.0, "keep_alive_s": 0.05, "lineage_lag_s": 0.05}
+    waits["begin_again_s"] = 0.05
     engines = tuple(EngineRef(id=f"e{i}", url=url, token=ENGINE_TOKEN) for i, url in enumerate(urls))
     handles = LlmHandles(
         port=port,
@@ -135,13 +153,14 @@ async def rig(
     engine = engine or ScriptedEngine(label=label(0))
     log = MemoryLog()
     log.create_topics(TOPICS, policies=["policy"])
-    publish(log, TOPICS, 0, claims=True, uri=folder)
+    signed = SignedLog(log, KeyRing(RUN_HASH, {RUN_HASH: KEY}), topics=TOPICS, metrics=Metrics())
+    publish(signed, TOPICS, 0, claims=True, uri=folder)
     async with contextlib.AsyncExitStack() as stack:
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
-        gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, log, Metrics()))
+        gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, signed, Metrics()))
         gateway_url = await stack.enter_async_context(serve(gateway.application))
         http = await stack.enter_async_context(aiohttp.ClientSession(headers=by_host()))
-        yield Rig(gateway_url, engine, log, gateway, http)
+        yield Rig(gateway_url, engine, log, gateway, http, signed, (urls, settings))
 
 
 async def until(condition: Any, timeout_s: float = 5.0) -> None:

@@ -1,0 +1,1 @@
+"""How a gateway goes on with the attempts that another process of it left open."""
