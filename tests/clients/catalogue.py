@@ -5,6 +5,11 @@ from __future__ import annotations
 __all__ = ["CLIENTS"]
 
 _WAYS = {
+    "by_openai.py": (
+        *("chat", "stream", "responses", "responses_stream"),
+        *("async_chat", "async_stream", "async_responses", "async_responses_stream"),
+    ),
+    "by_anthropic.py": ("messages", "stream", "async_messages", "async_stream"),
     # Its client of Messages gives `temperature`, which anthropic 2 does not take.
     "by_autogen.py": ("chat",),
     "by_claude_agent_sdk.py": ("messages",),

@@ -2,7 +2,7 @@
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
-import { NAMES, PARAMETERS, PROMPT, RUN, SYSTEM } from "./task.mjs";
+import { NAMES, PARAMETERS, PROMPT, RUN, SYSTEM, THEN } from "./task.mjs";
 
 const way = process.argv[2];
 const openai = createOpenAI();
@@ -19,5 +19,13 @@ const tools = Object.fromEntries(
     tool({ description: name, inputSchema: jsonSchema(PARAMETERS), execute: async (given) => RUN[name](given) }),
   ]),
 );
-const asked = { model, system: SYSTEM, prompt: PROMPT, tools, stopWhen: stepCountIs(5) };
-console.log(way === "stream" ? await streamText(asked).text : (await generateText(asked)).text);
+const messages = [];
+const texts = [];
+for (const content of [PROMPT, ...THEN]) {
+  messages.push({ role: "user", content });
+  const asked = { model, system: SYSTEM, messages, tools, stopWhen: stepCountIs(5) };
+  const answer = way === "stream" ? streamText(asked) : await generateText(asked);
+  texts.push(await answer.text);
+  messages.push(...(await answer.response).messages);
+}
+console.log(JSON.stringify(texts));

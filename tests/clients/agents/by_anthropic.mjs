@@ -1,9 +1,11 @@
 // Anthropic's client for Node by argv[2]: messages, stream.
 import Anthropic from "@anthropic-ai/sdk";
-import { NAMES, PARAMETERS, PROMPT, RUN, SYSTEM } from "./task.mjs";
+import { NAMES, PARAMETERS, PROMPT, RUN, SYSTEM, THEN } from "./task.mjs";
 
 const client = new Anthropic();
 const messages = [{ role: "user", content: PROMPT }];
+const then = [...THEN];
+const texts = [];
 const tools = NAMES.map((name) => ({ name, input_schema: PARAMETERS }));
 for (;;) {
   const asked = { model: "policy", max_tokens: 500, system: SYSTEM, messages, tools };
@@ -14,8 +16,10 @@ for (;;) {
   messages.push({ role: "assistant", content: answer.content });
   const calls = answer.content.filter((block) => block.type === "tool_use");
   if (!calls.length) {
-    console.log(answer.content[0].text);
-    break;
+    texts.push(answer.content.map((block) => block.text).join(""));
+    if (!then.length) break;
+    messages.push({ role: "user", content: then.shift() });
+    continue;
   }
   const results = calls.map((call) => ({
     type: "tool_result",
@@ -24,3 +28,4 @@ for (;;) {
   }));
   messages.push({ role: "user", content: results });
 }
+console.log(JSON.stringify(texts));

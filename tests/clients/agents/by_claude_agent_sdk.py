@@ -1,9 +1,10 @@
 """Anthropic's Agent SDK, which is Claude Code: Messages, streamed; it has a session named, too."""
 
 import asyncio
+import json
 
-from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_server, query, tool
-from task import PROMPT, SYSTEM, TOOLS, run, schema
+from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, create_sdk_mcp_server, tool
+from task import PROMPT, SYSTEM, THEN, TOOLS, run, schema
 
 
 def made(function):
@@ -18,7 +19,7 @@ def made(function):
 
 
 async def main():
-    """One run."""
+    """One conversation."""
     server = create_sdk_mcp_server("calc", tools=[made(function) for function in TOOLS])
     options = ClaudeAgentOptions(
         model="policy",
@@ -29,9 +30,14 @@ async def main():
         setting_sources=[],
         max_turns=5,
     )
-    async for message in query(prompt=PROMPT, options=options):
-        if isinstance(message, ResultMessage):
-            return message.result
+    texts = []
+    async with ClaudeSDKClient(options) as client:
+        for prompt in (PROMPT, *THEN):
+            await client.query(prompt)
+            async for message in client.receive_response():
+                if isinstance(message, ResultMessage):
+                    texts.append(message.result)
+    return texts
 
 
-print(asyncio.run(main()))
+print(json.dumps(asyncio.run(main())))

@@ -1,11 +1,12 @@
 """LangChain by `argv[1]`: chat, responses, messages."""
 
+import json
 import sys
 
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
-from task import PROMPT, SYSTEM, add, multiply
+from task import PROMPT, SYSTEM, THEN, add, multiply
 
 MODELS = {
     "chat": lambda: ChatOpenAI(model="policy"),
@@ -13,4 +14,8 @@ MODELS = {
     "messages": lambda: ChatAnthropic(model="policy", max_tokens=500),
 }
 agent = create_agent(MODELS[sys.argv[1]](), tools=[add, multiply], system_prompt=SYSTEM)
-print(agent.invoke({"messages": [{"role": "user", "content": PROMPT}]})["messages"][-1].text)
+messages, texts = [], []
+for content in (PROMPT, *THEN):
+    messages = agent.invoke({"messages": [*messages, {"role": "user", "content": content}]})["messages"]
+    texts.append(messages[-1].text)
+print(json.dumps(texts))

@@ -5,7 +5,7 @@ import os
 import sys
 
 import litellm
-from task import PROMPT, SYSTEM, TOOLS, run, schema
+from task import PROMPT, SYSTEM, THEN, TOOLS, run, schema
 
 MODELS = {"chat": "openai/policy", "messages": "anthropic/policy"}
 
@@ -13,15 +13,19 @@ MODELS = {"chat": "openai/policy", "messages": "anthropic/policy"}
 def converse(model):
     """A loop over completions, which LiteLLM puts into each provider's form."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROMPT}]
+    texts, then = [], list(THEN)
     tools = [{"type": "function", "function": schema(tool)} for tool in TOOLS]
     bases = {"messages": os.environ["ANTHROPIC_BASE_URL"], "chat": os.environ["OPENAI_BASE_URL"]}
     while True:
         given = {"model": MODELS[model], "api_base": bases[model], "messages": messages, "tools": tools}
         message = litellm.completion(max_tokens=500, **given).choices[0].message
-        if not message.tool_calls:
-            return message.content
         messages.append(message.model_dump())
-        for call in message.tool_calls:
+        if not message.tool_calls:
+            texts.append(message.content)
+            if not then:
+                return texts
+            messages.append({"role": "user", "content": then.pop(0)})
+        for call in message.tool_calls or ():
             said = run(call.function.name, json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
 
@@ -29,6 +33,7 @@ def converse(model):
 def respond():
     """A loop over responses."""
     items, before = [{"role": "user", "content": PROMPT}], None
+    texts, then = [], list(THEN)
     tools = [{"type": "function", **schema(tool)} for tool in TOOLS]
     while True:
         answer = litellm.responses(
@@ -45,7 +50,10 @@ def respond():
                 said = run(item.name, json.loads(item.arguments))
                 items.append({"type": "function_call_output", "call_id": item.call_id, "output": said})
         if not items:
-            return answer.output[-1].content[0].text
+            texts.append(answer.output[-1].content[0].text)
+            if not then:
+                return texts
+            items.append({"role": "user", "content": then.pop(0)})
 
 
-print(respond() if sys.argv[1] == "responses" else converse(sys.argv[1]))
+print(json.dumps(respond() if sys.argv[1] == "responses" else converse(sys.argv[1])))

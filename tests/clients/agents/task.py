@@ -1,7 +1,10 @@
-"""The task of every client's agent, and its two tools. Imports nothing of ours."""
+"""The task of every client's agent, and its two tools; it prints the texts of its three answers. Imports nothing of
+ours."""
 
 SYSTEM = "You calculate. Use the tools."
 PROMPT = "What is 12 plus 30, and that times 2?"
+THEN = ("And in words?", "Thank you.")
+"""What is said after the answer, one after the other."""
 
 
 def add(a: int, b: int) -> str:

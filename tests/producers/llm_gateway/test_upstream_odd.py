@@ -39,6 +39,29 @@ async def test_a_status_that_is_none_of_an_answer_gives_502(status: int) -> None
             assert [(call.status, call.outcome) for call in await recorded(r, 2)] == [(502, CallOutcome.DELIVERED)] * 2
 
 
+async def test_a_connection_is_dropped_before_the_upstream_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server ends one that is idle (uvicorn after 5 s), and a request that meets that end would be lost: 502."""
+    monkeypatch.setattr(pass_on, "_IDLE_S", 0.05)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
+            while True:
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 0.15)
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        # As if the request that may come right here had been on its way already.
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readexactly(1)
+        writer.transport.abort()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        away = upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with rig(upstreams=(away,)) as r:
+            for _ in range(2):
+                assert (await send(r, "/v1/chat/completions", BODY))[0] == 200
+                await asyncio.sleep(0.2)
+
+
 TWICE = {
     "twice": b'{"model": "gpt-4o", "messages": [], "model": "gpt-4o-mini"}',
     "escaped": b'{"mod\\u0065l": "gpt-4o", "messages": [], "model": "gpt-4o-mini"}',
