@@ -108,6 +108,9 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     """Its parent is of its own process, which will export it once it has ended. Neither: nobody told."""
     rewards: tuple[SaidReward, ...] = ()
     """What it says of its agent's own reward."""
+    input_tokens: int | None = None
+    """Of an LLM span: the prompt's tokens, and `output_tokens` the answer's, as it counts them; None: it does not."""
+    output_tokens: int | None = None
 
 
 class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

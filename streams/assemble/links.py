@@ -80,8 +80,8 @@ class Links:
         return any(link.key == key and link.source is LinkSource.ANSWER for link in self._away)
 
     def pulls(self, key: str, answers: Collection[str]) -> list[LinkFact]:
-        """Of a trace that names several keys, and each by the answer that a model's span of it repeats: the links by
-        which those calls come to it, each once. `answers`: what its models' spans repeat."""
+        """Of a trace that names several keys, and each by an answer that its spans repeat: the links by which those
+        calls come to it, each once. `answers`: as answers_in."""
         links = [link for link in self._away if link.source in _RANKS[1]]
         if len({link.key for link in links if link.key not in self._pulled}) + len(self._pulled) < _SEVERAL:
             return []
@@ -128,10 +128,15 @@ def pull(key: str, to: str, minted: str | None) -> LinkFact:
 
 
 def answers_in(spans: Iterable[SpanFact]) -> set[str]:
-    """The ids of answers, and of tool calls that answers ask for, which models' spans repeat; in streams some
-    frameworks lose the former."""
-    told = (span for span in spans if span.kind is SpanKind.LLM)
-    return {id_ for span in told for id_ in (span.response_id, *span.requested_tool_call_ids) if id_}
+    """The ids of answers, and of tool calls that answers ask for, which models' spans repeat, and of those that were
+    executed: some frameworks' models repeat neither."""
+    return {id_ for span in spans for id_ in _repeated(span) if id_}
+
+
+def _repeated(span: SpanFact) -> tuple[str | None, ...]:
+    if span.kind is SpanKind.LLM:
+        return (span.response_id, *span.requested_tool_call_ids)
+    return (span.tool_call_id,) if span.kind is SpanKind.TOOL else ()
 
 
 def asked_of(links: Collection[LinkFact], to: str, facts: Collection[Fact]) -> Iterator[Facts]:

@@ -37,6 +37,7 @@ from .reading.agent_rewards import REWARD_KEYS, rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
 from .reading.otlp_values import attributes_of
 from .reading.span_view import AttributeValue, SpanView
+from .reading.usage import USAGE_KEYS, usage_of
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Place, Scan, Source
 
 __all__ = ["DIALECTS", "SpanReader"]
@@ -60,7 +61,12 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 """Each reads what it finds on a span, whatever the others find. A new dialect is a new row."""
 _SPAN_KEYS = IDENTITY_KEYS.union(
-    CONVERSATION_KEYS, JUDGED_KEYS, HINT_KEYS, REWARD_KEYS, *(dialect.marks | dialect.keys for dialect in DIALECTS)
+    CONVERSATION_KEYS,
+    JUDGED_KEYS,
+    HINT_KEYS,
+    REWARD_KEYS,
+    USAGE_KEYS,
+    *(dialect.marks | dialect.keys for dialect in DIALECTS),
 )
 _BY_MARK: dict[str, list[Dialect]] = {}
 for _dialect in DIALECTS:
@@ -133,6 +139,7 @@ class SpanReader:
             return {}
         names, meaning = merge(view, readings, self._judge)
         told = {"dialect": names, "error_type": view.text(ERROR_TYPE), **meaning._asdict()}
+        told |= usage_of(view.attributes, meaning.kind)
         if meaning.kind is SpanKind.OTHER and any(reading.overrules for reading in readings.values()):
             # What a wrapper calls its agent is the wrapper.
             told["agent_hints"] = {rung: name for rung, name in view.hints.items() if rung != ATTRIBUTE_HINT}

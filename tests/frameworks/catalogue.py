@@ -7,59 +7,14 @@ a row that shows what is lost without it says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+from tests.frameworks.entry import OI, OTEL, Entry
+from tests.frameworks.varied import VARIED
 
 __all__ = ["CATALOGUE", "Entry"]
 
-_OI = "openinference.instrumentation"
-_OTEL = "opentelemetry.instrumentation"
-_HTTPX = f"{_OTEL}.httpx:HTTPXClientInstrumentor"
-_HTTPX2 = f"{_OTEL}.httpx:HTTPX2ClientInstrumentor"
-_BOTH = (_HTTPX, _HTTPX2)
 _TRIP = "Plan the money of trip TRIP."
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One recording to be made, in both ways."""
-
-    name: str
-    """`<framework>-<instrumentation>[-stream]`."""
-    title: str
-    """The framework in words."""
-    agent: str
-    """Its program under `agents/`."""
-    environment: str
-    """Its list under `requirements/`."""
-    instrumentors: tuple[str, ...] = ()
-    """module:class, loaded in this order, before those of the HTTP clients."""
-    has_http: bool = True
-    """Whether the HTTP clients' instrumentors are loaded."""
-    has_agents: bool = True
-    """False: the program knows no agents, so no call has one."""
-    delegations: Mapping[str, Mapping[str, Any]] = {}
-    """The tools by which the planner reaches the expert, with what the model gives them."""
-    asks_in_text: bool = False
-    """The model names tools in its text, so no execution answers a tool call."""
-    is_node: bool = False
-    streams: bool = False
-    variables: Mapping[str, str] = {}
-    note: str = ""
-    """What is not seen in it, and why."""
-
-    @property
-    def instrumentation(self) -> str:
-        """The part of the name behind the framework's."""
-        return self.name.partition("-")[2].removesuffix("-stream")
-
-    @property
-    def all_instrumentors(self) -> tuple[str, ...]:
-        """In the order in which they are loaded."""
-        return (*self.instrumentors, *(_BOTH if self.has_http else ()))
-
-
 _NO_TOOLS = (
     "the program runs its tools itself, so no execution has a span; without a root span of its own, each call of a "
     "captured conversation has a trace of its own. Both hold for every instrumentation of a bare client."
@@ -68,8 +23,8 @@ _NO_TOOLS = (
 
 _NO_CONTEXT = (
     "its spans are never the current ones, so each request of a captured agent stands in a trace of its own; calls "
-    "come to the framework's trace by the ids that its spans repeat. Two agents' equal answers without such an id name "
-    "nobody."
+    "come to the framework's trace by the ids that its spans repeat. Answers without such an id are told apart by when "
+    "their requests were sent."
 )
 
 
@@ -122,8 +77,8 @@ def _lightning(kind: str, **more: Any) -> Entry:
     )
 
 
-_GENAI_OPENAI = f"{_OTEL}.genai.openai:OpenAIInstrumentor"
-_OI_OPENAI = f"{_OI}.openai:OpenAIInstrumentor"
+_GENAI_OPENAI = f"{OTEL}.genai.openai:OpenAIInstrumentor"
+_OI_OPENAI = f"{OI}.openai:OpenAIInstrumentor"
 
 _ASK = {"ask_expert": {"request": _TRIP}}
 
@@ -173,14 +128,14 @@ _LATER = (
         "autogen",
         "AutoGen",
         "openinference",
-        f"{_OI}.autogen_agentchat:AutogenAgentChatInstrumentor",
+        f"{OI}.autogen_agentchat:AutogenAgentChatInstrumentor",
         delegations={"transfer_to_expert": {}},
     ),
     _of(
         "autogen",
         "AutoGen",
         "openinference-stacked",
-        f"{_OI}.autogen_agentchat:AutogenAgentChatInstrumentor",
+        f"{OI}.autogen_agentchat:AutogenAgentChatInstrumentor",
         _OI_OPENAI,
         delegations={"transfer_to_expert": {}},
     ),
@@ -188,7 +143,7 @@ _LATER = (
         "smolagents",
         "smolagents",
         "openinference",
-        f"{_OI}.smolagents:SmolagentsInstrumentor",
+        f"{OI}.smolagents:SmolagentsInstrumentor",
         delegations={"expert": {"task": _TRIP}},
     ),
     _of("agent_framework", "Agent Framework", "builtin"),
@@ -198,14 +153,14 @@ _LATER = (
         "llamaindex",
         "LlamaIndex",
         "openinference",
-        f"{_OI}.llama_index:LlamaIndexInstrumentor",
+        f"{OI}.llama_index:LlamaIndexInstrumentor",
         delegations={"handoff": {"to_agent": "expert", "reason": _TRIP}},
     ),
     _of(
         "llamaindex",
         "LlamaIndex",
         "openinference-stream",
-        f"{_OI}.llama_index:LlamaIndexInstrumentor",
+        f"{OI}.llama_index:LlamaIndexInstrumentor",
         delegations={"handoff": {"to_agent": "expert", "reason": _TRIP}},
         streams=True,
     ),
@@ -213,7 +168,7 @@ _LATER = (
         "adk",
         "Google ADK",
         "builtin",
-        f"{_OTEL}.aiohttp_client:AioHttpClientInstrumentor",
+        f"{OTEL}.aiohttp_client:AioHttpClientInstrumentor",
         delegations={"transfer_to_agent": {"agent_name": "expert"}},
         note="LiteLLM asks by aiohttp, whose instrumentor is loaded here. Tools return their errors; where the span "
         "does not hold what they returned, nothing tells how they ended.",
@@ -225,7 +180,7 @@ _LATER = (
         has_http=False,
         delegations={"transfer_to_agent": {"agent_name": "expert"}},
         note="without that instrumentor no request names its span, and no model's span names its answer: a call is "
-        "known by the tools that it asked for, and calls of two agents in one trace are not brought together.",
+        "known by the tools that it asked for, or by its numbers of tokens.",
     ),
     _of("semantic_kernel", "Semantic Kernel", "builtin", delegations={"expert": {"messages": _TRIP}}),
     _of("agentscope", "AgentScope", "builtin", streams=True),
@@ -235,14 +190,14 @@ _LATER = (
         "haystack",
         "Haystack",
         "openinference",
-        f"{_OI}.haystack:HaystackInstrumentor",
+        f"{OI}.haystack:HaystackInstrumentor",
         note="agents have no names and tools no spans. OpenLLMetry 0.62 does not load with Haystack 3.",
     ),
     _of(
         "dspy",
         "DSPy",
         "openinference",
-        f"{_OI}.dspy:DSPyInstrumentor",
+        f"{OI}.dspy:DSPyInstrumentor",
         has_agents=False,
         delegations={},
         asks_in_text=True,
@@ -254,27 +209,27 @@ _LATER = (
         "builtin",
         note="its spans begin when the answer is there, each in a trace of its own where none is open.",
     ),
-    _bare("litellm", "LiteLLM", "litellm_chat", "openinference", f"{_OI}.litellm:LiteLLMInstrumentor"),
+    _bare("litellm", "LiteLLM", "litellm_chat", "openinference", f"{OI}.litellm:LiteLLMInstrumentor"),
     _bare(
         "anthropic",
         "anthropic, no framework",
         "anthropic_messages",
         "openinference",
-        f"{_OI}.anthropic:AnthropicInstrumentor",
+        f"{OI}.anthropic:AnthropicInstrumentor",
     ),
     _bare(
         "anthropic",
         "anthropic, no framework",
         "anthropic_messages",
         "traceloop",
-        f"{_OTEL}.anthropic:AnthropicInstrumentor",
+        f"{OTEL}.anthropic:AnthropicInstrumentor",
     ),
     _bare(
         "anthropic",
         "anthropic, no framework",
         "anthropic_messages",
         "traceloop-stream",
-        f"{_OTEL}.anthropic:AnthropicInstrumentor",
+        f"{OTEL}.anthropic:AnthropicInstrumentor",
         streams=True,
     ),
     _vercel("builtin", "vercel_ai5"),
@@ -287,7 +242,7 @@ _LATER = (
         "crewai",
         "CrewAI",
         "openinference",
-        f"{_OI}.crewai:CrewAIInstrumentor",
+        f"{OI}.crewai:CrewAIInstrumentor",
         _OI_OPENAI,
         delegations={"delegate_work_to_coworker": {"task": _TRIP, "context": _TRIP, "coworker": "expert"}},
     ),
@@ -295,7 +250,7 @@ _LATER = (
         "crewai",
         "CrewAI",
         "traceloop",
-        f"{_OTEL}.crewai:CrewAIInstrumentor",
+        f"{OTEL}.crewai:CrewAIInstrumentor",
         delegations={"delegate_work_to_coworker": {"task": _TRIP, "context": _TRIP, "coworker": "expert"}},
         note="tools have no spans.",
     ),
@@ -304,18 +259,19 @@ CATALOGUE = (
     _openai("otel", _GENAI_OPENAI),
     _openai("otel-stream", _GENAI_OPENAI, streams=True),
     _openai("openinference", _OI_OPENAI),
-    _openai("traceloop", f"{_OTEL}.openai:OpenAIInstrumentor"),
-    _langgraph("openinference", f"{_OI}.langchain:LangChainInstrumentor", note=_NO_CONTEXT),
-    _langgraph("openinference-stream", f"{_OI}.langchain:LangChainInstrumentor", streams=True),
-    _langgraph("traceloop", f"{_OTEL}.langchain:LangchainInstrumentor"),
-    _langgraph("otel", f"{_OTEL}.genai.langchain:LangChainInstrumentor"),
+    _openai("traceloop", f"{OTEL}.openai:OpenAIInstrumentor"),
+    _langgraph("openinference", f"{OI}.langchain:LangChainInstrumentor", note=_NO_CONTEXT),
+    _langgraph("openinference-stream", f"{OI}.langchain:LangChainInstrumentor", streams=True),
+    _langgraph("traceloop", f"{OTEL}.langchain:LangchainInstrumentor"),
+    _langgraph("otel", f"{OTEL}.genai.langchain:LangChainInstrumentor"),
     _langgraph("langsmith", note=_NO_CONTEXT),
-    _agents("openinference", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor"),
-    _agents("openinference-stream", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor", streams=True),
-    _agents("openinference-stacked", f"{_OI}.openai_agents:OpenAIAgentsInstrumentor", _OI_OPENAI),
-    _agents("traceloop", f"{_OTEL}.openai_agents:OpenAIAgentsInstrumentor"),
-    _agents("otel", f"{_OTEL}.genai.openai_agents:OpenAIAgentsInstrumentor", _GENAI_OPENAI),
+    _agents("openinference", f"{OI}.openai_agents:OpenAIAgentsInstrumentor"),
+    _agents("openinference-stream", f"{OI}.openai_agents:OpenAIAgentsInstrumentor", streams=True),
+    _agents("openinference-stacked", f"{OI}.openai_agents:OpenAIAgentsInstrumentor", _OI_OPENAI),
+    _agents("traceloop", f"{OTEL}.openai_agents:OpenAIAgentsInstrumentor"),
+    _agents("otel", f"{OTEL}.genai.openai_agents:OpenAIAgentsInstrumentor", _GENAI_OPENAI),
     _lightning("agentops", note="an operation is no tool, for nothing says whether it is one."),
     _lightning("otel", note="its tracer makes no span of a call."),
     *_LATER,
+    *VARIED,
 )

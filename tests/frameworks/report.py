@@ -22,8 +22,11 @@ _HEAD = """# Frameworks: what is seen of each
 Recorded from the real packages against both gateways, in front of an engine that answers by script: a planner asks for
 two tools at once, of which one fails, reaches an expert, which asks for a tool too. `runner`: one conversation, started
 as the runner starts a command. `captured`: two conversations one after the other in a process that nobody of ours
-started, which knows two addresses and nothing else. The counts are those of normalize and assemble over the recordings
-in `tests/frameworks/fixtures/`; the truth beside them comes from the agents' own tools and instructions.
+started, which knows two addresses and nothing else. "Agents at once": a coordinator asks two agents at once, one of
+them asks a fourth, their last answers are equal, a tool runs twice with equal arguments, and the captured conversations
+run at once; `hidden` leaves the messages' content out of the spans, as their settings allow. The counts are those
+of normalize and assemble over the recordings in `tests/frameworks/fixtures/`; the truth beside them comes from the
+agents' own tools and instructions.
 
 - calls: joined to a span that tells of them, of the calls that have such a span; a second figure in brackets is all
   calls, where some have none. A span of the HTTP client alone tells nothing.

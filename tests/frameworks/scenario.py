@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ __all__ = ["agent_of", "plain_name", "script", "trip_of"]
 _TURNS = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)
 _TRIP = re.compile(r"trip (\d+)", re.IGNORECASE)
 _FIELDS = "[[ ## completed ## ]]"
+_PLAN = re.compile(r"You are the agent \w+\. Steps: (.*? planned\.)")
+_ASKED = re.compile(r"(\w+)\((\w+)=([^)]*)\)")
 _AGENT = re.compile(r"You are the agent (\w+)")
 
 
@@ -57,6 +60,24 @@ def _in_fields(question: str, trip: int) -> str:
     return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items()) + "[[ ## completed ## ]]"
 
 
+def _planned(turns: list[tuple[str, str]], steps: str, offered: Mapping[str, str], trip: int) -> Reply:
+    """The next of the steps that the agent's instructions bear: what its own turns have not asked for yet."""
+    said = "".join(text for role, text in turns if role == "assistant")
+    # smolagents forgets what it asked for in a step that failed.
+    said += "".join(name for _, text in turns for name in re.findall(r"Error executing tool ('\w+')", text))
+    wanted: Counter[str] = Counter()
+    for step in steps.replace("TRIP", str(trip)).split("; "):
+        asked = _ASKED.findall(step)
+        wanted.update(name for name, _, _ in asked)
+        if asked and any(len(re.findall(f"[\"'`]{name}[\"'`]", said)) < wanted[name] for name, _, _ in asked):
+            given = [(name, {key: int(value) if value.isdecimal() else value}) for name, key, value in asked]
+            return Reply("\n".join(tool_call_text(offered.get(name, name), **one) for name, one in given))
+    answer = steps.rpartition("say ")[2].replace("TRIP", str(trip))
+    if "final_answer" in offered:
+        return Reply(tool_call_text(offered["final_answer"], answer=answer))
+    return Reply(answer)
+
+
 def script(prompt: str, delegations: Mapping[str, Mapping[str, Any]]) -> Reply:
     """The next answer; `delegations`: the framework's own tools by which the planner reaches the expert."""
     turns = _TURNS.findall(prompt)
@@ -66,6 +87,8 @@ def script(prompt: str, delegations: Mapping[str, Mapping[str, Any]]) -> Reply:
     offered = {plain_name(name.strip()): name.strip() for line in listed for name in line.split(",")}
     said = "".join(text for role, text in turns if role != "system")
     trip = trip_of(prompt)
+    if planned := _PLAN.search(prompt):
+        return _planned(turns, planned[1], offered, trip)
     for step in _steps(trip, delegations):
         asked = {offered[name]: given for name, given in step.items() if name in offered}
         asked = {name: given for name, given in asked.items() if not re.search(f"[\"'`]{name}[\"'`]", said)}

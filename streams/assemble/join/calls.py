@@ -2,9 +2,10 @@
 
 In: calls in their order on the log, spans in any order. Out: for each call what it was joined by, its agent, and what
 named it. A call is joined by the first of: the response id that a model's span repeats; the model's span above the one
-that `traceparent` names; a model's span that tells its answer (content.py); the span that `traceparent` names;
-a tool's span that repeats an id which the call minted; nothing (the call still trains). What it was joined by names
-its agent (span_tree.py): of several model's spans the innermost agent, if each of the others set that one to work.
+that `traceparent` names; a model's span that tells its answer (content.py), or fits it (fitting.py); the span that
+`traceparent` names; a tool's span that repeats an id which the call minted; nothing (the call still trains). What it
+was joined by names its agent (span_tree.py): of several model's spans the innermost agent, if each of the others set
+that one to work.
 Failing that, the episode's only agent is it, unless the same instrumentation shows the call outside of it.
 Invariant: wrong is worse than unknown, so names that disagree name nobody (`conflict`); the outcome does not depend on
 the order of the spans, and n turns cost O(n log n). Broken or circular parents end a walk.
@@ -18,10 +19,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from tracegrad.schemas.records.calls import CallRecord
-from tracegrad.schemas.records.facts import SpanFact, SpanKind
+from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
-from .content import join_content
-from .span_tree import CONFLICT, Named, SpanTree, encloses
+from .content import join_content, unclaimed
+from .fitting import join_fitting
+from .span_tree import CONFLICT, Named, SpanTree, encloses, place_of
 
 __all__ = ["Joined", "join_calls"]
 
@@ -105,8 +107,9 @@ def _anchors(calls: Sequence[CallRecord], spans: Sequence[SpanFact], tree: SpanT
     claimed = [span for answering in by_response.values() for span in answering]
     claimed += [span for span in around if span is not None]
     joined = [bool(by_response[call.call_id]) or llm is not None for call, llm in zip(calls, around, strict=True)]
-    telling = join_content(calls, joined, spans, claimed, tree)
-    return [
+    candidates = unclaimed(spans, claimed, tree)
+    telling = join_content(calls, joined, candidates)
+    anchors = [
         _Anchors(
             answering=by_response[call.call_id],
             around=around[index],
@@ -116,6 +119,26 @@ def _anchors(calls: Sequence[CallRecord], spans: Sequence[SpanFact], tree: SpanT
         )
         for index, call in enumerate(calls)
     ]
+    taken = {place_of(span) for found in telling.values() for span in found}
+    for index, span in _fitting(calls, anchors, [one for one in candidates if place_of(one) not in taken], tree):
+        anchors[index] = anchors[index]._replace(telling=[span])
+    return anchors
+
+
+def _fitting(
+    calls: Sequence[CallRecord], anchors: Sequence[_Anchors], spans: Sequence[SpanFact], tree: SpanTree
+) -> Iterable[tuple[int, SpanFact]]:
+    """For the calls that no model's span is known of."""
+    if not spans:
+        return ()
+    left = {index: calls[index] for index, found in enumerate(anchors) if not found.llm}
+    texts = {digest_of(call.content) for index, call in enumerate(calls) if index not in left}
+    runs = {
+        str(call.call_id): named.place
+        for call, found in zip(calls, anchors, strict=True)
+        if (named := _named_by(found, tree, call.trace_id)) is not None and named.name is not None
+    }
+    return join_fitting(left, spans, tree, runs=runs, texts=texts).items()
 
 
 def _llm_around(caller: SpanFact | None, tree: SpanTree) -> SpanFact | None:

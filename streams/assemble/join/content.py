@@ -17,7 +17,7 @@ from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
 from .span_tree import Place, SpanTree, place_of
 
-__all__ = ["join_content"]
+__all__ = ["join_content", "unclaimed"]
 
 _RUN_IDS = ("lc_run-", "run-")
 """How LangChain calls a message whose response id it has lost, as it does in streams."""
@@ -26,12 +26,9 @@ _RUN_IDS = ("lc_run-", "run-")
 def join_content(
     calls: Sequence[CallRecord],
     joined: Sequence[bool],
-    spans: Iterable[SpanFact],
-    claimed: Sequence[SpanFact],
-    tree: SpanTree,
+    candidates: Iterable[SpanFact],
 ) -> dict[int, list[SpanFact]]:
-    """Call's index -> spans. `joined`: which calls have a model's span; `claimed`: those spans."""
-    candidates = _candidates(spans, claimed, tree)
+    """Call's index -> spans. `joined`: which calls have a model's span; `candidates`: as unclaimed."""
     told: dict[int, list[SpanFact]] = {}
     minted = {asked.id: index for index, call in enumerate(calls) for asked in call.tool_calls}
     by_text: dict[str, list[SpanFact]] = {}
@@ -55,9 +52,9 @@ def join_content(
     return told
 
 
-def _candidates(spans: Iterable[SpanFact], claimed: Sequence[SpanFact], tree: SpanTree) -> list[SpanFact]:
-    """Model's spans of no known response, the innermost of stacked ones; those around or within a claimed one tell of
-    the same call as it does."""
+def unclaimed(spans: Iterable[SpanFact], claimed: Sequence[SpanFact], tree: SpanTree) -> list[SpanFact]:
+    """Model's spans of no known response, the innermost of stacked ones. `claimed`: those that are joined; what is
+    around or within one of them tells of the same call as it does."""
     taken = {place_of(span) for span in claimed}
     around = _around(claimed, tree)
     open_ = []

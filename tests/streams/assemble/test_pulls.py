@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.streams.assemble.test_links import captured, close, episodes, llm, markers, streams
-from tests.streams.make import Item, agent_span, otlp, span
+from tests.streams.make import Item, agent_span, otlp, span, tool_span
 from tracegrad.schemas.ids import conversation_key, new_call, new_tool_call
 from tracegrad.schemas.records.calls import ToolCall
 
@@ -87,3 +87,21 @@ def test_calls_that_their_own_trace_tells_of_are_not_pulled_away() -> None:
     run.feed(otlp(llm(TRACE, 2, first.call_id, parent=1), llm(TRACE, 3, second.call_id, parent=1)))
     close(run)
     assert all(len(episodes(run)[str(one.trace_id)].calls) == 1 for one in (first, second))
+
+
+def test_executions_bring_the_calls_whose_models_spans_repeat_nothing() -> None:
+    """ADK and Strands without the HTTP client's instrumentor: the tools of two agents name two keys."""
+    asked = [
+        msgspec.structs.replace(one, tool_calls=(ToolCall(id=new_tool_call(key), name="calc", arguments="{}"),))
+        for one, key in ((FIRST, "c1" * 16), (SECOND, "c2" * 16))
+    ]
+    ran = [
+        tool_span(TRACE, 2 + number, parent=1, gen_ai__tool__call__id=one.tool_calls[0].id)
+        for number, one in enumerate(asked)
+    ]
+    run = streams()
+    run.feed(*asked, otlp(agent_span(TRACE, 1, "planner"), *ran))
+    close(run)
+    (episode,) = episodes(run).values()
+    assert {(made.agent, made.joined_by) for made in episode.calls} == {("planner", "tool_call_id")}
+    assert [len(made.tools) for made in episode.calls] == [1, 1]

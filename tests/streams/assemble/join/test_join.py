@@ -22,10 +22,8 @@ def fact(
     span_id: str, kind: SpanKind = SpanKind.OTHER, *, parent: str | None = None, at: int = 0, **rest: Any
 ) -> SpanFact:
     """A span fact of one time unit."""
-    settings: dict[str, Any] = {"name": span_id, "dialect": "none", "service": "s", "trace_id": TRACE}
-    return SpanFact(
-        span_id=span_id, parent_span_id=parent, kind=kind, start_ns=at, end_ns=at + 1, **{**settings, **rest}
-    )
+    settings: dict[str, Any] = {"name": span_id, "dialect": "none", "service": "s", "trace_id": TRACE, "end_ns": at + 1}
+    return SpanFact(span_id=span_id, parent_span_id=parent, kind=kind, start_ns=at, **{**settings, **rest})
 
 
 AGENT = fact("agent", SpanKind.AGENT, agent_name="planner")
