@@ -6,19 +6,14 @@ decompressed, piece by piece, so a small body cannot fill the memory. Failure: R
 
 from __future__ import annotations
 
-import base64
 import zlib
 from collections.abc import Iterator
-from typing import Any
-
-import msgspec
-from google.protobuf import json_format  # type: ignore[import-untyped]
-from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tracegrad.schemas.errors import RecordError, RequestError
 from tracegrad.schemas.otlp.salvage import Salvaged, salvage
-from tracegrad.schemas.otlp.signal import Signal, items_of
-from tracegrad.schemas.text import decode_json
+from tracegrad.schemas.otlp.signal import Signal
+
+from .read_json import read_json
 
 __all__ = ["JSON", "PROTOBUF", "decode_body", "gunzip"]
 
@@ -29,7 +24,6 @@ _CHUNK_BYTES = 64 * 1024
 _PIECE_BYTES = 1024 * 1024
 _MAX_MEMBERS = 64
 """Exporters send one; each costs some 50 us, and 8 MiB hold 400,000."""
-_IDS = ("trace_id", "span_id", "parent_span_id")
 
 
 def gunzip(data: bytes, *, limit: int) -> Iterator[bytes]:
@@ -61,30 +55,9 @@ def gunzip(data: bytes, *, limit: int) -> Iterator[bytes]:
 
 
 def decode_body(signal: Signal, data: bytes, content_type: str) -> Salvaged:
-    """The message of a body, and what is damaged of it; unknown fields are ignored in JSON and kept in protobuf.
+    """The message of a body, and what of it cannot be read; unknown fields are ignored in JSON and kept in protobuf.
 
     Raises:
         RecordError: the body is not what its content type says.
     """
-    return Salvaged(_from_json(signal, data)) if content_type == JSON else salvage(signal, data)
-
-
-def _from_json(signal: Signal, data: bytes) -> Message:
-    message = signal.request()
-    try:
-        # JavaScript cuts text between the halves of a pair, and a batch is not lost by it.
-        body = msgspec.convert(decode_json(data), dict[str, Any])
-        json_format.ParseDict(body, message, ignore_unknown_fields=True)
-        for _, _, item in items_of(signal, message):
-            for named in (item, *getattr(item, "links", ())):
-                _read_hex(named)
-    except (ValueError, TypeError, AttributeError, RecursionError, json_format.Error) as error:
-        raise RecordError(f"expected OTLP JSON, got {type(error).__name__}: {str(error)[:200]}") from error
-    return message
-
-
-def _read_hex(item: Any) -> None:
-    """OTLP JSON writes ids in hex, which protobuf's JSON mapping has just read as if they were base64."""
-    for name in _IDS:
-        if misread := getattr(item, name, b""):
-            setattr(item, name, bytes.fromhex(base64.b64encode(misread).decode()))
+    return read_json(signal, data) if content_type == JSON else salvage(signal, data)

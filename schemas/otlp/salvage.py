@@ -26,7 +26,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from ..errors import RecordError, UndecodableError
 from .signal import Signal, items_of, parsed
 
-__all__ = ["DAMAGED", "Lost", "Salvaged", "damaged", "salvage"]
+__all__ = ["DAMAGED", "MAX_LOST", "Lost", "Salvaged", "damaged", "salvage"]
 
 DAMAGED = "damaged"
 """The reason of dead letters for what is lost of a request that was read otherwise."""
@@ -39,7 +39,7 @@ _MAX_STEPS = 200_000
 20 MiB has about as many items, were each of a hundred bytes."""
 _MAX_WRAPS = 50_000
 """Of resources and scopes; a request of more is no exporter's, and nothing is looked for in it."""
-_MAX_LOST = 1_000
+MAX_LOST = 1_000
 """Beyond it a request is not damaged but none."""
 _MAX_DEPTH = 2
 """Of requests within requests: behind a damaged length one resource seems to hold the next."""
@@ -59,6 +59,11 @@ class Lost(NamedTuple):
 
     num_bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Lost:
+        """The reference to these bytes."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
 class Salvaged(NamedTuple):
@@ -85,7 +90,7 @@ def salvage(signal: Signal, value: bytes | None) -> Salvaged:
     walks[1].go(walks[1].scan)
     best = max(walks, key=lambda walk: walk.num_items)
     if best.num_items > num_read:
-        return Salvaged(best.request, tuple(best.lost) or (_lost(data),))
+        return Salvaged(best.request, tuple(best.lost) or (Lost.of(data),))
     if damage is not None:
         raise damage
     return Salvaged(request)
@@ -132,10 +137,6 @@ def _is_whole(signal: Signal, item: Any) -> bool:
     return ids == (16, 8) or (not signal.requires_ids and ids in ((0, 0), (16, 0)) and not len(UnknownFieldSet(item)))
 
 
-def _lost(data: bytes) -> Lost:
-    return Lost(len(data), hashlib.sha256(data).hexdigest())
-
-
 class _Part(NamedTuple):
     """One field of a message, or the rest of it from where its fields no longer chain up."""
 
@@ -169,7 +170,7 @@ class _Walk:
             way(0, len(self._data))
         except UndecodableError:
             if self._reached < len(self._data):
-                self.lost.append(_lost(self._data[self._reached :]))
+                self.lost.append(Lost.of(self._data[self._reached :]))
 
     def request_at(self, start: int, end: int) -> None:
         """The whole request."""
@@ -302,10 +303,10 @@ class _Walk:
 
     def _lose(self, start: int, end: int) -> None:
         self._spend(end - start)
-        self.lost.append(_lost(self._data[start:end]))
+        self.lost.append(Lost.of(self._data[start:end]))
         self._reached = max(self._reached, end)
-        if len(self.lost) > _MAX_LOST:
-            raise UndecodableError(f"expected a request, got more than {_MAX_LOST} damaged parts", reason="undecodable")
+        if len(self.lost) > MAX_LOST:
+            raise UndecodableError(f"expected a request, got more than {MAX_LOST} damaged parts", reason="undecodable")
 
     def _is_text(self, part: _Part) -> bool:
         """Whether it can be a schema's address, rather than an item under a damaged tag."""
