@@ -1,9 +1,9 @@
-"""Which conversation a captured trace names: the links of its spans.
+"""Which conversation a captured trace names: the links of its spans and of their log events.
 
-In: the facts of captured spans, and what span or resource say of a conversation. Out: LinkFacts to other keys than the
-trace's own. A span names a key by an id of the gateway's that it repeats, or by a conversation id, which a rollout of
-Agent Lightning (`ro-`) is to us; of those that bear `session.id` only, a value with more than 8 open traces is a
-process's and no conversation's, and is ignored.
+In: the facts of captured spans and events, and what these or a resource say of a conversation. Out: LinkFacts to other
+keys than the trace's own. A span names a key by an id of the gateway's that it repeats, or by a conversation id, which
+a rollout of Agent Lightning (`ro-`) is to us; of those that bear `session.id` only, a value with more than 8 open
+traces is a process's and no conversation's, and is ignored.
 Invariant: a span's links follow from the span, but for that bound, whose memory is bounded and ends with the process.
 """
 
@@ -21,7 +21,7 @@ from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanF
 
 from .reading.span_view import AttributeValue
 
-__all__ = ["Conversations", "link_of_call", "links_of_ids"]
+__all__ = ["Conversations", "link_of_call", "links_of_event"]
 
 _NAMING = frozenset((*ROLLOUT_KEYS, *CONVERSATION_KEYS))
 _MAX_OPEN = 8
@@ -40,13 +40,46 @@ def link_of_call(call: CallRecord, runs: Container[str]) -> LinkFact | None:
     return None
 
 
-def links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> list[LinkFact]:
+def _links_of_ids(fact: SpanFact | LogFact, runs: Container[str]) -> list[LinkFact]:
     """By the gateway's ids that a captured span, or one of its log events, repeats; an attempt's key is none."""
     return [
         LinkFact(trace_id=fact.trace_id, key=key, source=LinkSource.ID, minted_id=minted)
         for minted in (fact.response_id, fact.tool_call_id, *fact.requested_tool_call_ids)
         if minted and (key := key_in(minted)) and key != fact.trace_id and not attempt_of(key, runs)
     ]
+
+
+def links_of_event(
+    fact: LogFact,
+    attributes: Mapping[str, AttributeValue],
+    resource: Mapping[str, AttributeValue],
+    runs: Container[str],
+) -> list[LinkFact]:
+    """Those of a captured span's log event: the conversation's id may stand there alone. Its session tells nothing that
+    its span's does not."""
+    links, named = _links_of_ids(fact, runs), _named(fact, attributes, resource, runs)
+    return links if named is None or named.source is LinkSource.SESSION else [*links, named]
+
+
+def _named(
+    fact: SpanFact | LogFact,
+    attributes: Mapping[str, AttributeValue],
+    resource: Mapping[str, AttributeValue],
+    runs: Container[str],
+) -> LinkFact | None:
+    """The link to the conversation that these name, if it has another key."""
+    if _NAMING.isdisjoint(attributes) and _NAMING.isdisjoint(resource):
+        return None
+    sources, names = (attributes, resource), (*ROLLOUT_KEYS, *CONVERSATION_KEYS)
+    said = ((name, source.get(name)) for name in names for source in sources)
+    told = ((name, str(value).strip()) for name, value in said if value is not None)
+    told = ((name, value) for name, value in told if name not in ROLLOUT_KEYS or is_lightning(value))
+    name, conversation = next((pair for pair in told if pair[1]), ("", ""))
+    key = conversation_key(conversation)
+    if not conversation or attempt_of(key, runs) or key == fact.trace_id:
+        return None
+    source = LinkSource.SESSION if name == SESSION_ID else LinkSource.CONVERSATION
+    return LinkFact(trace_id=fact.trace_id, key=key, source=source)
 
 
 class Conversations:
@@ -62,25 +95,13 @@ class Conversations:
         self, fact: SpanFact, attributes: Mapping[str, AttributeValue], resource: Mapping[str, AttributeValue]
     ) -> list[LinkFact]:
         """Those of a captured span, by its attributes, else its resource's."""
-        links = links_of_ids(fact, self._runs)
-        if _NAMING.isdisjoint(attributes) and _NAMING.isdisjoint(resource):
+        links, named = _links_of_ids(fact, self._runs), _named(fact, attributes, resource, self._runs)
+        if named is None:
             return links
-        said = (
-            (name, source.get(name))
-            for name in (*ROLLOUT_KEYS, *CONVERSATION_KEYS)
-            for source in (attributes, resource)
-        )
-        named = ((name, str(value).strip()) for name, value in said if value is not None)
-        named = ((name, value) for name, value in named if name not in ROLLOUT_KEYS or is_lightning(value))
-        name, conversation = next((pair for pair in named if pair[1]), ("", ""))
-        key = conversation_key(conversation)
-        if not conversation or attempt_of(key, self._runs) or key == fact.trace_id:
-            return links
-        source = LinkSource.SESSION if name == SESSION_ID else LinkSource.CONVERSATION
-        if source is LinkSource.SESSION and not self._is_conversation(key, fact):
+        if named.source is LinkSource.SESSION and not self._is_conversation(named.key, fact):
             self._metrics.add(SESSIONS_IGNORED)
             return links
-        return [*links, LinkFact(trace_id=fact.trace_id, key=key, source=source)]
+        return [*links, named]
 
     def _is_conversation(self, key: str, fact: SpanFact) -> bool:
         traces = self._open.setdefault(key, {})

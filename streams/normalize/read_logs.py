@@ -14,13 +14,18 @@ from typing import Any
 
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from tracegrad.schemas.attributes import GEN_AI_AGENT_NAME, GEN_AI_OUTPUT_MESSAGES, GEN_AI_RESPONSE_ID
+from tracegrad.schemas.attributes import (
+    CONVERSATION_KEYS,
+    GEN_AI_AGENT_NAME,
+    GEN_AI_OUTPUT_MESSAGES,
+    GEN_AI_RESPONSE_ID,
+)
 from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.otlp.signal import LOGS
 from tracegrad.schemas.records.facts import LogFact
 
-from .conversations import links_of_ids
+from .conversations import links_of_event
 from .reading.otlp_values import attributes_of, plain
 from .reading.read_output import NOTHING, Output, of_messages
 from .reading.span_view import MAX_TEXT, AttributeValue, json_value
@@ -34,7 +39,10 @@ _CHOICE = "gen_ai.choice"
 _TOOL_MESSAGE = "gen_ai.tool.message"
 _EVENT_NAME = "event.name"
 """Where the event's name stood before records had a field for it."""
-_KEYS = IDENTITY_KEYS | {GEN_AI_AGENT_NAME, GEN_AI_OUTPUT_MESSAGES, GEN_AI_RESPONSE_ID, _EVENT_NAME}
+_KEYS = IDENTITY_KEYS.union(
+    CONVERSATION_KEYS, (GEN_AI_AGENT_NAME, GEN_AI_OUTPUT_MESSAGES, GEN_AI_RESPONSE_ID, _EVENT_NAME)
+)
+_RESOURCE_KEYS = RESOURCE_KEYS.union(CONVERSATION_KEYS)
 
 
 class LogReader:
@@ -47,7 +55,7 @@ class LogReader:
     def read(self, value: bytes, *, signer: str | None) -> Scan:
         """The log records of a request; see Scan."""
         scan = Scan(LOGS, value, signer=signer, runs=self._runs, metrics=self._metrics)
-        return scan.read(self._read_record, RESOURCE_KEYS)
+        return scan.read(self._read_record, _RESOURCE_KEYS)
 
     def _read_record(self, record: LogRecord, source: Source, scan: Scan) -> None:
         if len(record.trace_id) != 16 or len(record.span_id) != 8 or not any(record.span_id):
@@ -66,7 +74,8 @@ class LogReader:
                 proved_by=place.proved_by,
                 **told,
             )
-            scan.add(place, fact, links_of_ids(fact, self._runs) if place.is_captured else ())
+            is_captured = place.is_captured
+            scan.add(place, fact, links_of_event(fact, attributes, source.resource, self._runs) if is_captured else ())
 
 
 def _told(name: str, attributes: Mapping[str, AttributeValue], record: LogRecord) -> dict[str, Any]:

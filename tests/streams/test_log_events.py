@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValueList
 
 from tests.streams.make import Streams, call, call_id, config, otlp, pairs, span, tool_call, tool_span
+from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LogFact, digest_of
 from tracegrad.schemas.topics import Topic
@@ -57,16 +58,21 @@ def facts_of(value: bytes) -> list[LogFact]:
 
 def episode_of(*inputs: tuple[Topic, bytes] | Any) -> Episode:
     """The episode of a captured trace, once it is silent."""
+    (episode,) = episodes_of(*inputs)
+    return episode
+
+
+def episodes_of(*inputs: tuple[Topic, bytes] | Any) -> list[Episode]:
+    """Those of captured traces, once they are silent."""
     streams = Streams(config(select=SelectConfig(capture_all=True)))
     for item in inputs:
         if isinstance(item, tuple):
             streams.append(*item)
         else:
             streams.feed(item)
-    streams.tick(0.0)
-    streams.tick(600.0)
-    (value,) = streams.values(Topic.EPISODES)
-    return EPISODES.decode(value)
+    for now_s in (0.0, 1e4, 2e4):
+        streams.tick(now_s)
+    return [EPISODES.decode(value) for value in streams.values(Topic.EPISODES)]
 
 
 AGENT = otlp(
@@ -111,6 +117,41 @@ def test_an_answer_is_known_by_the_ids_and_the_text_of_its_choice() -> None:
     messages = [{"role": "assistant", "parts": [{"type": "text", "content": "42"}]}]
     details = event("gen_ai.client.inference.operation.details", 2, gen_ai__output__messages=messages)
     assert [fact.output_digest for fact in facts_of(details)] == [digest_of("42")]
+
+
+def test_what_agent_framework_logs_is_read() -> None:
+    """Recorded: an answer bears no role, and a tool's message stands on the span of the model that is told of it, which
+    is no execution and answers nothing."""
+    told = event("gen_ai.tool.message", 2, {"id": "call_y", "content": "4"}, gen_ai__system="openai")
+    asked = {"tool_calls": [{"id": "call_x", "type": "function", "function": {"name": "calc", "arguments": "{}"}}]}
+    body = {"index": 0, "finish_reason": "tool_calls", "message": asked}
+    choice = event("gen_ai.choice", 2, body, gen_ai__system="openai")
+    spans = [(Topic.OTLP_SPANS, value) for value in (AGENT, CHAT, TOOL)]
+    for logs, joined_by in (((told, choice), "content"), ((told,), "none")):
+        [made] = episode_of(*spans, *((Topic.OTLP_LOGS, value) for value in logs), CALL).calls
+        assert made.joined_by == joined_by
+        assert "call_y" not in {tool.tool_call_id for tool in made.tools}
+
+
+TALK = call("a", None, trace_id="99" * 16, content="42", conversation_key=conversation_key("talk"))
+ANSWER = [{"role": "assistant", "parts": [{"type": "text", "content": "42"}]}]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+@pytest.mark.parametrize(
+    ("said", "agents"),
+    [({"gen_ai__conversation__id": "talk"}, ["planner"]), ({"session__id": "talk"}, [None]), ({}, [None])],
+    ids=["conversation", "session", "nothing"],
+)
+def test_an_event_that_names_the_conversation_brings_its_span_there(
+    said: dict[str, str], agents: list[str | None], order: tuple[int, ...]
+) -> None:
+    """Neither ids of the gateway's nor the spans name it; the call came in another trace. A session, which may be a
+    process's, is judged by spans."""
+    details = event("gen_ai.client.inference.operation.details", 2, gen_ai__output__messages=ANSWER, **said)
+    inputs = [(Topic.OTLP_SPANS, AGENT), (Topic.OTLP_SPANS, CHAT), (Topic.OTLP_LOGS, details), TALK]
+    found = episodes_of(*(inputs[index] for index in order))
+    assert [made.agent for one in found for made in one.calls] == agents
 
 
 def test_events_that_disagree_tell_nothing() -> None:
