@@ -128,7 +128,7 @@ class Rebuild:
         )
         self._earlier[record.call_id], self._answers[record.call_id] = call, answer
         self._tell(record.settled)
-        if not record.is_truncated:
+        if not record.is_truncated and len(call.sampled_ids):
             self.terminals[int(call.sampled_ids[-1])] = None
         message = Message(
             role="assistant", content=record.content, tool_calls=record.tool_calls, reasoning=record.reasoning

@@ -154,7 +154,7 @@ class Returns:
 
     async def _note_offsets(self) -> None:
         while True:
-            with contextlib.suppress(UnavailableError, ConfigurationError):
+            with contextlib.suppress(UnavailableError, ConfigurationError, LogGapError):
                 kept = await asyncio.to_thread(self._log.offsets, self._topic)
                 self._offsets = {partition: offsets.end for partition, offsets in kept.items()}
                 self._has_offsets.set()
@@ -171,6 +171,9 @@ class Returns:
                 await asyncio.to_thread(self._read, [rebuild for _, (rebuild, _) in batch])
             except UnavailableError as failure:
                 error = failure
+            except LogGapError:
+                for _, (rebuild, _) in batch:
+                    rebuild.refuse("retention")
             for episode, (rebuild, done) in batch:
                 del self._coming[episode]
                 if error is None and rebuild.refusal is None and not self._sessions.adopt(rebuild.session):
@@ -195,7 +198,7 @@ class Returns:
             done.exception()  # whoever asked may have gone; then nobody else looks at it
 
     def _read(self, rebuilds: Sequence[Rebuild]) -> None:
-        """One pass, in a thread. Raises UnavailableError."""
+        """One pass, in a thread. Raises UnavailableError, LogGapError."""
         kept = self._log.offsets(self._topic)
         for rebuild in rebuilds:
             rebuild.check_kept(kept)
@@ -228,20 +231,17 @@ class Returns:
             patience_s=_AWAY_S,
         )
         with contextlib.closing(steps):
-            try:
-                for chunk in steps:
-                    for record in chunk.records:
-                        for rebuild in by_key.get(record.key, ()):
-                            rebuild.take(record)
-                    if chunk.is_caught_up:
-                        break
-                    if time.monotonic() > deadline:
-                        reason = "slow"
-                        break
-                else:
-                    raise UnavailableError("the gateway stops")
-            except LogGapError:
-                reason = "retention"
+            for chunk in steps:
+                for record in chunk.records:
+                    for rebuild in by_key.get(record.key, ()):
+                        rebuild.take(record)
+                if chunk.is_caught_up:
+                    break
+                if time.monotonic() > deadline:
+                    reason = "slow"
+                    break
+            else:
+                raise UnavailableError("the gateway stops")
         for rebuild in wanted:
             if reason:
                 rebuild.refuse(reason)

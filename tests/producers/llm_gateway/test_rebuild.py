@@ -14,7 +14,7 @@ from tests.fake_engine.scripted import Reply, tool_call_text
 from tests.producers.keys import HOST, by_host
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, full_prompt, rig, until
 from tracegrad.producers.llm_gateway.splice import conversation_digest
-from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.errors import LogGapError, UnavailableError
 from tracegrad.schemas.ids import new_call
 from tracegrad.schemas.metrics import ATTEMPTS_NOT_REBUILT, ATTEMPTS_REBUILT
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallsClosed
@@ -290,6 +290,24 @@ async def test_a_log_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch
             with monkeypatch.context() as patched:
                 patched.setattr(r.log, "offsets", away)
                 assert (await begin_again(again))[0] == 503
+            assert (await begin_again(again))[0] == 200
+
+
+async def test_a_topic_that_was_made_anew_holds_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its offsets name other records; and the next attempt is not the worse for it."""
+    async with rig() as r:
+        r.engine.replies.append(Reply("42"))
+        await r.begin()
+        await r.chat(ASK)
+
+        def gone(topic: str) -> Any:
+            raise LogGapError("made anew")
+
+        async with r.restarted() as again:
+            with monkeypatch.context() as patched:
+                patched.setattr(r.log, "offsets", gone)
+                status, answer = await begin_again(again)
+                assert (status, answer["error"]["code"]) == (409, "retention")
             assert (await begin_again(again))[0] == 200
 
 
