@@ -27,6 +27,9 @@ class SelectConfig(Section, frozen=True, kw_only=True):
     something and each of the two that is not empty matches one of the episode's. Judged after the join.
     """
 
+    train: bool = False
+    """Train on the episodes without a rollout that people rated (docs/feedback.md): each is a group of its own. Such a
+    run has no [tasks]."""
     capture_all: bool | None = None
     """Every episode without a rollout, whatever its service and agent; None: `up` does, when no other key of this
     section names anything, for it is there to show what arrives; `train` does not."""

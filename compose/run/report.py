@@ -65,6 +65,7 @@ def account(wiring: Wiring, *, is_live: bool) -> Report:
         is_live=is_live,
         look=partial(verify_version, weight_root=str(wiring.run_dir.weights)),
         num_kept=wiring.settings.trainer.keep_versions,
+        trains_captured=wiring.settings.select.train,
     )
 
 

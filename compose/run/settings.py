@@ -83,6 +83,8 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 f"{self.kafka.partitions} can work at once; raise partitions (of a new run) or lower workers"
             )
         self._check_names()
+        if self.select.train:
+            self._check_conversations()
         self._check_held_out()
         trainer, served = self.trainer, self.engine.dtype or "auto"
         published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype
@@ -101,6 +103,24 @@ class RunSettings(Section, frozen=True, kw_only=True):
                     f"[[upstream]] models: {both[0]!r} is a name of the policy ([policy] name, aliases); remove it "
                     "from one of them"
                 )
+
+    def _check_conversations(self) -> None:
+        """Of a run that trains on captured traffic."""
+        if self.tasks is not None:
+            raise ConfigurationError(
+                "[select] train: a run trains on [tasks] or on captured traffic, not on both; leave one of them out"
+            )
+        if self.feedback is None:
+            raise ConfigurationError("[select] train: nobody could rate what is captured; add a section [feedback]")
+        if ":" in self.algorithm.recipe:
+            return
+        recipe = self.algorithm.resolve()
+        compares = recipe.baseline in ("mean", "leave_one_out", "length_weighted")
+        if (compares and recipe.over not in ("batch", "nearest")) or recipe.selection != "none":
+            raise ConfigurationError(
+                "[select] train: a conversation is compared with those of its batch, for it has no group; set "
+                '[algorithm] recipe = "rloo_batch"'
+            )
 
     def _check_held_out(self) -> None:
         if (tasks := self.tasks) is None:

@@ -121,6 +121,7 @@ class Wiring:
             # The gateway itself knows no other parser, and probes prove only what they ask.
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
             upstreams=tuple(upstream(one, environ) for one in self.settings.upstream),
+            trains_captured=self.settings.select.train,
         )
 
     def feedback(self) -> tuple[FeedbackConfig, FeedbackHandles]:

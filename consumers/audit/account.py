@@ -1,7 +1,7 @@
 """The accounting of a run, recomputed from the topics alone: what became of every call, episode and group.
 
     calls    = in episodes + open + unattributed + not selected + late + dead-lettered
-    episodes = in groups + open groups + superseded + displaced + validation + captured
+    episodes = in groups + open groups + superseded + displaced + validation + captured + unscored
     groups   = trained + excluded{reason} + waiting + open + lost
 
 In: a Log that leaves nothing out, a run's topics, hash and keys. Out: a Report. Invariant: each term is counted where
@@ -76,6 +76,7 @@ def audit(
     is_live: bool = False,
     look: Look | None = None,
     num_kept: int = 0,
+    trains_captured: bool = False,
 ) -> Report:
     """Reads the run's topics and counts.
 
@@ -87,17 +88,16 @@ def audit(
         ring: the run's keys.
         starts: where the run began on the raw topics; None: at their beginning.
         is_live: a step may be under way between its manifest and its record.
-        look: compares a version's files with its manifest, which takes a second a gigabyte; None: they are not looked
-            at.
-        num_kept: how many of the newest versions keep their folders, beside version 0; 0: all, so that none may be
-            gone.
+        look: compares a version's files with its manifest, a second a gigabyte; None: they are not looked at.
+        num_kept: how many of the newest versions keep their folders, beside version 0; 0: all.
+        trains_captured: rated captured episodes are groups, the others unscored.
     Raises:
         UnavailableError: Kafka is away.
     """
     seen = gather(log, topics, run, policy, ring=ring, starts=starts)
     missing: list[str] = []
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
-    calls, episodes = _calls(seen, missing), _episodes(seen, missing)
+    calls, episodes = _calls(seen, missing), _episodes(seen, missing, trains_captured=trains_captured)
     groups = _groups(seen, steps, policy, missing)
     missing += check_links(seen)
     missing += check_versions(seen, steps, is_live=is_live, look=look, num_kept=num_kept)
@@ -171,7 +171,7 @@ def _disposition(seen: Evidence, episode: str, call: str) -> str | None:
     return min((end for end in ends if order <= end[0]), default=(0, None))[1]
 
 
-def _episodes(seen: Evidence, missing: list[str]) -> Unit:
+def _episodes(seen: Evidence, missing: list[str], *, trains_captured: bool) -> Unit:
     in_groups = {member.episode_id for _, group in seen.groups.values() for member in group.members}
     counted = {(id_, member.rollout_id) for id_, (_, group) in seen.groups.items() for member in group.members}
     finals: dict[str, list[SeenEpisode]] = {}
@@ -181,7 +181,7 @@ def _episodes(seen: Evidence, missing: list[str]) -> Unit:
     terms: dict[str, str] = {}
     for id_, episode in seen.episodes.items():
         if episode.group is None:
-            terms[id_] = "captured"
+            terms[id_] = _term_of_captured(seen, id_, episode) if trains_captured else "captured"
         elif not episode.is_final:
             terms[id_] = "superseded"
         elif episode.is_validation:
@@ -196,6 +196,15 @@ def _episodes(seen: Evidence, missing: list[str]) -> Unit:
         else:
             terms[id_] = "missing"
     return _unit(terms, missing, "episode in no group")
+
+
+def _term_of_captured(seen: Evidence, id_: str, episode: SeenEpisode) -> str:
+    """Of a run that trains on them."""
+    if id_ in seen.groups:
+        return "in groups"
+    if not episode.is_rated:
+        return "unscored"
+    return "missing" if seen.is_done(Stage.CREDIT, episode.position) else "open groups"
 
 
 def _is_open(seen: Evidence, finals: list[SeenEpisode]) -> bool:

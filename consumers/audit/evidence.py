@@ -37,6 +37,8 @@ class SeenEpisode(msgspec.Struct, kw_only=True):
     calls: frozenset[str]
     conversation: str | None
     rewards: tuple[str, ...]
+    is_rated: bool
+    """Somebody said what it, or an answer in it, was worth."""
 
 
 class Evidence(msgspec.Struct, kw_only=True):

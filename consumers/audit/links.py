@@ -113,9 +113,9 @@ def _markers(seen: Evidence) -> Iterator[str]:
 
 def _groups(seen: Evidence) -> Iterator[str]:
     places: dict[str, list[Position]] = {}
-    for episode in seen.episodes.values():
-        if episode.group is not None:
-            places.setdefault(episode.group, []).append(episode.position)
+    for id_, episode in seen.episodes.items():
+        # A conversation is a group of its own.
+        places.setdefault(episode.group or id_, []).append(episode.position)
     yield from _absent(seen, Topic.TRANSITIONS, seen.group_markers, seen.groups, "closed but not on transitions")
     for id_, (_, summary) in seen.groups.items():
         done = all(seen.is_done(Stage.CREDIT, place) for place in places.get(id_, []))

@@ -173,6 +173,7 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
         calls=frozenset(call.call_id for call in episode.calls),
         conversation=episode.conversation,
         # What an agent says of itself may stand on its spans alone.
+        is_rated=episode.is_rated,
         rewards=tuple(reward_key(reward) for reward in episode.rewards if reward.source != AGENT_SOURCE),
     )
     seen.episodes.setdefault(episode.episode_id, first)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from tracegrad.schemas.records.episodes import AIR_RULE
+
 from .held_out import HeldOut
 from .results import Results
 
@@ -97,7 +99,7 @@ def draw(results: Results) -> str:
 def _panels(results: Results) -> list[_Panel]:
     """From top to bottom; of intermediate rewards only where there are some."""
     curves = results.curves
-    rules = {name.removeprefix("air:"): values for name, values in curves.items() if name.startswith("air:")}
+    rules = {name.removeprefix(AIR_RULE): values for name, values in curves.items() if name.startswith(AIR_RULE)}
     panels = [
         _Panel("final reward", "mean reward", {"training": curves.get("reward", ())}),
         _Panel("tool calls that succeeded", "share of calls", {"succeeded": curves.get("tool_success", ())}),

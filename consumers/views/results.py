@@ -12,6 +12,7 @@ from statistics import fmean
 
 import msgspec
 
+from tracegrad.schemas.records.episodes import AIR_RULE
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.schemas.topics import Topic
 
@@ -74,7 +75,7 @@ def results_of(state: RunState, *, run: str) -> Results:
         "staleness": [step.staleness_mean for step in steps],
         **{name: [getattr(step, name) for step in steps] for name in ("num_tokens", "num_rows", "num_row_tokens")},
     }
-    for rule in sorted({rule for step in steps for rule in step.reward_parts if rule.startswith("air:")}):
+    for rule in sorted({rule for step in steps for rule in step.reward_parts if rule.startswith(AIR_RULE)}):
         curves[rule] = [step.reward_parts.get(rule) for step in steps]
     known = sorted(state.held_out.by_number.items())
     passes = [held_out for _, one in known if (held_out := held_out_of(one)) is not None]

@@ -47,7 +47,7 @@ from .outcomes import Answer, Outcomes
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .restart.rebuild import rebuildable
 from .restart.returns import Returns
-from .sampling import Sampling, decide, engine_parameters
+from .sampling import Sampling, decide, engine_parameters, sampled_as
 from .sessions import Session, Sessions
 from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prompt, conversation_digest, splice_context
 
@@ -189,6 +189,7 @@ class CallServer:
             ended_at_ns=time.time_ns(),
             conversation_key=caller.conversation_key,
             num_choices=request.num_choices,
+            answers_user=request.messages[-1].role == "user",
         )
         if is_recorded:
             asked = conversation_digest(splice_context(request), request.messages)
@@ -213,9 +214,10 @@ class CallServer:
         waits = waits_until(session.key, self._parts.config.engine_wait_s)
         prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
         metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
-        sampling = decide(request, session.purpose, self._parts.policy, grammar)
+        purpose = sampled_as(session.purpose, trains_captured=self._parts.handles.trains_captured)
+        sampling = decide(request, purpose, self._parts.policy, grammar)
         ids: list[int] = prompt.ids.tolist()
-        generation = await self._generator.generate(session.purpose, ids, engine_parameters(sampling), waits)
+        generation = await self._generator.generate(purpose, ids, engine_parameters(sampling), waits)
         said = generation.ids
         if generation.has_terminal:
             self._parts.ends.saw(said[-1])

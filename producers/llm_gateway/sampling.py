@@ -16,7 +16,7 @@ from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 from .api.chat_request import ChatRequest
 from .config import PolicyConfig
 
-__all__ = ["Sampling", "decide", "engine_parameters", "without_strict"]
+__all__ = ["Sampling", "decide", "engine_parameters", "sampled_as", "without_strict"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def is_constrained(self) -> bool:
         """Whether the logprobs are others than the policy's."""
         return self.grammar is not None or bool(self.filters)
+
+
+def sampled_as(purpose: Purpose, *, trains_captured: bool) -> Purpose:
+    """As whose a call is sampled: where a run trains on captured calls, they must be the policy's own."""
+    return Purpose.TRAIN if trains_captured and purpose is Purpose.UNKNOWN else purpose
 
 
 def decide(request: ChatRequest, purpose: Purpose, policy: PolicyConfig, grammar: Any) -> Sampling:

@@ -176,6 +176,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """What the agent saw of the model's thoughts."""
     settled: dict[CallId, CallOutcome] = {}
     """What is known by then of how earlier answers of the attempt went, and may not be on the log yet."""
+    answers_user: bool = False
+    """The request's last message is a user's: with it begins what feedback on the next answers is about."""
 
     @property
     def key(self) -> str:

@@ -13,6 +13,7 @@ from .rollouts import GroupRef, Reward, RolloutState, is_usable
 from .versions import VersionSpan
 
 __all__ = [
+    "AIR_RULE",
     "CLOSED",
     "EPISODES",
     "AppliedReward",
@@ -27,12 +28,21 @@ __all__ = [
 _TOKEN_BYTES = 4
 
 
+AIR_RULE = "air:"
+"""Begins the name of an automatic reward."""
+
+
 class AppliedReward(msgspec.Struct, frozen=True, kw_only=True):
     """One reward that counts, with the rule or source it came from."""
 
     rule: str
-    """`air:<rule name>` or the reward's name (`reward`)."""
+    """AIR_RULE and the rule's name, or the reward's name (`reward`)."""
     value: float
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether a rule paid it; else somebody said it."""
+        return self.rule.startswith(AIR_RULE)
 
 
 class ToolExecution(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +91,8 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[ToolExecution, ...] = ()
     rewards: tuple[AppliedReward, ...] = ()
     """Intermediate rewards that this call earned (AIR, or rewards that target it)."""
+    answers_user: bool = False
+    """As CallRecord.answers_user."""
     named_by: str = ""
     """What named the agent: `agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `sole_agent`; `conflict`
     where names disagree and so none counts, `unnamed` where an agent's own span has none; empty when nothing told."""
@@ -132,6 +144,11 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str | None = None
     """Of a captured episode: the key of its conversation; later episodes of the conversation have it too."""
 
+    @property
+    def is_rated(self) -> bool:
+        """Whether somebody said what it, or an answer in it, was worth."""
+        return is_usable(self.reward) or any(not one.is_automatic for call in self.calls for one in call.rewards)
+
     def __repr__(self) -> str:
         return f"Episode({self.episode_id}, {self.state}, {len(self.calls)} calls, reward={self.reward})"
 
@@ -140,13 +157,13 @@ def why_excluded(episode: Episode, policy: str) -> str:
     """Why the rollout cannot train `policy`, judged before its tokens are looked at; empty when it can.
 
     Of several reasons the one nearest to the cause is told: an attempt of ours that broke off (`aborted`, `given_up`),
-    one of which nobody said how it ended (`unknown_state`), one whose calls had no room (`calls_omitted`), one that
-    never called the policy (`no_calls`: whatever its grader made of it, the agent spoke to another endpoint, or to
-    none), and last one without a score (`unscored`).
+    one of which nobody said how it ended (`unknown_state`; of a conversation nobody does), one whose calls had no room
+    (`calls_omitted`), one that never called the policy (`no_calls`: whatever its grader made of it, the agent spoke to
+    another endpoint, or to none), and last one without a score (`unscored`).
     """
     if episode.state in (RolloutState.ABORTED, RolloutState.GIVEN_UP):
         return episode.state.value
-    if not episode.state.is_end:
+    if not episode.state.is_end and episode.rollout_id is not None:
         return "unknown_state"
     if episode.calls_omitted:
         return episode.calls_omitted

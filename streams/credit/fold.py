@@ -4,7 +4,7 @@ In: `episodes`. Out: `transitions`, one Arrow record per policy and training gro
 partition, and a marker on `closed_groups`. A group closes when each of its members has a final episode; superseded
 attempts and validation end here. Invariant: the record does not depend on the order of the episodes; no group stays
 for ever, or has no room: one that very many overtake, and the oldest of too many, close as if what they wait for were
-given up.
+given up. In a run that trains on captured traffic a conversation that was rated is a group of one.
 Failure: a rollout that cannot train is listed with its reason; an unreadable record is a dead letter.
 """
 
@@ -27,6 +27,7 @@ from tracegrad.schemas.topics import Stage, Topic, Topics, policy_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold
+from .conversations import as_group
 from .return_to_go import credit_group
 
 __all__ = ["OVERTAKEN", "Credit"]
@@ -78,6 +79,8 @@ class Credit(StageFold[_OpenGroup]):
     def _take(self, record: Record) -> Emission:
         episode = EPISODES.decode(record.value)
         self._refusals.accept(record)
+        if self._rules.select.train:
+            episode = as_group(episode)
         group = episode.group
         ends_here = self._ends_here(episode)
         if ends_here or group is None:
@@ -88,8 +91,8 @@ class Credit(StageFold[_OpenGroup]):
     def _ends_here(self, episode: Episode) -> str:
         """Why the episode joins no group; empty when it does."""
         if episode.group is None:
-            return "without_group"
-        if episode.purpose is not Purpose.TRAIN:
+            return "unscored" if self._rules.select.train else "without_group"
+        if episode.purpose is not Purpose.TRAIN and episode.rollout_id is not None:
             return "not_training"
         if not episode.is_final:
             return "superseded"

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from tracegrad.schemas.beat import waiting
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import CALLS_LEFT_OUT, MEMBERS_EXCLUDED, Metrics
-from tracegrad.schemas.records.episodes import Episode, EpisodeCall, why_excluded
+from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, why_excluded
 from tracegrad.schemas.records.rollouts import MAX_REWARD, PeersRule, is_usable
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, encode_group
 from tracegrad.schemas.topics import Topic, Topics
 
+from .conversations import rated, ratings_of
 from .peers import peers_of_group
 from .segments import build_segments
 
-__all__ = ["credit_group", "returns_to_go"]
+__all__ = ["credit_group", "returns_of", "returns_to_go"]
 
 _KEPT = ("episode_id", "state", "num_tools", "num_tools_succeeded")
 """What an episode says and its member of the group repeats, under the same names."""
@@ -45,7 +46,7 @@ def credit_group(
         if not reason:
             try:
                 assert episode.reward is not None  # else it were unscored
-                returns = returns_to_go(episode.reward, episode.calls)
+                returns = returns_of(episode, episode.reward)
                 if not all(map(is_usable, returns)):
                     raise RecordError(f"expected returns of at most {MAX_REWARD:g}, got another", reason="bad_return")
                 built = build_segments(episode, policy, returns, peers)
@@ -70,21 +71,32 @@ def credit_group(
     return _encode(summary, rows, topics)
 
 
-def returns_to_go(final: float, calls: Sequence[EpisodeCall]) -> list[float]:
+def returns_of(episode: Episode, final: float) -> list[float]:
+    """Each call's return; of a conversation what answers were rated counts for their stretches alone."""
+    if episode.rollout_id is not None:
+        return returns_to_go(final, episode.calls)
+    paid = returns_to_go(final, episode.calls, counts=lambda reward: reward.is_automatic)
+    return [math.fsum((value, *said)) for value, said in zip(paid, ratings_of(episode.calls), strict=True)]
+
+
+def returns_to_go(
+    final: float, calls: Sequence[EpisodeCall], *, counts: Callable[[AppliedReward], bool] = lambda reward: True
+) -> list[float]:
     """Each call's return, in the order of the calls."""
     later: list[float] = [final]
     returns: list[float] = []
     for call in reversed(calls):
-        later.extend(reward.value for reward in call.rewards if is_usable(reward.value))
+        later.extend(reward.value for reward in call.rewards if is_usable(reward.value) and counts(reward))
         returns.append(math.fsum(later))
     return returns[::-1]
 
 
 def _summary(episode: Episode, excluded: str) -> MemberSummary:
+    reward = rated(episode)
     return MemberSummary(
         rollout_id=episode.rollout_id or episode.episode_id,
         attempt_id=episode.attempt_id or "",
-        reward=episode.reward if is_usable(episode.reward) else None,
+        reward=reward if is_usable(reward) else None,
         excluded=excluded,
         **{name: getattr(episode, name) for name in _KEPT},
     )

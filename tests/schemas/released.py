@@ -1,6 +1,6 @@
 """Every released record: its bytes lie under golden/ and are decoded for ever.
 
-A new release, or a field added within one (`call-1-b.msgpack`), adds an entry to RELEASED and a file, which never
+A new release, or a field added within one (`call-1-b.msgpack`), adds a file, which never
 changes again. A JSON file says its names and values itself, so it is written by hand. Of what nobody can read, the
 instance stands in WRITTEN, and this writes its file:
 
@@ -67,6 +67,7 @@ CONTINUED_CALL = msgspec.structs.replace(
     CALL, rollout_id=None, attempt_id=None, purpose=calls.Purpose.UNKNOWN, conversation_key="5e" * 16
 )
 CHOSEN_CALL = msgspec.structs.replace(CALL, num_choices=2)
+ASKED_CALL = msgspec.structs.replace(CALL, answers_user=True)
 CALLS_CLOSED = calls.CallsClosed(
     rollout_id=ROLLOUT,
     attempt_id="9a3c",
@@ -266,54 +267,36 @@ class _Groups:
         return transitions.decode_group(data)
 
 
-RELEASED: dict[str, Any] = {
-    "call-1.msgpack": calls.LLM_CALLS,
-    "call-1-c.msgpack": calls.LLM_CALLS,
-    "call-1-n.msgpack": calls.LLM_CALLS,
-    "call-1-r.msgpack": calls.LLM_CALLS,
-    "calls_closed-1.msgpack": calls.LLM_CALLS,
-    "call_open-1.msgpack": calls.LLM_CALLS,
-    "call_ended-1.msgpack": calls.LLM_CALLS,
-    "upstream_call-1.msgpack": calls.LLM_CALLS,
-    "rollout-1.json": rollouts.ROLLOUTS,
-    "rollout_event-1.json": rollouts.ROLLOUT_EVENTS,
-    "rollout_event-1-b.json": rollouts.ROLLOUT_EVENTS,
-    "reward-1.json": rollouts.REWARDS,
-    "reward-1-b.json": rollouts.REWARDS,
-    "facts-1.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-b.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-c.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-e.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-d.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-k.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-l.msgpack": facts.EPISODE_EVENTS,
-    "close-1-b.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-m.msgpack": facts.EPISODE_EVENTS,
-    "facts-1-n.msgpack": facts.EPISODE_EVENTS,
-    "close-1.msgpack": facts.EPISODE_EVENTS,
-    "episode-1.json": episodes.EPISODES,
-    "episode-1-c.json": episodes.EPISODES,
-    "episode-1-k.json": episodes.EPISODES,
-    "closed-1.json": episodes.CLOSED,
-    "closed-1-c.json": episodes.CLOSED,
-    "closed-1-d.json": episodes.CLOSED,
-    "closed-1-e.json": episodes.CLOSED,
-    "epoch_claim-1.json": weights.WEIGHTS,
-    "version-1.json": weights.WEIGHTS,
-    "rollback-1.json": weights.WEIGHTS,
-    "held_out_pass-1.json": weights.WEIGHTS,
-    "weight_ack-1.json": weights.WEIGHT_ACKS,
-    "training_step-1.json": training.TRAINING_STEPS,
-    "groups_given_back-1.json": training.TRAINING_STEPS,
-    "process_report-1.json": process_status.PROCESS_STATUS,
-    "supervised_process-1.json": process_status.PROCESS_STATUS,
-    "transitions-1.arrow": _Groups(),
+_CODECS: dict[str, Any] = {
+    "call": calls.LLM_CALLS,
+    "calls_closed": calls.LLM_CALLS,
+    "call_open": calls.LLM_CALLS,
+    "call_ended": calls.LLM_CALLS,
+    "upstream_call": calls.LLM_CALLS,
+    "rollout": rollouts.ROLLOUTS,
+    "rollout_event": rollouts.ROLLOUT_EVENTS,
+    "reward": rollouts.REWARDS,
+    "facts": facts.EPISODE_EVENTS,
+    "close": facts.EPISODE_EVENTS,
+    "episode": episodes.EPISODES,
+    "closed": episodes.CLOSED,
+    "epoch_claim": weights.WEIGHTS,
+    "version": weights.WEIGHTS,
+    "rollback": weights.WEIGHTS,
+    "held_out_pass": weights.WEIGHTS,
+    "weight_ack": weights.WEIGHT_ACKS,
+    "training_step": training.TRAINING_STEPS,
+    "groups_given_back": training.TRAINING_STEPS,
+    "process_report": process_status.PROCESS_STATUS,
+    "supervised_process": process_status.PROCESS_STATUS,
+    "transitions": _Groups(),
 }
-"""File under golden/ -> the codec that still reads it."""
+"""What a file is called up to its release -> the codec."""
 WRITTEN = {
     "call-1.msgpack": CALL,
     "call-1-c.msgpack": CONTINUED_CALL,
     "call-1-n.msgpack": CHOSEN_CALL,
+    "call-1-u.msgpack": ASKED_CALL,
     "call-1-r.msgpack": msgspec.structs.replace(
         CALL, number=2, asked=b"asked", is_cut=True, reasoning="even", settled=CALLS_CLOSED.outcomes
     ),
@@ -335,6 +318,10 @@ WRITTEN = {
     "transitions-1.arrow": (SUMMARY, [ROW]),
 }
 """What a binary file says."""
+RELEASED = {
+    name: _CODECS[name.partition("-")[0]] for name in sorted({*WRITTEN, *(path.name for path in GOLDEN.iterdir())})
+}
+"""File under golden/ -> the codec that still reads it."""
 
 
 def write_missing() -> list[str]:

@@ -47,6 +47,10 @@ class TokenLoss:
     """Where the correction is 0."""
 
 
+_MIN_ROLLOUTS = 4
+"""With fewer the mean of the others says little of a turn like this one."""
+
+
 def _chosen(table: Mapping[str, Any], value: str | Function) -> Any:
     """The value of an axis: by its name, or the user's own function."""
     return table[value] if isinstance(value, str) else value
@@ -75,25 +79,55 @@ def turn_advantages(
     """
     worth_P = worth(recipe, turns.returns_P, turns.lengths_P)
     is_running = recipe.baseline == "running_mean"
-    over = "batch" if is_running else recipe.over
-    sets: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for at, (group, peers) in enumerate(zip(turns.groups_P, turns.peers_P, strict=True)):
-        sets["" if over == "batch" else group, "" if over == "group" else peers].append(at)
     advantages_P, after = [0.0] * len(worth_P), dict(running)
-    for (_, peers), members in sets.items():
+    for members, asking in _sets(turns, "batch" if is_running else recipe.over):
         values, rollouts = [worth_P[at] for at in members], [turns.rollouts_P[at] for at in members]
         if is_running:
+            peers = turns.peers_P[members[0]]
             baselines = [running.get(peers, 0.0)] * len(values)
             after[peers] = running_mean(running.get(peers), rollouts, values, recipe.decay)
         else:
             lengths = [turns.lengths_P[at] for at in members]
             baselines = _chosen(BASELINES, recipe.baseline)(rollouts, values, lengths)
         for at, value in zip(members, _compared(recipe, values, baselines), strict=True):
-            advantages_P[at] = value
+            if at in asking:
+                advantages_P[at] = value
     if recipe.scale == "batch_std" and any(advantages_P):
         std = sample_std(advantages_P)
         advantages_P = [value / std if std else 0.0 for value in advantages_P]
     return advantages_P, after
+
+
+def _sets(turns: Turns, over: str) -> list[tuple[list[int], frozenset[int]]]:
+    """The turns that are compared with each other, and those of them that ask: the others do among turns more like
+    them."""
+    if over == "nearest":
+        return _nearest(turns)
+    sets: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for at, (group, peers) in enumerate(zip(turns.groups_P, turns.peers_P, strict=True)):
+        sets["" if over == "batch" else group, "" if over == "group" else peers].append(at)
+    return [(members, frozenset(members)) for members in sets.values()]
+
+
+def _nearest(turns: Turns) -> list[tuple[list[int], frozenset[int]]]:
+    """By agent and turn, by agent, all: each turn asks in the first of its sets that enough rollouts are in."""
+    found: list[tuple[list[int], frozenset[int]]] = []
+    asking = set(range(len(turns.peers_P)))
+    levels = (turns.peers_P, [_agent_of(peers) for peers in turns.peers_P], None)
+    for names in levels:
+        sets: defaultdict[str, list[int]] = defaultdict(list)
+        for at in range(len(turns.peers_P)):
+            sets[names[at] if names else ""].append(at)
+        for members in sets.values():
+            if names is None or len({turns.rollouts_P[at] for at in members}) >= _MIN_ROLLOUTS:
+                found.append((members, frozenset(asking.intersection(members))))
+                asking.difference_update(members)
+    return [(members, own) for members, own in found if own]
+
+
+def _agent_of(peers: str) -> str:
+    """Of `planner:0`, the planner."""
+    return peers.rpartition(":")[0] or peers
 
 
 def worth(recipe: Recipe, returns_P: Sequence[float], lengths_P: Sequence[int]) -> list[float]:

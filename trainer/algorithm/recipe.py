@@ -59,9 +59,10 @@ class Recipe(Section, frozen=True, kw_only=True):
     """What a return is compared with: nothing; the mean of its peers, itself included, without it, or weighted by their
     trained tokens; the mean of earlier batches; or what a critic, trained along, expects (both kept in the
     checkpoint). A critic needs no peers."""
-    over: Literal["peers", "group", "batch"] = "peers"
+    over: Literal["peers", "group", "batch", "nearest"] = "peers"
     """Whose returns those are: its group's of equal `peers` (agent and turn), all of its group, or the batch's of equal
-    `peers`. `running_mean` goes by `peers`."""
+    `peers`; or `nearest` for rollouts without groups: the batch's of equal `peers`, where fewer than 4 rollouts have
+    such a turn those of its agent, where that has fewer too all. `running_mean` goes by `peers`."""
     decay: Share = 0.9
     """Of `running_mean`: what the earlier batches weigh."""
     gae: Literal["turn", "token"] = "turn"

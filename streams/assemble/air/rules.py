@@ -15,7 +15,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.records.episodes import AppliedReward, EpisodeCall, ToolExecution
+from tracegrad.schemas.records.episodes import AIR_RULE, AppliedReward, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.section import Section, Whole
 
@@ -91,6 +91,6 @@ def apply_air(config: AirConfig, calls: Sequence[EpisodeCall]) -> list[tuple[App
                 is_due = tool.has_id or config.pays_without_id or rule.value < 0
                 if is_due and rule.matches(tool) and paid[rule.name] < rule.cap:
                     paid[rule.name] += 1
-                    earned.append(AppliedReward(rule=f"air:{rule.name}", value=rule.value))
+                    earned.append(AppliedReward(rule=f"{AIR_RULE}{rule.name}", value=rule.value))
         rewards.append(tuple(earned))
     return rewards

@@ -115,6 +115,8 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
         ('[kafka.client]\nfoo = "1"\n', r"\[kafka\] client: foo is not allowed; expected one of"),
         ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
+        ("[select]\ntrain = true\n", r"\[select\] train: a run trains on \[tasks\] or on captured traffic"),
+        ("[feedback.names.x]\nlow = 1.0\nhigh = 0.5\n", r"\[feedback.names.x\] expected low < high"),
         ("[select]\nruns = [7]\n", r"\[select\] runs: expected list of text, got \[7\]"),
         ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set a token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
@@ -125,6 +127,30 @@ def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text:
     """At load, not an hour later."""
     with pytest.raises(ConfigurationError, match=message):
         load(write(folder, GOOD + text), environ={}, flags={})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"\[select\] train: nobody could rate what is captured"),
+        ("[feedback]\n", r"recipe = \"rloo_batch\""),
+        ('[feedback]\n[algorithm]\nrecipe = "dapo"\nover = "batch"\n', r"recipe = \"rloo_batch\""),
+        ('[feedback]\n[algorithm]\nrecipe = "rloo_batch"\n', ""),
+        ('[feedback]\n[algorithm]\nbaseline = "running_mean"\n', ""),
+    ],
+    ids=["nobody-rates", "groups", "spread", "batch", "running-mean"],
+)
+def test_training_on_captured_traffic_needs_raters_and_a_baseline_without_groups(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    """What would train nothing for ever is refused."""
+    file = tmp_path / "tracegrad.toml"
+    file.write_text(f'run = "x"\n[select]\ntrain = true\n{text}')
+    if not message:
+        assert load(file, environ={}, flags={}).select.train
+        return
+    with pytest.raises(ConfigurationError, match=message):
+        load(file, environ={}, flags={})
 
 
 @pytest.mark.parametrize(

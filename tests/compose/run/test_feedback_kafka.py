@@ -1,4 +1,4 @@
-"""Feedback on real parts: `up` with a rewards gateway that is killed while people rate; what was accepted is there."""
+"""Feedback on real parts: what was accepted is there though its gateway is killed; and a policy learns from it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tracegrad.producers.client.feedback import REWARD_TOKEN, REWARDS_URL, send_
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import REWARDS
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.topics import Topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -41,6 +42,12 @@ kafka.bootstrap_servers = "{broker}"
 kafka.topic_prefix = "{prefix}"
 streams.idle_s = 3.0
 feedback.names.thumb = {{ low = 0.0, high = 1.0 }}
+"""
+TRAINING = """
+select.train = true
+algorithm.recipe = "rloo_batch"
+trainer.steps = 2
+trainer.groups_per_step = 4
 """
 NUM_RATINGS = 200
 
@@ -116,9 +123,44 @@ def test_what_people_say_is_on_the_episode_though_its_gateway_is_killed(
     assert report["calls"]["terms"] == {"in episodes": 1}
 
 
+def test_a_run_learns_from_conversations_that_people_rate(tmp_path: Path, broker: str) -> None:
+    """No tasks, no grader, no groups: two steps of four rated conversations each; the one that nobody rated waits for
+    no step, and every id is accounted for."""
+    with running_engine(ScriptedEngine()) as engine:
+        prefix = f"t{uuid.uuid4().hex[:12]}."
+        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix)
+        (tmp_path / "tracegrad.toml").write_text(settings + TRAINING)
+        run = Run(tmp_path)
+        try:
+            until(run.pid, 120)
+            given, agents = run.ask("env", "--feedback"), run.ask("env")
+            url, token = given[REWARDS_URL], given[REWARD_TOKEN]
+            until(lambda: asked(agents["OPENAI_BASE_URL"]), 60)
+            for number in range(8):
+                answer = until(lambda: asked(agents["OPENAI_BASE_URL"]), 60)
+                assert answer is not None
+                send_feedback(response_id=answer, value=number % 2, name="thumb", url=url, token=token)
+            wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
+            steps = until(lambda: (found := steps_of(wiring, broker))[1:] and found, 120)
+            report = until(lambda: (found := run.ask("audit"))["missing"] == [] and found, 60)
+        finally:
+            run.up.send_signal(signal.SIGINT)
+            run.up.wait(60)
+    assert [(step.version, len(step.group_ids), step.skipped) for step in steps] == [(1, 4, ""), (2, 4, "")]
+    assert report["episodes"]["terms"] == {"in groups": 8, "unscored": 1}
+    assert report["groups"]["terms"] == {"trained": 8}
+
+
+def steps_of(wiring: Wiring, broker: str) -> list[TrainingStep]:
+    """What the trainer did."""
+    records = read_to_end(KafkaLog(broker), wiring.topics.name(Topic.TRAINING_STEPS))
+    decoded = (TRAINING_STEPS.decode(record.value) for record in records)
+    return [step for step in decoded if isinstance(step, TrainingStep)]
+
+
 def asked(url: str) -> str | None:
     """The id of an answer; None while the gateway is not there."""
-    body = {"model": "policy", "messages": [{"role": "user", "content": "what is 12 plus 30?"}], "max_tokens": 8}
+    body = {"model": "policy", "messages": [{"role": "user", "content": "what is 12 plus 30?"}]}
     request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
     try:
         with urllib.request.urlopen(request, timeout=30) as response:

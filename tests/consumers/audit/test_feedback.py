@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tests.consumers.audit.small_run import RING, memory_log
 from tests.consumers.audit.test_forwarded import audited
 from tests.streams.assemble.test_feedback import CALLS, said
-from tests.streams.make import Streams, config
+from tests.streams.credit.test_conversations import TURNS, conversation, folded
+from tests.streams.make import RUN_HASH, TOPICS, Streams, config
+from tracegrad.consumers.audit.account import Report, audit
+from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
@@ -39,3 +45,30 @@ def test_feedback_on_an_episode_that_is_not_on_the_log_is_named() -> None:
     streams = rated_run()
     streams.log[Topic.EPISODE_EVENTS] = []
     assert [line for line in missing(streams) if "never normalised: reward:feedback:k1" in line] != []
+
+
+def report(streams: Streams, *, trains: bool = True) -> Report:
+    """Of a run that trains on what is captured, or not."""
+    return audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, trains_captured=trains)
+
+
+def two_conversations() -> Streams:
+    """One of them is rated."""
+    return folded(*conversation(*TURNS), *conversation(("x", True), key="7a" * 16), said(1.0, "k1"))
+
+
+def test_rated_conversations_are_groups_and_the_others_are_unscored() -> None:
+    """Each in one term."""
+    found = report(two_conversations())
+    assert found.episodes.terms == {"in groups": 1, "unscored": 1}
+    assert found.groups.terms == {"waiting": 1}
+    assert report(folded(*conversation(*TURNS), train=False), trains=False).episodes.terms == {"captured": 1}
+
+
+@pytest.mark.parametrize("lost", [Topic.TRANSITIONS, Topic.CLOSED_GROUPS])
+def test_a_rated_conversation_that_is_lost_is_named(lost: Topic) -> None:
+    """Its group's record, or the marker that it was made."""
+    streams = two_conversations()
+    streams.log[lost] = []
+    assert report(streams).num_missing > 0
+    assert any("5e" * 16 in line for line in report(streams).missing)

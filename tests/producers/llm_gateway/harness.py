@@ -123,6 +123,7 @@ def config(
     renders_locally: bool = True,
     policy: PolicyConfig = POLICY,
     upstreams: tuple[Upstream, ...] = (),
+    trains_captured: bool = False,
     **settings: Any,
 ) -> tuple[LlmConfig, PolicyConfig, LlmHandles]:
     """Settings with waits that a test can afford."""
@@ -136,6 +137,7 @@ def config(
         engines=engines,
         renders_locally=renders_locally,
         upstreams=upstreams,
+        trains_captured=trains_captured,
     )
     return LlmConfig(**(waits | settings)), policy, handles
 

@@ -125,6 +125,11 @@ def _peers(groups: Sequence[Group], places: Sequence[_Place], policies: Policies
 
 def _compared(peers: Sequence[_Peer], one: _Peer, over: str) -> list[_Peer]:
     """With whom one is compared, itself among them."""
+    if over == "nearest":
+        agent = one.peers.rpartition(":")[0] or one.peers
+        alike = [other for other in peers if other.peers == one.peers]
+        of_agent = [other for other in peers if (other.peers.rpartition(":")[0] or other.peers) == agent]
+        return next((some for some in (alike, of_agent) if len({other.rollout for other in some}) >= 4), [*peers])
     return [
         other
         for other in peers

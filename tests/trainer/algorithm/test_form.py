@@ -159,6 +159,18 @@ def test_all_turns_of_a_group_may_be_compared() -> None:
     assert turn_advantages(Recipe(over="group"), turns)[0] == [0.5, -0.5]
 
 
+def test_rollouts_without_groups_are_compared_with_the_nearest_of_the_batch() -> None:
+    """Four reach the planner's first turn: b is the mean of the others there. Its second turn two reach, so all five
+    turns of the planner's are compared, each rollout once; the coder's one with all."""
+    rollouts = ["a", "b", "c", "d", "a", "b", "e"]
+    peers = ["planner:0"] * 4 + ["planner:1"] * 2 + ["coder:0"]
+    turns = Turns([f"g{name}" for name in rollouts], peers, rollouts, [4.0, 0.0, 0.0, 0.0, 2.0, 0.0, 9.0], [1] * 7)
+    found, _ = turn_advantages(Recipe(baseline="leave_one_out", over="nearest"), turns)
+    by_turn = [4.0, -4 / 3, -4 / 3, -4 / 3]
+    # Of the agent: a 3, b 0, c 0, d 0. Of all: e 9 besides.
+    assert found == pytest.approx([*by_turn, 2.0, -1.0, 9.0 - 0.75])
+
+
 def test_running_mean_is_what_earlier_batches_gave() -> None:
     """Nothing before the first; of turns with equal peers, whatever the group."""
     recipe = Recipe(baseline="running_mean", decay=0.5)

@@ -114,7 +114,7 @@ def drawn_credit(rng: random.Random) -> Axes:
         "outcome": rng.choice(["return", "return", "return", "passed"]),
         "bound": rng.choice([0.5, 1.0]),
         "baseline": rng.choice(["none", "mean", "leave_one_out", "length_weighted", "running_mean", "critic"]),
-        "over": rng.choice(["peers", "group", "batch"]),
+        "over": rng.choice(["peers", "group", "batch", "nearest"]),
         "scale": rng.choice(["none", "std", "batch_std", "whiten"]),
     }
     if credit["baseline"] == "critic":
@@ -156,6 +156,7 @@ OPSM: Axes = {"correction": "opsm", "opsm_anchor": "sampler", "delta": 0.5}
 ICEPOP: Axes = {"anchor": "self", "correction": "icepop"}
 POINTS: dict[str, tuple[Axes, Axes, Axes]] = {
     "rloo_clip": ({"baseline": "leave_one_out"}, CLIP | {"high": 0.28, "dual": 3.0}, {}),
+    "rloo_batch": ({"baseline": "leave_one_out", "over": "nearest"}, CLIP | {"high": 0.28, "dual": 3.0}, {}),
     "rloo": (
         {"baseline": "leave_one_out", "kl_in": "return", "beta": 0.05, **K1},
         CLIP | NLL | {"aggregation": "row_sum"},

@@ -1,0 +1,112 @@
+"""Conversations that people rated, as groups of one: which of them there are, and what each call is worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.streams.assemble.test_feedback import KEY, said
+from tests.streams.make import Item, Streams, call, call_id, config, llm_span, otlp, tool_call, tool_span
+from tracegrad.schemas.metrics import CREDIT_EPISODES
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+from tracegrad.streams.config import SelectConfig
+
+TRACE = "c" * 32
+TURNS = [("a", True), ("b", False), ("c", True), ("d", False)]
+"""Two questions of a user's, each answered by two calls."""
+
+
+def conversation(*turns: tuple[str, bool], key: str = KEY, **changes: Any) -> list[Item]:
+    """Calls of one conversation, each going on from the one before."""
+    calls: list[Item] = []
+    before: str | None = None
+    for number, (name, answers_user) in enumerate(turns):
+        given: dict[str, Any] = {"trace_id": TRACE, "conversation_key": key, "purpose": Purpose.UNKNOWN, **changes}
+        given |= {"parent_call_id": before, "shared_tokens": 2 * number, "answers_user": answers_user}
+        calls.append(call(name, None, [1], [2], **given))
+        before = call_id(name)
+    return calls
+
+
+def folded(*items: Item, train: bool = True, **changes: Any) -> Streams:
+    """Of a run that trains on what is captured."""
+    select = SelectConfig(capture_all=True, train=train)
+    streams = Streams(config(reward_sources=("feedback",), select=select, **changes))
+    streams.feed(*items)
+    for now_s in (0.0, 100.0):
+        streams.tick(now_s)
+    return streams
+
+
+def group_of(*items: Item, **changes: Any) -> tuple[GroupSummary, list[SegmentRow]]:
+    """The one group."""
+    (value,) = folded(*items, **changes).values(Topic.TRANSITIONS)
+    return decode_group(value)
+
+
+def returns(rows: list[SegmentRow]) -> list[float]:
+    """Of each call."""
+    return [turn.return_ for row in rows for turn in row.turns]
+
+
+def test_a_rated_conversation_is_a_group_of_its_own() -> None:
+    """Under the episode's id; all of its sampled tokens train."""
+    summary, (row,) = group_of(*conversation(*TURNS), said(0.5, "k1"))
+    (member,) = summary.members
+    assert (summary.group_id, member.episode_id, member.rollout_id) == (KEY, KEY, KEY)
+    assert (member.reward, member.excluded, summary.excluded) == (0.5, "", "")
+    assert row.loss_mask.tolist() == [0, 1] * 4
+    assert returns([row]) == [0.5] * 4
+
+
+def test_a_rated_answer_credits_the_calls_since_the_last_user_message() -> None:
+    """The second answer's; the first question's calls were not meant."""
+    summary, rows = group_of(*conversation(*TURNS), said(1.0, "k1", target=call_id("d")))
+    assert returns(rows) == [0.0, 0.0, 1.0, 1.0]
+    assert summary.members[0].reward == 1.0
+    _, rows = group_of(*conversation(*TURNS), said(1.0, "k1", target=call_id("c")))
+    assert returns(rows) == [0.0, 0.0, 1.0, 0.0]
+    both = (said(1.0, "k1", target=call_id("b")), said(-1.0, "k2", target=call_id("d")), said(0.5, "k3"))
+    summary, rows = group_of(*conversation(*TURNS), *both)
+    assert returns(rows) == [1.5, 1.5, -0.5, -0.5]
+    assert summary.members[0].reward == 0.5  # .5, and the mean of 1 and -1
+
+
+def test_an_agent_that_another_called_worked_for_the_same_answer() -> None:
+    """Its own prompt is a user's message, and no new question."""
+    turns = [("a", True), ("b", True), ("c", False)]
+    spans = [llm_span(TRACE, number, name) for number, (name, _) in enumerate(turns, 1)]
+    for made, agent in zip(spans, ("planner", "coder", "planner"), strict=True):
+        made.attributes.add(key="gen_ai.agent.name").value.string_value = agent
+    _, rows = group_of(otlp(*spans), *conversation(*turns), said(1.0, "k1", target=call_id("c")))
+    assert returns(rows) == [1.0] * 3
+
+
+def test_air_pays_in_rated_conversations_only() -> None:
+    """As return-to-go; what nobody rated trains nothing, for a policy learns to earn AIR for its own sake."""
+    asked = (tool_call("1"),)
+    spans = otlp(llm_span(TRACE, 1, "a", at=11), tool_span(TRACE, 2, at=20, gen_ai__tool__call__id="call_1", status=1))
+    rule = (AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.25, cap=1),)
+    calls = conversation(*TURNS[:2], tool_calls=asked)
+    unrated = folded(spans, *calls, air=rule)
+    assert unrated.values(Topic.TRANSITIONS) == []
+    assert unrated.credit.metrics.value(CREDIT_EPISODES, "unscored") == 1  # type: ignore[attr-defined]
+    _, rows = group_of(spans, *calls, said(0.5, "k1"), air=rule)
+    assert returns(rows) == [0.75, 0.5]
+
+
+@pytest.mark.parametrize("items", [(), (said(1.0, "k1"),)], ids=["unrated", "rated"])
+def test_a_run_that_does_not_ask_for_it_trains_on_nothing_captured(items: tuple[Item, ...]) -> None:
+    """The default."""
+    assert folded(*conversation(*TURNS), *items, train=False).values(Topic.TRANSITIONS) == []
+
+
+def test_what_cannot_train_is_told_in_its_group() -> None:
+    """Calls of a version that nobody knows: the gateway of another run, or from before this one trained."""
+    _, (row,) = group_of(*conversation(*TURNS, versions=()), said(1.0, "k1"))
+    assert not row.loss_mask.any()
+    assert {turn.masked for turn in row.turns} == {"bad_versions"}
