@@ -48,6 +48,7 @@ __all__ = [
     "FACTS",
     "FACTS_LATE",
     "FEEDBACK",
+    "FEEDBACK_LATE",
     "FEEDBACK_REFUSED",
     "GENERATIONS_REFUSED",
     "GROUPS",
@@ -203,6 +204,7 @@ CALLS_OPTED_OUT = Counter("calls_opted_out", "Requests that asked to leave no re
 CALLS_TOO_LARGE = Counter("calls_too_large", "Calls that no record can hold.")
 CALLS_UNACKNOWLEDGED = Counter("calls_unacknowledged", "Calls whose record was not acknowledged in time.")
 FEEDBACK = Counter("feedback", "Pieces of feedback acknowledged.", ("name",), terminal="feedback", is_work=True)
+FEEDBACK_LATE = Counter("feedback_late", "Pieces of feedback on nothing that waited for them.")
 FEEDBACK_REFUSED = Counter("feedback_refused", "Pieces of feedback refused, by the field at fault.", ("field",))
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")

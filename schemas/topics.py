@@ -13,8 +13,18 @@ from enum import StrEnum
 import msgspec
 
 from .errors import ConfigurationError, RecordError
-from .ids import RunName, key_of
-from .log.protocol import Record
+from .ids import RunName
+from .keys import (
+    closed_key,
+    engine_key,
+    episode_key,
+    group_key,
+    original_key,
+    policy_key,
+    process_key,
+    rollout_key,
+    trace_key,
+)
 
 __all__ = [
     "INPUTS",
@@ -59,6 +69,7 @@ class Topic(StrEnum):
     CLOSED_EPISODES = "closed_episodes"
     CLOSED_GROUPS = "closed_groups"
     EPISODES = "episodes"
+    EPISODE_SCORES = "episode_scores"
     TRANSITIONS = "transitions"
     WEIGHTS = "weights"
     WEIGHT_ACKS = "weight_acks"
@@ -79,60 +90,12 @@ class Stage(StrEnum):
 INPUTS: Mapping[Stage, tuple[Topic, ...]] = {
     Stage.NORMALIZE: (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS),
     Stage.ASSEMBLE: (Topic.EPISODE_EVENTS,),
-    Stage.CREDIT: (Topic.EPISODES,),
+    Stage.CREDIT: (Topic.EPISODES, Topic.EPISODE_SCORES),
     Stage.RUNNER: (Topic.ROLLOUTS,),
 }
 """What each consumer group reads. A run is a view of normalize's from chosen offsets."""
 STREAMS = (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
 """The stages that are stream workers, in the order of the flow."""
-
-
-def trace_key(trace_id: str) -> bytes | None:
-    """the trace id in hex; a Collector may leave it out, and a log record of no trace has none"""
-    return trace_id.encode() or None
-
-
-def episode_key(rollout_id: str | None, trace_id: str | None, *, conversation: str | None = None) -> bytes:
-    """the rollout id, else the conversation's key, else the trace id"""
-    # All attempts of a rollout, and all traces of a conversation, lie in one partition, in order.
-    return key_of(rollout_id, conversation, trace_id).encode()
-
-
-def rollout_key(rollout_id: str) -> bytes:
-    """the rollout id"""
-    return rollout_id.encode()
-
-
-def group_key(group_id: str | None, episode_id: str) -> bytes:
-    """the group id, else the episode id"""
-    # The members of a group meet in one partition.
-    return (group_id or episode_id).encode()
-
-
-def closed_key(identifier: str) -> bytes:
-    """the id of what is closed"""
-    return identifier.encode()
-
-
-def policy_key(policy: str) -> bytes:
-    """the policy"""
-    return policy.encode()
-
-
-def engine_key(engine_id: str) -> bytes:
-    """the engine's id"""
-    return engine_id.encode()
-
-
-def process_key(process: str, by: str) -> bytes:
-    """who says it (report or supervised), a slash, and the process's name"""
-    # A process and its supervisor write side by side, and compaction keeps the last word of both.
-    return f"{by}/{process}".encode()
-
-
-def original_key(origin: Record) -> bytes | None:
-    """the key of the record that could not be used"""
-    return origin.key
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,6 +205,15 @@ REGISTRY: tuple[TopicSpec, ...] = (
         written_by="assemble",
         read_by="credit, tasks, audit, live view",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
+    ),
+    TopicSpec(
+        topic=Topic.EPISODE_SCORES,
+        public=False,
+        key=group_key,
+        value="feedback on captured episodes that came after their close, or close (JSON)",
+        written_by="assemble, credit (close proposals)",
+        read_by="credit",
+        settings={"retention.ms": str(2 * _DAY_MS)},
     ),
     TopicSpec(
         topic=Topic.TRANSITIONS,

@@ -120,6 +120,8 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     """Trained policies; a policy's index is its partition of `transitions`. Calls of others are context."""
     reward_sources: tuple[str, ...]
     """Globs on the sources whose rewards count."""
+    feedback_wait_s: float = 0.0
+    """With `select.train`: how long a conversation waits for feedback once its episode has closed."""
     streams: StreamsConfig = StreamsConfig()
     air: AirConfig = AirConfig()
     select: SelectConfig = SelectConfig()

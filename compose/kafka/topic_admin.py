@@ -27,7 +27,13 @@ __all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topic
 logger = logging.getLogger(__name__)
 
 
-CO_PARTITIONED = (Topic.EPISODE_EVENTS, Topic.EPISODES, Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
+CO_PARTITIONED = (
+    Topic.EPISODE_EVENTS,
+    Topic.EPISODES,
+    Topic.EPISODE_SCORES,
+    Topic.CLOSED_EPISODES,
+    Topic.CLOSED_GROUPS,
+)
 """A marker lies in the partition number of its input, so these have equal counts."""
 
 

@@ -146,6 +146,7 @@ class Wiring:
             run_hash=self.record.hash,
             policies=(settings.policy.name,),
             reward_sources=(*(reward.counted if reward else ("grader:*",)), *feedback),
+            feedback_wait_s=settings.feedback.wait_s if settings.feedback is not None else 0.0,
             streams=settings.streams,
             air=settings.air,
             select=settings.select,

@@ -55,6 +55,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Calls of other runs' rollouts."""
     outcomes: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """Episode id -> the call ids that its `calls_closed` names."""
+    scores: set[str] = msgspec.field(default_factory=set)
+    """Feedback that came behind its episode, by `reward_key`."""
     dead: set[Position] = msgspec.field(default_factory=set)
     """Origins of dead letters."""
     unseen_origins: dict[Position, bytes] = msgspec.field(default_factory=dict)

@@ -36,6 +36,7 @@ def check_links(seen: Evidence) -> list[str]:
         _raw_to_facts,
         _facts_to_raw,
         _episodes_to_raw,
+        _feedback,
         _markers,
         _groups,
         _rollouts,
@@ -96,6 +97,17 @@ def _episodes_to_raw(seen: Evidence) -> Iterator[str]:
     for id_, named in () if seen.undecodable_calls else seen.outcomes.items():
         what = f"call named by calls_closed of {id_} but not on llm_calls"
         yield from _absent(seen, calls, named, seen.raw, what, kind="call:")
+
+
+def _feedback(seen: Evidence) -> Iterator[str]:
+    """What people said is on an episode, or behind one."""
+    if seen.expired & {Topic.EPISODES, Topic.EPISODE_SCORES}:
+        return
+    told = seen.scores.union(*(episode.rewards for episode in seen.episodes.values()))
+    for key, episode in seen.facts.items():
+        is_told = key in told or key in seen.dead_facts or not key.startswith(f"reward:{FEEDBACK}")
+        if not is_told and all(seen.is_done(Stage.ASSEMBLE, place) for place in seen.fact_places.get(episode, [])):
+            yield f"feedback on no episode and behind none: {key}"
 
 
 def _markers(seen: Evidence) -> Iterator[str]:

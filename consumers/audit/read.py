@@ -31,7 +31,7 @@ from tracegrad.schemas.records.calls import (
     LlmCall,
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     Close,
@@ -157,7 +157,8 @@ def _note_digest(seen: Evidence, id_: str, record: Record) -> None:
 
 
 def _group_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
-    seen.group_markers.add(marker.id)
+    if marker.disposition == "emitted":
+        seen.group_markers.add(marker.id)
 
 
 def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
@@ -177,6 +178,11 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
         rewards=tuple(reward_key(reward) for reward in episode.rewards if reward.source != AGENT_SOURCE),
     )
     seen.episodes.setdefault(episode.episode_id, first)
+
+
+def _score(seen: Evidence, record: Record, score: Score | Close) -> None:
+    if isinstance(score, Score):
+        seen.scores.add(reward_key(score.reward))
 
 
 def _episode_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
@@ -299,6 +305,7 @@ _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Re
     (Topic.TRANSITIONS, decode_group, _transition),
     (Topic.CLOSED_EPISODES, CLOSED.decode, _episode_marker),
     (Topic.EPISODES, EPISODES.decode, _episode),
+    (Topic.EPISODE_SCORES, EPISODE_SCORES.decode, _score),
     (Topic.EPISODE_EVENTS, EPISODE_EVENTS.decode, _facts),
     (Topic.REWARDS, REWARDS.decode, _reward),
     (Topic.LLM_CALLS, LLM_CALLS.decode, _call),

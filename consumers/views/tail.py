@@ -29,7 +29,7 @@ from tracegrad.schemas.records.calls import (
     UpstreamCall,
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
@@ -129,6 +129,8 @@ def _describe(value: Any) -> str:
         case Reward():
             given = f"unscored, {value.reason}" if value.value is None else value.value
             return f"{value.name} = {given} ({value.source})"
+        case Score():
+            return f"of {value.key}: {_describe(value.reward)}"
         case RolloutEvent():
             error = f": {_cut(value.error)}" if value.error else ""
             return f"attempt {value.attempt_id} {value.state}{' (final)' if value.is_final else ''}{error}"
@@ -219,6 +221,7 @@ _DECODERS: dict[Topic, Callable[[bytes | None], Any]] = {
     Topic.CLOSED_EPISODES: CLOSED.decode,
     Topic.CLOSED_GROUPS: CLOSED.decode,
     Topic.EPISODES: EPISODES.decode,
+    Topic.EPISODE_SCORES: EPISODE_SCORES.decode,
     Topic.TRANSITIONS: decode_group,
     Topic.WEIGHTS: WEIGHTS.decode,
     Topic.WEIGHT_ACKS: WEIGHT_ACKS.decode,

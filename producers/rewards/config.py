@@ -6,6 +6,8 @@ nothing heavy: the command line reads it for its help.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
@@ -48,6 +50,9 @@ class FeedbackConfig(Section, frozen=True, kw_only=True):
     """None: a free port, kept for the life of the run."""
     names: dict[str, RangeConfig] = msgspec.field(default_factory=_default_names)
     """What feedback may be called, and the range of its values; any other name or value is refused."""
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=43_200)] = 60.0
+    """With `[select] train`: how long a conversation that has closed waits for feedback before it is trained on; what
+    comes later is late. At most 12 hours, a quarter of what topics between stages are kept."""
     max_body_bytes: Count = 1024 * 1024
     """Of one request; a larger one gets 413."""
     max_inflight_bytes: Count = 32 * 1024 * 1024

@@ -8,7 +8,7 @@ import msgspec
 
 from .calls import CallOutcome, CallRecord, Purpose, SpliceOutcome, ToolCall
 from .codec import Codec
-from .facts import ToolStatus
+from .facts import Close, ToolStatus
 from .rollouts import GroupRef, Reward, RolloutState, is_usable
 from .versions import VersionSpan
 
@@ -16,10 +16,12 @@ __all__ = [
     "AIR_RULE",
     "CLOSED",
     "EPISODES",
+    "EPISODE_SCORES",
     "AppliedReward",
     "ClosedMarker",
     "Episode",
     "EpisodeCall",
+    "Score",
     "ToolExecution",
     "rebuild_prompt",
     "why_excluded",
@@ -143,6 +145,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Calls by `named_by`; `none` where nothing told."""
     conversation: str | None = None
     """Of a captured episode: the key of its conversation; later episodes of the conversation have it too."""
+    began_at_ms: int = 0
+    """Of a captured episode: when its first call began, by the gateway's clock; 0: it has none."""
 
     @property
     def is_rated(self) -> bool:
@@ -172,6 +176,15 @@ def why_excluded(episode: Episode, policy: str) -> str:
     return "" if is_usable(episode.reward) else "unscored"
 
 
+class Score(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
+    """Feedback on a captured conversation that came when an episode of it had closed."""
+
+    schema: str = "score/1"
+    key: str
+    """Of the conversation."""
+    reward: Reward
+
+
 class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     """An episode or group is closed; facts that come later are late. Kept longer than the input."""
 
@@ -199,6 +212,7 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")
+EPISODE_SCORES: Codec[Score | Close] = Codec(Score | Close, released=("score/1", "close/1"), wire="json")
 CLOSED: Codec[ClosedMarker] = Codec(ClosedMarker, released=("closed/1",), wire="json")
 
 

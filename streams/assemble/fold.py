@@ -11,7 +11,7 @@ unreadable record, or one above a bound, is a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -36,17 +36,21 @@ from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallFact,
     Close,
+    Fact,
     Facts,
     LinkFact,
     LogFact,
     SpanFact,
 )
+from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
+from .agent_rewards import is_authorised
 from .bounds import Bounds
 from .deadlines import due
+from .late_feedback import feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, Waiting
 from .selection import is_selected
@@ -137,7 +141,8 @@ class Assemble(StageFold[OpenEpisode]):
             event = self._of_stretch(event)
         if self._is_closed(event.episode_id):
             self._count_late(event)
-            return Emission(done=(record.position,))
+            late = self._feedback(event.facts) if isinstance(event, Facts) else []
+            return Emission(outputs=scores(key, late), done=(record.position,))
         return self._obey(record, event) if isinstance(event, Close) else self._add(record, event, key)
 
     def _of_stretch(self, facts: Facts) -> Facts:
@@ -204,8 +209,10 @@ class Assemble(StageFold[OpenEpisode]):
         del self._open[waiting.episode_id]
         self._strays.discard(waiting.episode_id)
         self._bounds.forget(waiting)
-        self.metrics.add(FACTS_LATE, "other", num=len(waiting.facts()))
-        return Emission(done=tuple(sorted(set(waiting.positions))))
+        facts = waiting.facts()
+        self.metrics.add(FACTS_LATE, "other", num=len(facts))
+        late = scores(waiting.key, self._feedback(facts))
+        return Emission(outputs=late, done=tuple(sorted(set(waiting.positions))))
 
     def _add(self, record: Record, facts: Facts, key: str) -> Emission:
         episode = self._open.get(facts.episode_id)
@@ -296,8 +303,22 @@ class Assemble(StageFold[OpenEpisode]):
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
         marker = episode.marker(disposition)
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
+        if episode.attempt is None:
+            outputs = (*outputs, *scores(episode.key, self._feedback_elsewhere(episode, disposition)))
         self._bounds.forget(episode)
         return self._close(marker, episode.positions, outputs)
+
+    def _feedback(self, facts: Iterable[Fact]) -> list[Reward]:
+        """What people said, if that counts."""
+        return [reward for reward in feedback_in(facts) if is_authorised(reward, self._rules.reward_sources)]
+
+    def _feedback_elsewhere(self, episode: OpenEpisode, disposition: str) -> list[Reward]:
+        """Of the feedback that came while a captured episode was open, what is about others of its conversation too."""
+        said = self._feedback(episode.facts())
+        if disposition != "emitted":
+            return said
+        minted, has_earlier = episode.minted(), self._stretches.is_known(episode.key)
+        return [one for one in said if (has_earlier if one.target is None else one.target not in minted)]
 
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):
@@ -323,5 +344,5 @@ class Assemble(StageFold[OpenEpisode]):
             without = msgspec.structs.replace(written, calls=(), calls_omitted=error.reason, error=str(error))
             value = EPISODES.encode(without)
             letters = (dead_letter(record, error, stage=self.stage, value=b""),)
-        key = group_key(written.group.id if written.group else None, written.episode_id)
+        key = group_key(written.group.id if written.group else None, written.conversation or written.episode_id)
         return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
-from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall, ToolExecution
+from tracegrad.schemas.records.episodes import Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import CallFact, SpanFact, SpanKind, ToolStatus
-from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, Reward, RolloutState, is_usable
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutState
 
+from ..ratings import in_order, reward_of, with_rewards
 from .agent_rewards import agent_rewards, is_authorised
 from .air.rules import AirConfig, apply_air
 from .join.calls import Joined, join_calls
@@ -45,8 +46,10 @@ def write_episode(
     awaited = episode.end.rewards_awaited if episode.end else ()
     counted, num_others = _judged(episode, spans, own, reward_sources) if is_graded else ([], 0)
     rewards = _authorised(counted, awaited)
-    calls = _with_rewards(_calls(episode, spans, own), rewards, air)
-    total, unscored = _sum(rewards, awaited) if is_graded else (None, state.value)
+    made = _calls(episode, spans, own)
+    paid = zip(made, apply_air(air, made), strict=True)
+    calls = with_rewards([msgspec.structs.replace(call, rewards=earned) for call, earned in paid], rewards)
+    total, unscored = reward_of(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
     return Episode(
@@ -63,6 +66,7 @@ def write_episode(
         error=episode.end.error if episode.end else None,
         closed_by=closed_by,
         conversation=None if episode.attempt else episode.key,
+        began_at_ms=0 if episode.attempt else _began_at_ms(episode),
         services=tuple(sorted({span.service for span in spans if span.service})),
         calls=calls,
         rewards=rewards,
@@ -77,6 +81,10 @@ def write_episode(
         num_joined_by=_counted(call.joined_by for call in calls),
         num_named_by=_counted(call.named_by or "none" for call in calls),
     )
+
+
+def _began_at_ms(episode: OpenEpisode) -> int:
+    return min((fact.call.started_at_ns for fact in episode.calls.values()), default=0) // 1_000_000
 
 
 def _counted(rungs: Iterable[str]) -> dict[str, int]:
@@ -111,42 +119,9 @@ def _authorised(counted: Sequence[Reward], awaited: Sequence[str]) -> tuple[Rewa
                 for reward in counted
                 if not awaited or (reward.name in awaited and reward.source != FEEDBACK_SOURCE)
             ),
-            key=lambda reward: (reward.name, reward.target or "", reward.idempotency_key),
+            key=in_order,
         )
     )
-
-
-def _sum(rewards: Sequence[Reward], awaited: Iterable[str]) -> tuple[float | None, str]:
-    """(the episode's reward, why there is none), of rewards that count; those that target a call are not summed.
-
-    What is missing, has no value or is no usable number makes the sum unscored; none of them is ever read as 0.
-    """
-    missing = sorted(set(awaited) - {reward.name for reward in rewards})
-    if missing:
-        return None, f"missing: {', '.join(missing)}"
-    values = []
-    for reward in rewards:
-        if reward.target is None and not reward.name.startswith(f"{AGENT_REWARD}."):
-            if reward.value is None:
-                return None, reward.reason or "unscored"
-            if not is_usable(reward.value):
-                return None, "out_of_range"
-            values.append(reward)
-    return (math.fsum(value for _, value in _rated(values)), "") if values else (None, "no_reward")
-
-
-def _rated(rewards: Iterable[Reward]) -> Iterator[tuple[str, float]]:
-    """(name, value) of usable rewards of one thing; several ratings of one name are their mean, or who clicks twice
-    would count twice."""
-    ratings: dict[str, list[float]] = {}
-    for reward in rewards:
-        assert reward.value is not None
-        if reward.source == FEEDBACK_SOURCE:
-            ratings.setdefault(reward.name, []).append(reward.value)
-        else:
-            yield reward.name, reward.value
-    for name, values in ratings.items():
-        yield name, math.fsum(values) / len(values)
 
 
 def _in_order(facts: Collection[CallFact]) -> list[CallFact]:
@@ -285,23 +260,6 @@ def _masked(
     if record.is_constrained:
         return "constrained"
     return "truncated" if record.is_truncated else ""
-
-
-def _with_rewards(calls: list[EpisodeCall], rewards: Sequence[Reward], air: AirConfig) -> tuple[EpisodeCall, ...]:
-    """The calls with what they earned: AIR first, then the rewards that target them."""
-    asked_by = {tool.id: call.call_id for call in calls for tool in call.tool_calls}
-    targeted: dict[str, list[Reward]] = {}
-    for reward in rewards:
-        if reward.target is not None and is_usable(reward.value):
-            targeted.setdefault(asked_by.get(reward.target, reward.target), []).append(reward)
-    given = {
-        call_id: [AppliedReward(rule=name, value=value) for name, value in _rated(rated)]
-        for call_id, rated in targeted.items()
-    }
-    return tuple(
-        msgspec.structs.replace(call, rewards=(*earned, *given.get(call.call_id, ())))
-        for call, earned in zip(calls, apply_air(air, calls), strict=True)
-    )
 
 
 def has_structure(episode: OpenEpisode) -> bool:

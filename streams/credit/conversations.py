@@ -5,8 +5,8 @@
 R is what was said of the conversation as a whole, a_u what AIR paid call u, f_j the rating of answer j. Its stretch are
 the calls from the last user message before it up to j itself, whoever made them: a tool's caller and the agents it
 called worked for that answer, the answers before that message were rated by themselves. In: episodes without a rollout.
-Out: such episodes with a group, returns. Invariant: what nobody rated has no group, whatever AIR pays it, for a policy
-that is trained on AIR alone learns to earn that.
+Out: such episodes with a group, returns. What nobody rated trains nothing, whatever AIR pays it: a policy that is
+trained on AIR alone learns to earn that.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ import msgspec
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import GroupRef, is_usable
 
-__all__ = ["as_group", "rated", "ratings_of"]
+__all__ = ["as_group", "as_rated", "rated", "ratings_of"]
 
 
 def as_group(episode: Episode) -> Episode:
-    """The episode as it is credited; one without a rollout that was rated bears a group: itself alone."""
-    if episode.group is not None or episode.rollout_id is not None or not episode.is_rated:
+    """The episode as it is credited; one without a rollout bears a group: itself alone."""
+    if episode.group is not None or episode.rollout_id is not None:
         return episode
-    group = GroupRef(id=episode.episode_id, size=1, member=0, index=0)
-    return msgspec.structs.replace(episode, group=group, reward=0.0 if episode.reward is None else episode.reward)
+    return msgspec.structs.replace(episode, group=GroupRef(id=episode.episode_id, size=1, member=0, index=0))
+
+
+def as_rated(episode: Episode) -> Episode:
+    """A rated one, with an R: nothing was said of the whole where answers alone were rated."""
+    return msgspec.structs.replace(episode, reward=0.0 if episode.reward is None else episode.reward)
 
 
 def ratings_of(calls: Sequence[EpisodeCall]) -> list[list[float]]:

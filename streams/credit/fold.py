@@ -1,10 +1,11 @@
 """Stage `credit`: closes groups and turns their episodes into transitions, one record per policy.
 
-In: `episodes`. Out: `transitions`, one Arrow record per policy and training group, written to the policy's own
-partition, and a marker on `closed_groups`. A group closes when each of its members has a final episode; superseded
-attempts and validation end here. Invariant: the record does not depend on the order of the episodes; no group stays
-for ever, or has no room: one that very many overtake, and the oldest of too many, close as if what they wait for were
-given up. In a run that trains on captured traffic a conversation that was rated is a group of one.
+In: `episodes`, and `episode_scores`: what people said of conversations later, and closes that some worker's clock
+proposed. Out: `transitions`, one Arrow record per policy and training group, written to the policy's own partition, and
+a marker on `closed_groups`. A group closes when each of its members has a final episode; superseded attempts and
+validation end here. In a run that trains on captured traffic a conversation is a group of one, which closes when people
+had their time to rate it. Invariant: the record does not depend on the order of the episodes; no group stays for ever,
+or has no room: one that very many overtake, and the oldest of too many, close as if what they wait for were given up.
 Failure: a rollout that cannot train is listed with its reason; an unreadable record is a dead letter.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -19,16 +21,18 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, GroupId, episode_id, rollout_id
 from tracegrad.schemas.log.protocol import Position, Record
-from tracegrad.schemas.metrics import CREDIT_EPISODES, GROUPS, Metrics
+from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker, Episode
+from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
+from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.topics import Stage, Topic, Topics, policy_key
+from tracegrad.schemas.topics import Stage, Topic, Topics, group_key, policy_key
 
 from ..config import StreamRules
 from ..stage_fold import StageFold
-from .conversations import as_group
+from .conversations import as_group, as_rated
 from .return_to_go import credit_group
+from .waiting import UNCLAIMED, Waiting
 
 __all__ = ["OVERTAKEN", "Credit"]
 
@@ -70,13 +74,28 @@ class Credit(StageFold[_OpenGroup]):
         self._num_bytes = 0
         """Of the episodes' records in all open groups."""
         self._num_closed = 0
+        self._waiting = Waiting(rules.feedback_wait_s)
+        self._scores_topic = topics.name(Topic.EPISODE_SCORES)
 
     def reset(self) -> None:
         """As Fold.reset."""
         super().reset()
         self._num_bytes = 0
+        self._waiting.clear()
+
+    def propose(self, now_s: float) -> Sequence[Output]:
+        """As Fold.propose; due are conversations that people had their time to rate."""
+        proposals = []
+        for reason, id_, key, partition in self._waiting.due(now_s):
+            self.metrics.add(PROPOSALS, reason)
+            value = EPISODE_SCORES.encode(Close(episode_id=id_, reason=reason))
+            place = Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=value, partition=partition)
+            proposals.append(place)
+        return proposals
 
     def _take(self, record: Record) -> Emission:
+        if record.topic == self._scores_topic:
+            return self._take_score(record)
         episode = EPISODES.decode(record.value)
         self._refusals.accept(record)
         if self._rules.select.train:
@@ -88,10 +107,31 @@ class Credit(StageFold[_OpenGroup]):
             return Emission(done=(record.position,))
         return self._add(record, episode, group)
 
+    def _take_score(self, record: Record) -> Emission:
+        event = EPISODE_SCORES.decode(record.value)
+        self._refusals.accept(record)
+        if isinstance(event, Score):
+            if not self._rules.select.train:
+                return self._let_go([record.position])
+            self._waiting.hear(event.key, event.reward, record.position)
+            return Emission()
+        if event.reason == UNCLAIMED:
+            return self._let_go(self._waiting.drop(event.episode_id), record.position)
+        state = self._open.get(event.episode_id)
+        if state is None:
+            return Emission(done=(record.position,))
+        state.positions.append(record.position)
+        return self._credit_conversation(event.episode_id, state)
+
+    def _let_go(self, late: Sequence[Position], *more: Position) -> Emission:
+        """Feedback that is about nothing that waits."""
+        self.metrics.add(FEEDBACK_LATE, num=len(late))
+        return Emission(done=tuple(sorted((*late, *more))))
+
     def _ends_here(self, episode: Episode) -> str:
         """Why the episode joins no group; empty when it does."""
         if episode.group is None:
-            return "unscored" if self._rules.select.train else "without_group"
+            return "without_group"
         if episode.purpose is not Purpose.TRAIN and episode.rollout_id is not None:
             return "not_training"
         if not episode.is_final:
@@ -123,13 +163,38 @@ class Credit(StageFold[_OpenGroup]):
             self._num_bytes += len(value)
         state.take(group.member, episode, value)
         state.positions.append(record.position)
-        self.metrics.add(CREDIT_EPISODES, "in_groups")
-        if len(state.members) == group.size:
-            return self._credit(group.id, state)
+        if episode.rollout_id is None:
+            self._waiting.add(episode, record.partition)
+            if not self._waiting.wait_s:
+                return self._credit_conversation(group.id, state)
+        else:
+            self.metrics.add(CREDIT_EPISODES, "in_groups")
+            if len(state.members) == group.size:
+                return self._credit(group.id, state)
+        return self._credit_oldest()
+
+    def _credit_oldest(self) -> Emission:
+        """Closes the group that is open longest, where it takes the room of others."""
         oldest_id, oldest = next(iter(self._open.items()))
+        is_conversation = oldest.members[min(oldest.members)][0].rollout_id is None
         is_surplus = len(self._open) > self._rules.streams.max_open_groups
+        if is_conversation:
+            return self._credit_conversation(oldest_id, oldest) if is_surplus else Emission()
         is_overtaken = self._num_closed - oldest.num_closed >= OVERTAKEN
         return self._credit_in_part(oldest_id, oldest) if is_surplus or is_overtaken else Emission()
+
+    def _credit_conversation(self, group_id: str, state: _OpenGroup) -> Emission:
+        """Closes a group of one with all that was said of it; what nobody rated trains nothing."""
+        episode, rank = state.members[0]
+        episode, positions = self._waiting.close(episode)
+        state.positions += positions
+        if episode.is_rated:
+            self.metrics.add(CREDIT_EPISODES, "in_groups")
+            state.members[0] = (as_rated(episode), rank)
+            return self._credit(group_id, state)
+        self.metrics.add(CREDIT_EPISODES, "unscored")
+        self._num_bytes -= state.num_bytes
+        return self._close(ClosedMarker(id=group_id, disposition="unscored"), state.positions, ())
 
     def _credit_in_part(self, group_id: str, state: _OpenGroup) -> Emission:
         """Closes a group with the members that came."""

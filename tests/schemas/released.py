@@ -279,6 +279,7 @@ _CODECS: dict[str, Any] = {
     "facts": facts.EPISODE_EVENTS,
     "close": facts.EPISODE_EVENTS,
     "episode": episodes.EPISODES,
+    "score": episodes.EPISODE_SCORES,
     "closed": episodes.CLOSED,
     "epoch_claim": weights.WEIGHTS,
     "version": weights.WEIGHTS,

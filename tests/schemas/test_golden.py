@@ -28,6 +28,7 @@ CODECS = (
     rollouts.REWARDS,
     facts.EPISODE_EVENTS,
     episodes.EPISODES,
+    episodes.EPISODE_SCORES,
     episodes.CLOSED,
     weights.WEIGHTS,
     weights.WEIGHT_ACKS,

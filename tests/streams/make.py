@@ -281,9 +281,10 @@ class Streams:
                 self.append(*raw(item), headers=signed_by(run_hash_of(item.rollout_id or RUN_HASH)) if is_call else ())
 
     def tick(self, now_s: float) -> None:
-        """Lets the assembler's clock propose."""
-        for output in self.assemble.propose(now_s):
-            self.append(output.topic, output.value, output.key)
+        """Lets the clocks propose."""
+        for fold in (self.assemble, self.credit):
+            for output in fold.propose(now_s):
+                self.append(output.topic, output.value, output.key)
 
     def values(self, topic: Topic) -> list[bytes]:
         """What was appended to a topic."""
@@ -301,7 +302,11 @@ class Streams:
     def _reader(self, topic: Topic) -> Fold | None:
         if topic in (Topic.OTLP_SPANS, Topic.OTLP_LOGS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS):
             return self.normalize
-        return {Topic.EPISODE_EVENTS: self.assemble, Topic.EPISODES: self.credit}.get(topic)
+        return {
+            Topic.EPISODE_EVENTS: self.assemble,
+            Topic.EPISODES: self.credit,
+            Topic.EPISODE_SCORES: self.credit,
+        }.get(topic)
 
     def _outputs(self, emission: Emission) -> list[Output]:
         self.done |= {(position.topic, position.offset) for position in emission.done}

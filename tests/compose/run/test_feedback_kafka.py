@@ -40,11 +40,12 @@ policy.model = "{policy}"
 engine.url = "{engine}"
 kafka.bootstrap_servers = "{broker}"
 kafka.topic_prefix = "{prefix}"
-streams.idle_s = 3.0
+streams.idle_s = {idle_s}
 feedback.names.thumb = {{ low = 0.0, high = 1.0 }}
 """
 TRAINING = """
 select.train = true
+feedback.wait_s = 20.0
 algorithm.recipe = "rloo_batch"
 trainer.steps = 2
 trainer.groups_per_step = 4
@@ -90,7 +91,7 @@ def test_what_people_say_is_on_the_episode_though_its_gateway_is_killed(
     """A call, then two hundred ratings of it with a SIGKILL between: each counts once, as their mean, on its call."""
     with running_engine(ScriptedEngine()) as engine:
         prefix = f"t{uuid.uuid4().hex[:12]}."
-        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix)
+        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=3.0)
         (tmp_path / "tracegrad.toml").write_text(settings)
         run = Run(tmp_path)
         try:
@@ -124,23 +125,23 @@ def test_what_people_say_is_on_the_episode_though_its_gateway_is_killed(
 
 
 def test_a_run_learns_from_conversations_that_people_rate(tmp_path: Path, broker: str) -> None:
-    """No tasks, no grader, no groups: two steps of four rated conversations each; the one that nobody rated waits for
-    no step, and every id is accounted for."""
+    """No tasks, no grader, no groups: two steps of four conversations, rated when their episodes had closed; the one
+    that nobody rated is in no step, and every id is accounted for."""
     with running_engine(ScriptedEngine()) as engine:
         prefix = f"t{uuid.uuid4().hex[:12]}."
-        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix)
+        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=0.5)
         (tmp_path / "tracegrad.toml").write_text(settings + TRAINING)
         run = Run(tmp_path)
         try:
             until(run.pid, 120)
             given, agents = run.ask("env", "--feedback"), run.ask("env")
             url, token = given[REWARDS_URL], given[REWARD_TOKEN]
-            until(lambda: asked(agents["OPENAI_BASE_URL"]), 60)
-            for number in range(8):
-                answer = until(lambda: asked(agents["OPENAI_BASE_URL"]), 60)
+            answers = [until(lambda: asked(agents["OPENAI_BASE_URL"]), 60) for _ in range(9)]
+            wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
+            until(lambda: len(episodes(wiring, broker)) == 9, 30)
+            for number, answer in enumerate(answers[1:]):
                 assert answer is not None
                 send_feedback(response_id=answer, value=number % 2, name="thumb", url=url, token=token)
-            wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
             steps = until(lambda: (found := steps_of(wiring, broker))[1:] and found, 120)
             report = until(lambda: (found := run.ask("audit"))["missing"] == [] and found, 60)
         finally:

@@ -16,6 +16,15 @@ from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
 
 
+def test_feedback_that_came_behind_its_episode_is_accounted_for() -> None:
+    """On a topic of its own; without that it is named."""
+    streams = rated_run()
+    streams.feed(said(0.5, "late"))
+    assert missing(streams) == []
+    streams.log[Topic.EPISODE_SCORES] = []
+    assert missing(streams) == ["feedback on no episode and behind none: reward:feedback:late"]
+
+
 def rated_run() -> Streams:
     """A captured conversation that two people rate, under keys of their own, one of which looks like an id of ours."""
     streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True)))

@@ -33,8 +33,9 @@ from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS, EpochClaim, RollbackRequest, WeightRecord
 from tracegrad.schemas.topics import Topic
 
-UNTOLD = (Topic.OTLP_LOGS, Topic.PROCESS_STATUS)
-"""What the first tell is no term of the account; reports of processes are best effort."""
+UNTOLD = (Topic.OTLP_LOGS, Topic.PROCESS_STATUS, Topic.EPISODE_SCORES)
+"""What the first tell is no term of the account; reports of processes are best effort; nobody rates this run's
+(test_feedback.py)."""
 
 
 @pytest.fixture(scope="module")

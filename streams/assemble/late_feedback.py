@@ -1,0 +1,35 @@
+"""Feedback on a captured conversation that comes when the episode it is about has closed: it goes on to credit.
+
+In: rewards that count, and the key that they came by. Out: records of `episode_scores`, in the partition of the
+conversation's episodes. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tracegrad.schemas.fold import Output
+from tracegrad.schemas.records.episodes import EPISODE_SCORES, Score
+from tracegrad.schemas.records.facts import Fact, RewardFact
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
+from tracegrad.schemas.topics import Topic, group_key
+
+__all__ = ["feedback_in", "scores"]
+
+
+def feedback_in(facts: Iterable[Fact]) -> list[Reward]:
+    """The feedback among these."""
+    rewards = (fact.reward for fact in facts if isinstance(fact, RewardFact))
+    return [reward for reward in rewards if reward.source == FEEDBACK_SOURCE]
+
+
+def scores(key: str, rewards: Iterable[Reward]) -> tuple[Output, ...]:
+    """The records that tell of them."""
+    return tuple(
+        Output(
+            topic=Topic.EPISODE_SCORES,
+            key=group_key(None, key),
+            value=EPISODE_SCORES.encode(Score(key=key, reward=reward)),
+        )
+        for reward in rewards
+    )

@@ -1,0 +1,179 @@
+"""Feedback that comes when a conversation's episode has closed: within the wait it counts; order changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.streams.assemble.test_feedback import KEY, said
+from tests.streams.credit.test_conversations import TURNS, conversation, returns
+from tests.streams.make import Item, Streams, call, call_id, config
+from tracegrad.schemas.ids import stretch_id
+from tracegrad.schemas.metrics import FEEDBACK_LATE
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import CLOSED
+from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.config import SelectConfig
+
+WAIT_S = 60.0
+IDLE_S = 10.0
+
+
+class Run:
+    """Of a run that trains on what is captured, with a clock."""
+
+    def __init__(self, wait_s: float = WAIT_S) -> None:
+        select = SelectConfig(capture_all=True, train=True)
+        rules = config(reward_sources=("feedback",), select=select, feedback_wait_s=wait_s, idle_s=IDLE_S)
+        self.streams = Streams(rules)
+        self.now_s = 0.0
+
+    def feed(self, *items: Item) -> None:
+        """Now."""
+        self.streams.feed(*items)
+
+    def wait(self, seconds: float) -> None:
+        """The clocks look twice a second, as workers' do."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.5
+            self.streams.tick(self.now_s)
+
+    def groups(self) -> list[tuple[GroupSummary, list[SegmentRow]]]:
+        """What was credited."""
+        return [decode_group(value) for value in self.streams.values(Topic.TRANSITIONS)]
+
+    @property
+    def num_late(self) -> float:
+        """Pieces of feedback."""
+        return self.streams.credit.metrics.value(FEEDBACK_LATE)  # type: ignore[attr-defined,no-any-return]
+
+    def undone(self) -> list[str]:
+        """Inputs of credit that are not done."""
+        return [
+            f"{topic}@{record.offset}"
+            for topic in (Topic.EPISODES, Topic.EPISODE_SCORES)
+            for record in self.streams.log.get(topic, [])
+            if (record.topic, record.offset) not in self.streams.done
+        ]
+
+
+def test_feedback_counts_until_people_had_their_time() -> None:
+    """From the episode's close on; a revision too, and then nothing more."""
+    run = Run()
+    run.feed(*conversation(*TURNS))
+    run.wait(20)
+    assert run.groups() == []
+    run.feed(said(1.0, "k1", target=call_id("d")), said(0.5, "k2"))
+    run.wait(20)
+    run.feed(said(-1.0, "k1", target=call_id("d"), at_ms=9))
+    run.wait(40)
+    ((summary, rows),) = run.groups()
+    assert (summary.group_id, returns(rows)) == (KEY, [0.5, 0.5, -0.5, -0.5])
+    assert run.undone() == []
+    run.feed(said(1.0, "k3"))
+    run.wait(100)
+    assert (len(run.groups()), run.num_late, run.undone()) == (1, 1, [])
+
+
+def test_what_nobody_rated_in_time_trains_nothing() -> None:
+    """It is closed for good, so that a rating after that is late."""
+    run = Run()
+    run.feed(*conversation(*TURNS))
+    run.wait(80)
+    run.feed(said(1.0, "k1"))
+    run.wait(100)
+    (marker,) = (CLOSED.decode(value) for value in run.streams.values(Topic.CLOSED_GROUPS))
+    assert (marker.id, marker.disposition) == (KEY, "unscored")
+    assert (run.groups(), run.num_late, run.undone()) == ([], 1, [])
+
+
+def test_without_a_wait_a_conversation_is_what_it_was_when_it_closed() -> None:
+    """Rated until then, or unscored."""
+    run = Run(wait_s=0.0)
+    run.feed(*conversation(*TURNS), said(1.0, "k1"))
+    run.wait(12)
+    ((_, rows),) = run.groups()
+    assert (returns(rows), run.undone()) == ([1.0] * 4, [])
+
+
+def test_feedback_on_nothing_is_let_go_after_the_wait() -> None:
+    """Nobody ever called under its key."""
+    run = Run()
+    run.feed(said(1.0, "k1"))
+    run.wait(30)
+    assert run.undone() != []
+    run.wait(100)
+    assert (run.groups(), run.num_late, run.undone()) == ([], 1, [])
+
+
+def second_request(**changes: Any) -> Item:
+    """Of the same conversation, in another trace, some seconds later."""
+    given: dict[str, Any] = {"trace_id": "d" * 32, "conversation_key": KEY, "purpose": Purpose.UNKNOWN}
+    return call("z", None, [5], [6], started_at_ns=50_000_000_000, answers_user=True, **given, **changes)
+
+
+def test_each_episode_of_a_conversation_has_what_was_said_of_it() -> None:
+    """By the answer that is named; what was said of all of it is about what was there by then."""
+    run = Run()
+    run.feed(*conversation(*TURNS))
+    run.wait(20)
+    run.feed(second_request(), said(1.0, "k1", target=call_id("d")), said(0.25, "k2", at_ms=10_000))
+    run.feed(said(-1.0, "k3", target=call_id("z"), at_ms=60_000), said(0.5, "k4", at_ms=60_000))
+    run.wait(200)
+    found = {summary.group_id: returns(rows) for summary, rows in run.groups()}
+    # Of all of it first .25 was said, then .5, when both episodes were there.
+    assert found == {KEY: [0.375, 0.375, 1.375, 1.375], stretch_id(KEY, call_id("z")): [-0.5]}
+    assert run.undone() == []
+
+
+ITEMS: list[Item] = [
+    second_request(),
+    said(1.0, "k1", target=call_id("d"), at_ms=20_000),
+    said(0.0, "k1", target=call_id("d"), at_ms=30_000),
+    said(0.5, "k2", at_ms=60_000),
+    said(-1.0, "k3", target=call_id("z"), at_ms=60_000),
+]
+
+
+@pytest.mark.slow
+def test_order_changes_nothing() -> None:
+    """Of a next request, ratings, a revision: before the first episode closes or after, in any order, twice each."""
+    outcomes = set()
+    for order in itertools.permutations(ITEMS):
+        for num_before in (0, 2):
+            run = Run()
+            # The first episode closes with some of it, for its silence is long enough.
+            run.feed(*conversation(*TURNS), *(one for one in order[:num_before] if one is not ITEMS[0]))
+            run.wait(12)
+            rest = [one for number, one in enumerate(order) if number >= num_before or one is ITEMS[0]]
+            run.feed(*rest, *order)
+            run.wait(200)
+            assert run.undone() == []
+            outcomes.add(tuple(sorted(run.streams.values(Topic.TRANSITIONS))))
+    ((first, second),) = outcomes
+    assert {decode_group(one)[0].group_id for one in (first, second)} == {KEY, stretch_id(KEY, call_id("z"))}
+
+
+def test_a_worker_that_takes_over_gives_the_same() -> None:
+    """What was not done comes again, in another order of topics."""
+    expected: set[bytes] = set()
+    for restarts in (False, True):
+        run = Run()
+        run.feed(*conversation(*TURNS))
+        run.wait(20)
+        run.feed(said(1.0, "k1", target=call_id("d")), said(0.5, "k2"))
+        run.wait(20)
+        if restarts:
+            run.streams.credit.reset()
+            for topic in (Topic.EPISODE_SCORES, Topic.EPISODES):
+                for record in run.streams.log.get(topic, []):
+                    if (record.topic, record.offset) not in run.streams.done:
+                        assert run.streams.credit.fold(record).done == ()
+        run.wait(100)
+        assert run.undone() == []
+        expected.update(run.streams.values(Topic.TRANSITIONS))
+    assert len(expected) == 1
