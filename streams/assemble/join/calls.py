@@ -6,7 +6,8 @@ that `traceparent` names; a model's span that tells its answer (content.py), or 
 `traceparent` names; a tool's span that repeats an id which the call minted; nothing (the call still trains). What it
 was joined by names its agent (span_tree.py): of several model's spans the innermost agent, if each of the others set
 that one to work.
-Failing that, the episode's only agent is it, unless the same instrumentation shows the call outside of it.
+Failing that, the episode's only agent is it, unless the same instrumentation shows the call outside of it, or spans
+are missing that may be another's.
 Invariant: wrong is worse than unknown, so names that disagree name nobody (`conflict`); the outcome does not depend on
 the order of the spans, and n turns cost O(n log n). Broken or circular parents end a walk.
 """
@@ -79,7 +80,7 @@ def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[J
     tree = SpanTree(spans)
     anchors = _anchors(calls, spans, tree)
     named = [_named_by(found, tree, call.trace_id) for found, call in zip(anchors, calls, strict=True)]
-    sole = next(iter(tree.agents)) if len(tree.agents) == 1 else None
+    sole = next(iter(tree.agents)) if len(tree.agents) == 1 and tree.is_whole else None
     # An instrumentation that shows models under the agent also shows when one is not.
     shown = {span.dialect for found, name in zip(anchors, named, strict=True) if name for span in found.llm}
     joined = []

@@ -9,7 +9,7 @@ tool is not at work (`inside_tool`). Each place is visited once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
@@ -62,6 +62,8 @@ class SpanTree:
         hints = (hint for span in self._spans.values() for hint in span.agent_hints.items())
         self.agents = own.union(name for rung, name in hints if rung != ENTITY_PATH)
         """Every agent that anything names."""
+        self.is_whole = all(place in self._spans for span in self._spans.values() for place in _awaited(span))
+        """Whether no span lacks a parent of its own process: what is lost may be an agent's."""
 
     def get(self, trace_id: str | None, span_id: str | None) -> SpanFact | None:
         """The span at a place, if it is here."""
@@ -117,6 +119,11 @@ class SpanTree:
                 # Of an agent's own span it tells what the agent hangs under.
                 known = (part for part in reversed(name.split(".")) if part in self.agents)
                 yield from ((rung, part) for part in (next(known, None),) if part)
+
+
+def _awaited(span: SpanFact) -> Iterator[Place]:
+    if span.parent_is_local and span.parent_span_id:
+        yield span.trace_id, span.parent_span_id
 
 
 def _is_same_tool(outer: SpanFact, inner: SpanFact) -> bool:

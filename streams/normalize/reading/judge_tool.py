@@ -27,9 +27,9 @@ STATUS_ERROR = 2
 _STATUSES = ("gen_ai.tool.status", "gen_ai.tool.call.status", "tool.status", "tool.call.status")
 _FLAGS = ("gen_ai.tool.is_error", "gen_ai.tool.call.is_error", "tool.is_error", "mcp.tool.is_error")
 _EXIT_CODES = ("process.exit.code", "process.exit_code", "exit_code")
-_RETURNED = frozenset({"gcp.vertex.agent"})
-"""Scopes of frameworks (ADK) whose tools return their errors, `{"status": "error", ..}`: where a span does not hold
-what was returned, nothing tells."""
+_RETURNED = frozenset({"gcp.vertex.agent", "agentscope"})
+"""Scopes of frameworks (ADK, AgentScope) whose tools return their errors, and whose spans end well all the same: where
+one does not hold what was returned, nothing tells."""
 _ABSENT = frozenset({"", "none", "null"})
 """An `error.type` that a client made of the absence of one."""
 JUDGED_KEYS = frozenset((ERROR_TYPE, *_STATUSES, *_FLAGS, *_EXIT_CODES))
@@ -93,7 +93,8 @@ class ToolJudge:
         if Sign.SUCCEEDED in mild:
             return ToolStatus.SUCCEEDED, "attribute"
         # What was cut may have held a sign, and nobody says whether a recorded exception was dealt with.
-        is_clean = span.status == STATUS_OK or not (span.is_cut or span.has_exception or span.scope in _RETURNED)
+        is_clean = span.status == STATUS_OK or not (span.is_cut or span.has_exception)
+        is_clean &= span.scope not in _RETURNED
         return (ToolStatus.SUCCEEDED, "span_status") if is_clean else (ToolStatus.UNKNOWN, "")
 
     def _of_results(self, name: str, results: Sequence[object]) -> tuple[Sign, str]:

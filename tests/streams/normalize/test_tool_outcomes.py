@@ -211,11 +211,19 @@ def test_odd_results_raise_nothing(result: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "status"), [("gcp.vertex.agent", ToolStatus.UNKNOWN), ("anything", ToolStatus.SUCCEEDED)]
+    ("scope", "code", "status"),
+    [
+        ("gcp.vertex.agent", 0, ToolStatus.UNKNOWN),
+        ("agentscope", 1, ToolStatus.UNKNOWN),
+        ("anything", 0, ToolStatus.SUCCEEDED),
+        ("anything", 1, ToolStatus.SUCCEEDED),
+    ],
 )
-def test_a_tool_that_returns_its_errors_is_unknown_where_its_result_is_not_told(scope: str, status: ToolStatus) -> None:
-    """ADK's do; other frameworks' tools raise, and their span's status tells."""
-    request = ExportTraceServiceRequest.FromString(otlp(span(TRACE, 1, **genai())))
+def test_a_tool_that_returns_its_errors_is_unknown_where_its_result_is_not_told(
+    scope: str, code: int, status: ToolStatus
+) -> None:
+    """ADK's do, and AgentScope's, whose spans end well all the same; other frameworks' tools raise."""
+    request = ExportTraceServiceRequest.FromString(otlp(span(TRACE, 1, status=code, **genai())))
     request.resource_spans[0].scope_spans[0].scope.name = scope
     (fact,) = read(request.SerializeToString())
     assert fact.tool_status is status

@@ -154,6 +154,15 @@ def test_a_call_that_its_instrumentation_shows_outside_of_the_only_agent_is_nobo
     assert joins(calls, PLANNER, inside, elsewhere)[1] == ("planner", "response_id", "sole_agent")
 
 
+def test_where_spans_are_missing_no_agent_is_the_only_one() -> None:
+    """A parent of the same process that never came may be another agent's; one of another process is not awaited."""
+    calls = [call("a", None, content="yes")]
+    orphan = fact("x", parent="lost", parent_is_local=True)
+    assert joins(calls, PLANNER, orphan) == [(None, "none", "")]
+    assert joins(calls, PLANNER, fact("x", parent="runners", parent_is_remote=True))[0][0] == "planner"
+    assert joins(calls, PLANNER, orphan, fact("lost", parent="planner"))[0][0] == "planner"
+
+
 PLACES = ["s0", "s1", "s2", "s3", "s4", "s5", None]
 SPANS = st.lists(
     st.builds(
