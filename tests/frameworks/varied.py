@@ -55,6 +55,14 @@ VARIED = (
         streams=True,
     ),
     _varied(
+        "langgraph",
+        "LangChain, LangGraph",
+        "otel-stream",
+        f"{OTEL}.genai.langchain:LangChainInstrumentor",
+        streams=True,
+    ),
+    _varied("openai_agents", "OpenAI Agents", "openinference", f"{OI}.openai_agents:OpenAIAgentsInstrumentor"),
+    _varied(
         "openai_agents",
         "OpenAI Agents",
         "traceloop-hidden-stream",
@@ -73,6 +81,8 @@ VARIED = (
         note="no request names its span; calls come to the trace whose tools repeat their ids.",
     ),
     _varied("adk", "Google ADK", "bare", has_http=False),
+    _varied("adk", "Google ADK", "builtin", f"{OTEL}.aiohttp_client:AioHttpClientInstrumentor"),
+    _varied("autogen", "AutoGen", "openinference", f"{OI}.autogen_agentchat:AutogenAgentChatInstrumentor"),
     _varied("autogen", "AutoGen", "builtin"),
     _varied("smolagents", "smolagents", "openinference", f"{OI}.smolagents:SmolagentsInstrumentor"),
     _varied("crewai", "CrewAI", "openinference", f"{OI}.crewai:CrewAIInstrumentor", _OI_OPENAI),

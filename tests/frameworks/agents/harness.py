@@ -6,6 +6,7 @@ written by the tool itself.
 """
 
 import importlib
+import inspect
 import json
 import os
 
@@ -88,6 +89,7 @@ def convert(amount: int) -> str:
 
 def schema(tool):
     """A tool as chat completions declare it."""
-    arguments = {"amount": {"type": "integer"}} if tool is convert else {"city": {"type": "string"}}
+    kinds = {"amount": "integer", "city": "string", "request": "string"}
+    arguments = {name: {"type": kinds[name]} for name in inspect.signature(tool).parameters}
     parameters = {"type": "object", "properties": arguments, "required": list(arguments)}
     return {"name": tool.__name__, "description": tool.__doc__.splitlines()[0], "parameters": parameters}
