@@ -34,7 +34,7 @@ from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.records.weights import VersionManifest
 from tracegrad.trainer.store.durable import describe_files
 
-__all__ = ["SMALL", "RunningEngine", "started"]
+__all__ = ["SMALL", "RunningEngine", "generate_body", "started"]
 
 SMALL = EngineConfig(max_model_len=512, max_num_seqs=32, kv_cache_bytes=64 << 20)
 

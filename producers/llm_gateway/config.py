@@ -28,11 +28,12 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     model: Model | None = None
     """A Hugging Face folder (config, tokenizer, safetensors), or a hub name where a hub is reachable. None: there is no
     policy, and `tracegrad up --only capture` passes calls on to `[[upstream]]` alone."""
-    temperature: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
-    """Sampling temperature of training rollouts; a greedy policy learns nothing, and vLLM takes less for 0.01."""
+    temperature: Annotated[float, Meta(ge=0.01, le=2)] = 1.0
+    """Sampling temperature of training rollouts; a greedy policy learns nothing. vLLM takes less than 0.01 for 0.01 and
+    refuses more than 2."""
     max_tokens: Count | None = None
     """Bound on one answer in training; None: what the agent asks, up to the context window."""
-    validation_temperature: Annotated[float, Meta(ge=0)] = 0.0
+    validation_temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     """Of held-out rollouts; 0 is greedy."""
     tools: bool = True
     """The agent uses tools, so a chat template that ignores them is refused at start."""

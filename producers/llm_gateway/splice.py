@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ __all__ = [
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _ASK = Message(role="user", content="x")
+_BROKEN_TOKEN = re.compile(r"(?<=[<\[\]])(?:\u200d|\\u200d)")
 
 
 class EarlierCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +178,8 @@ def _said(message: Message) -> bytes:
     """What a message says, alike for all frameworks' ways to write it; ids of tool calls do not count."""
     parts: list[Any] = [message.role, _content(message.content)]
     if message.role == "assistant":
-        parts.append([[call.name, _arguments(call.arguments)] for call in message.tool_calls])
+        parts[1] = _whole_tokens(parts[1]) if isinstance(parts[1], str) else parts[1]
+        parts.append([[call.name, _arguments(_whole_tokens(call.arguments))] for call in message.tool_calls])
     elif message.name is not None:
         parts.append(message.name)
     return hashlib.sha256(_ENCODER.encode(parts)).digest()
@@ -187,6 +190,11 @@ def _content(content: str | tuple[TextPart | OtherPart, ...] | None) -> Any:
     if isinstance(content, tuple) and len(content) == 1 and isinstance(content[0], TextPart):
         return content[0].text
     return content or ""
+
+
+def _whole_tokens(text: str) -> str:
+    """pydantic-ai sends special tokens that a model wrote back with an invisible character behind their first one."""
+    return _BROKEN_TOKEN.sub("", text) if "\u200d" in text or "\\u200d" in text else text
 
 
 def _arguments(arguments: str) -> Any:

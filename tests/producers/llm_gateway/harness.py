@@ -161,7 +161,9 @@ async def rig(
         urls = engine_urls or (engine_url or await stack.enter_async_context(serve(engine.app)),)
         gateway = Gateway(Parts(*config(*urls, **settings), TOPICS, signed, Metrics()))
         gateway_url = await stack.enter_async_context(serve(gateway.application))
-        http = await stack.enter_async_context(aiohttp.ClientSession(headers=by_host()))
+        # Idle connections are dropped before the server does.
+        connector = aiohttp.TCPConnector(keepalive_timeout=1)
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, headers=by_host()))
         yield Rig(gateway_url, engine, log, gateway, http, signed, (urls, settings))
 
 

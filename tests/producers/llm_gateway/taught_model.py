@@ -6,12 +6,13 @@ torch and transformers are imported when called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.tiny_models import small_model
 
-__all__ = ["ANSWERS", "TOOLS", "make_taught_model", "tools_for"]
+__all__ = ["ANSWERS", "TOOLS", "Row", "make_taught_model", "spelt", "tools_for"]
 
 DATA = Path(__file__).parents[2] / "data"
 TOOLS = [
@@ -43,18 +44,39 @@ ANSWERS = {
 """What the user says -> what the model has learnt to answer."""
 
 
+Row = list[tuple[list[int], bool]]
+"""Ids that the model learns from, in order, and whether it is to say them."""
+
+
 def tools_for(said: str) -> list[dict[str, Any]] | None:
     """The tools that the request has; two answers are learnt without any."""
     return None if said in ("say something", "stop early") else TOOLS
 
 
+def _answers(tokenizer: Any) -> list[Row]:
+    rows: list[Row] = []
+    for said, answer in ANSWERS.items():
+        messages = [{"role": "user", "content": said}]
+        rendered = tokenizer.apply_chat_template(
+            messages, tools=tools_for(said), add_generation_prompt=True, tokenize=False
+        )
+        rows.append([(tokenizer.encode(rendered, add_special_tokens=False), False), (spelt(tokenizer, answer), True)])
+    return rows
+
+
 def make_taught_model(
-    folder: Path, template: str, *, tokenizer_file: Path = DATA / "tokenizer.json", steps: int = 400
+    folder: Path,
+    template: str,
+    *,
+    rows_of: Callable[[Any], list[Row]] = _answers,
+    tokenizer_file: Path = DATA / "tokenizer.json",
+    steps: int = 400,
 ) -> Path:
     """Writes model and tokenizer.
 
     Args:
         template: the chat template's text.
+        rows_of: what it learns, by its tokenizer; the end of a message follows whatever it is to say.
         steps: of training at most; 0 leaves random weights (for large vocabularies).
     """
     import torch
@@ -78,35 +100,31 @@ def make_taught_model(
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     ).float()
     if steps:
-        _teach(model, tokenizer, steps)
+        _teach(model, rows_of(tokenizer), tokenizer.convert_tokens_to_ids("<|im_end|>"), steps)
     model.save_pretrained(folder)
     return folder
 
 
-def _teach(model: Any, tokenizer: Any, steps: int) -> None:
+def _teach(model: Any, rows: list[Row], end: int, steps: int) -> None:
     import torch
 
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    rows = []
-    for said, answer in ANSWERS.items():
-        messages = [{"role": "user", "content": said}]
-        rendered = tokenizer.apply_chat_template(
-            messages, tools=tools_for(said), add_generation_prompt=True, tokenize=False
-        )
-        prompt = tokenizer.encode(rendered, add_special_tokens=False)
-        spelt = [token for letter in _letters(answer) for token in tokenizer.encode(letter)]
-        rows.append((prompt, [*spelt, end]))
-    length = max(len(prompt) + len(target) for prompt, target in rows)
-    ids = torch.full((len(rows), length), end)
-    labels = torch.full((len(rows), length), -100)
-    mask = torch.zeros((len(rows), length), dtype=torch.long)
-    for i, (prompt, target) in enumerate(rows):
-        ids[i, : len(prompt) + len(target)] = torch.tensor(prompt + target)
-        labels[i, len(prompt) : len(prompt) + len(target)] = torch.tensor(target)
-        mask[i, : len(prompt) + len(target)] = 1
+    whole = [[(ids + [end] * is_said, is_said) for ids, is_said in row] for row in rows]
+    length = max(sum(len(ids) for ids, _ in row) for row in whole)
+    ids_RT = torch.full((len(rows), length), end)
+    labels_RT = torch.full((len(rows), length), -100)
+    mask_RT = torch.zeros((len(rows), length), dtype=torch.long)
+    for i, row in enumerate(whole):
+        start = 0
+        for ids, is_said in row:
+            stop = start + len(ids)
+            ids_RT[i, start:stop] = torch.tensor(ids)
+            if is_said:
+                labels_RT[i, start:stop] = torch.tensor(ids)
+            start = stop
+        mask_RT[i, :start] = 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
     for _ in range(steps):
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss = model(input_ids=ids_RT, attention_mask=mask_RT, labels=labels_RT).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -114,6 +132,11 @@ def _teach(model: Any, tokenizer: Any, steps: int) -> None:
         if float(loss.detach()) < 0.003:
             return
     raise RuntimeError("expected the model to learn its answers, it did not; give it more steps")
+
+
+def spelt(tokenizer: Any, text: str) -> list[int]:
+    """Its ids letter by letter, so that rendering the text again gives others."""
+    return [token for letter in _letters(text) for token in tokenizer.encode(letter, add_special_tokens=False)]
 
 
 def _letters(text: str) -> list[str]:

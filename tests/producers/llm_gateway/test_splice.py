@@ -137,6 +137,18 @@ def test_rewritten_json_arguments_are_no_change_but_other_values_are() -> None:
     assert match(history, {"tools": []}, [*plain, same]).outcome.reason == "history_changed"
 
 
+def test_a_special_token_that_comes_back_broken_is_no_change() -> None:
+    """pydantic-ai puts an invisible character into each; in arguments as it is, or as JSON escapes it."""
+    history, ask = SpliceHistory(), [{"role": "user", "content": "q"}]
+    answer = {**_asks("call_1", '{"a": "[INST]"}'), "content": "so <|im_start|>"}
+    remember(history, {}, ask, answer, _call("one", "call_1"))
+    for arguments in ('{"a": "[\u200dINST]"}', '{"a":"[\\u200dINST]"}'):
+        broken = {**_asks("call_1", arguments), "content": "so <\u200d|im_start|>"}
+        assert match(history, {}, [*ask, broken]).outcome.kind == "extended"
+    other = {**answer, "content": "s\u200do <|im_start|>"}
+    assert match(history, {}, [*ask, other]).outcome.reason == "answer_changed"
+
+
 def test_an_earlier_answer_is_still_spliced_when_a_later_one_changed() -> None:
     """The prefix stays exact; the new segment is counted with its reason."""
     history = SpliceHistory()
