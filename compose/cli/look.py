@@ -97,13 +97,17 @@ def tail(
     reachable_log(wiring)
     log, ring = wiring.kafka(), wiring.ring
     with closing(_records(log, wiring.topics.name(chosen), from_, must_wait=is_following or from_ == "end")) as records:
+        has_any = False
         for record in islice(records, count):
+            has_any = True
             refusal = ring.refusal(chosen, record)
             # Also what rooms leave out is shown, and said to be that.
             if as_json:
                 echo(json.dumps(json_of(chosen, record) | ({"left_out": refusal} if refusal else {})))
             else:
                 echo(as_text(chosen, record) + (f" [left out: {refusal}]" if refusal else ""))
+    if not has_any and count != 0:
+        echo(f"tracegrad: {topic} of run {wiring.record.name} holds nothing from {from_} on", is_error=True)
 
 
 def _starts(log: Log, name: str, from_: str) -> dict[TopicPartition, int]:

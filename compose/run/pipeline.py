@@ -90,10 +90,10 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     kafka, engine = settings.kafka.bootstrap_servers, settings.engine
     taken: list[int] = []
 
-    def address(host: str, asked: int | None, last: str | None, *, usual: int | None = None) -> str:
+    def address(key: str, host: str, asked: int | None, last: str | None, *, usual: int | None = None) -> str:
         if not (asked or last) and usual is not None and usual not in taken and _is_ours(usual):
             last = f"{host}:{usual}"
-        port = _port(asked, last, taken)
+        port = _port(key, asked, last, taken)
         taken.append(port)
         return f"{host}:{port}"
 
@@ -103,13 +103,16 @@ def prepare_run(settings: RunSettings, path: Path) -> RunDir:
     feedback_url = ""
     if feedback is not None:
         last = before.feedback_url if before and before.feedback_url else None
-        feedback_url = f"http://{address(feedback.host, feedback.port, last)}"
+        feedback_url = "http://" + address("[feedback] port", feedback.host, feedback.port, last)
     endpoints = Endpoints(
-        bootstrap_servers=kafka or address(loopback, None, before.bootstrap_servers if before else None),
-        llm_url=f"http://{address(llm.host, llm.port, before.llm_url if before else None)}",
-        otlp_endpoint=f"http://{address(otlp.host, otlp.port, before.otlp_endpoint if before else None)}",
-        engine_urls=engine.urls or tuple(f"http://{address(loopback, None, last)}" for last in engines_before),
-        otlp_grpc=address(otlp.host, otlp.grpc_port, before.otlp_grpc if before else None, usual=_OTLP_GRPC_PORT),
+        bootstrap_servers=kafka or address("", loopback, None, before.bootstrap_servers if before else None),
+        llm_url="http://" + address("[llm] port", llm.host, llm.port, before.llm_url if before else None),
+        otlp_endpoint="http://"
+        + address("[otlp] port", otlp.host, otlp.port, before.otlp_endpoint if before else None),
+        engine_urls=engine.urls or tuple("http://" + address("", loopback, None, last) for last in engines_before),
+        otlp_grpc=address(
+            "[otlp] grpc_port", otlp.host, otlp.grpc_port, before.otlp_grpc if before else None, usual=_OTLP_GRPC_PORT
+        ),
         feedback_url=feedback_url,
     )
     run_dir.write_start(settings, endpoints)
@@ -128,7 +131,7 @@ def _is_ours(port: int) -> bool:
     return kafka_node.is_free(port)
 
 
-def _port(asked: int | None, last: str | None, taken: Iterable[int]) -> int:
+def _port(key: str, asked: int | None, last: str | None, taken: Iterable[int]) -> int:
     """The port asked for, else the last start's (whose holder may still be dying), else a free one."""
     wanted = asked if asked is not None else port_of(last) if last else None
     if wanted is None:
@@ -137,7 +140,7 @@ def _port(asked: int | None, last: str | None, taken: Iterable[int]) -> int:
     while not kafka_node.is_free(wanted):
         if time.monotonic() > until:
             if asked is not None:
-                raise ConfigurationError(f"port {asked} is taken by another program; choose another, or none")
+                raise ConfigurationError(f"{key}: {asked} is taken by another program; choose another, or none")
             return kafka_node.free_port(excluding=tuple(taken))
         time.sleep(0.1)
     return wanted

@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.compose.run.other_model import answering
 from tests.serving import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -25,34 +24,17 @@ run = "mine"
 
 [[upstream]]
 models = ["gpt-*"]
-url = "http://127.0.0.1:{port}/v1"
+url = "{url}"
 api_key_env = "MY_KEY"
 """
-
-
-class _Provider(BaseHTTPRequestHandler):
-    """Answers whoever shows the key."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200 if self.headers["authorization"] == "Bearer sk-1" else 401)
-        self.send_header("content-type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(ANSWER).encode())
-
-    def log_message(self, *args: object) -> None:
-        """Nothing."""
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
     """Settings with a provider that is there."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Provider)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    (tmp_path / "tracegrad.toml").write_text(FILE.format(port=server.server_port))
-    yield tmp_path / "tracegrad.toml"
-    server.shutdown()
-    server.server_close()
+    with answering(ANSWER, key="sk-1") as url:
+        (tmp_path / "tracegrad.toml").write_text(FILE.format(url=url))
+        yield tmp_path / "tracegrad.toml"
 
 
 def test_up_captures_other_models_without_any_of_ours(file: Path) -> None:

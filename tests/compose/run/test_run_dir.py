@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from tracegrad.compose.run.pipeline import Part, prepare_run, specs
 from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.producers.llm_gateway.config import PolicyConfig
+from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import TasksConfig
 from tracegrad.schemas.credentials import credential, engine_holder
@@ -81,6 +82,16 @@ def test_settings_that_contradict_the_log_are_refused(tmp_path: Path, changes: d
     assert key in str(refused.value) and "--run NAME" in str(refused.value)
     with pytest.raises(ConfigurationError, match="holds run 'mine'"):
         RunDir.create(tmp_path, msgspec.structs.replace(SETTINGS, run="other"))
+
+
+def test_a_port_that_is_taken_is_named_with_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything starts."""
+    monkeypatch.setattr("tracegrad.compose.run.pipeline._PORT_WAIT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = msgspec.structs.replace(SETTINGS, llm=LlmConfig(port=port))
+        with pytest.raises(ConfigurationError, match=rf"\[llm\] port: {port} is taken by another program"):
+            prepare_run(settings, tmp_path)
 
 
 def test_a_run_has_a_key_of_its_own_for_ever(tmp_path: Path) -> None:

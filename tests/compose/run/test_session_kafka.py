@@ -96,6 +96,7 @@ def test_up_starts_shows_resumes_after_sigkill_and_stops(
     assert "OPENAI_BASE_URL" in (folder / "out.jsonl").read_text()
     assert "export OPENAI_BASE_URL=http://127.0.0.1:" in tracegrad(folder, "env", "--shell").stdout
     assert "mine.episodes" in tracegrad(folder, "topics", "list").stdout
+    assert "episodes of run mine holds nothing from -10 on" in tracegrad(folder, "tail", "episodes").stderr
     second = tracegrad(folder, "up", "--model", "model", "--run", "mine")
     assert second.returncode == 78 and "already is the supervisor" in second.stderr
 

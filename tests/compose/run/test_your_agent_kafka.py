@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.compose.run.other_model import answering
 from tests.serving import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -33,28 +31,11 @@ ANSWER = {
 }
 
 
-class _Provider(BaseHTTPRequestHandler):
-    """Answers whoever shows the key."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200 if self.headers["authorization"] == "Bearer sk-own" else 401)
-        self.send_header("content-type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(ANSWER).encode())
-
-    def log_message(self, *args: object) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
 def provider() -> Iterator[str]:
     """The URL of one that is there."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Provider)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+    with answering(ANSWER, key="sk-own") as url:
+        yield url
 
 
 def blocks(kind: str) -> list[str]:

@@ -11,6 +11,7 @@ from anthropic.types import RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.producers.llm_gateway.edge import ASK, CALL_ID, STARTED, TEXT, called, finished
 from tests.producers.llm_gateway.strictly import parsed_as, server_sent
 from tracegrad.producers.llm_gateway.api.chat_request import (
     ChatRequest,
@@ -21,25 +22,11 @@ from tracegrad.producers.llm_gateway.api.chat_request import (
     Tool,
     ToolUse,
 )
-from tracegrad.producers.llm_gateway.api.events import (
-    Event,
-    Failed,
-    Finished,
-    Problem,
-    Reasoning,
-    Started,
-    Text,
-    ToolCalled,
-)
+from tracegrad.producers.llm_gateway.api.events import Event, Failed, Problem, Reasoning, Text, ToolCalled
 from tracegrad.producers.llm_gateway.api.messages.api import COUNT_TOKENS, MESSAGES
 from tracegrad.schemas.errors import RequestError
-from tracegrad.schemas.ids import canonical_call, new_call
+from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.records.calls import ToolCall
-
-ASK = {"role": "user", "content": "what is 12 plus 30?"}
-CALL_ID = new_call("0" * 32)
-STARTED = Started(call_id=CALL_ID, model="m", created_s=7, prompt_tokens=3)
-TEXT = st.text(max_size=8)
 
 
 def read(*messages: Any, **fields: Any) -> ChatRequest:
@@ -50,16 +37,6 @@ def read(*messages: Any, **fields: Any) -> ChatRequest:
 def user(block: dict[str, Any]) -> dict[str, Any]:
     """A message of one block."""
     return {"role": "user", "content": [block]}
-
-
-def finished(reason: str = "stop", stop: str | None = None) -> Finished:
-    """The last event."""
-    return Finished(reason=reason, prompt_tokens=3, sampled_tokens=2, stop=stop)
-
-
-def called(arguments: str = '{"a": 1.50}') -> ToolCalled:
-    """A tool call."""
-    return ToolCalled(ToolCall(id="call_1", name="f", arguments=arguments))
 
 
 def test_blocks_become_the_messages_of_a_chat() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.producers.llm_gateway.edge import ASK, CALL_ID, STARTED, TEXT, called, finished
 from tracegrad.producers.llm_gateway.api.chat_request import (
     ChatRequest,
     Message,
@@ -17,24 +18,12 @@ from tracegrad.producers.llm_gateway.api.chat_request import (
     TextPart,
     ToolUse,
 )
-from tracegrad.producers.llm_gateway.api.events import (
-    Event,
-    Failed,
-    Finished,
-    Problem,
-    Reasoning,
-    Started,
-    Text,
-    ToolCalled,
-)
+from tracegrad.producers.llm_gateway.api.events import Event, Failed, Problem, Reasoning, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.render.engine_render import chat_form
 from tracegrad.schemas.errors import RequestError
-from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.records.calls import ToolCall
 
-ASK = {"role": "user", "content": "what is 12 plus 30?"}
-TEXT = st.text(max_size=8)
 CALL = st.builds(
     lambda name, arguments: {"id": "call_0", "type": "function", "function": {"name": name, "arguments": arguments}},
     st.text(min_size=1, max_size=4),
@@ -200,9 +189,8 @@ def test_a_field_that_does_not_fit_is_named(fields: dict[str, Any], param: str, 
     assert said in str(error.value)
 
 
-STARTED = Started(call_id=CallId("chatcmpl-1"), model="m", created_s=7)
-FINISHED = Finished(reason="tool_calls", prompt_tokens=3, sampled_tokens=2)
-MADE = ToolCall(id="call_1", name="f", arguments="{}")
+FINISHED = finished("tool_calls")
+MADE = called()
 
 
 def streamed(events: list[Event], **fields: Any) -> list[Any]:
@@ -218,7 +206,7 @@ def streamed(events: list[Event], **fields: Any) -> list[Any]:
 def test_chunks_put_together_are_the_whole_answer(thoughts: list[str], texts: list[str], num_calls: int) -> None:
     """However the text is cut."""
     events: list[Event] = [STARTED, *map(Reasoning, thoughts), *map(Text, texts)]
-    events += [ToolCalled(MADE)] * num_calls + [FINISHED]
+    events += [MADE] * num_calls + [FINISHED]
     whole = json.loads(OPENAI_CHAT.write(ChatRequest(messages=())).whole(events))
     chunks = streamed(events, stream_options={"include_usage": True})
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
@@ -230,15 +218,13 @@ def test_chunks_put_together_are_the_whole_answer(thoughts: list[str], texts: li
     assert calls == message.get("tool_calls", [])
     assert chunks[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "tool_calls"
     assert chunks[-1]["usage"] == whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    assert {(body["id"], body["model"], body["created"]) for body in (whole, *chunks)} == {("chatcmpl-1", "m", 7)}
+    assert {(body["id"], body["model"], body["created"]) for body in (whole, *chunks)} == {(CALL_ID, "m", 7)}
 
 
 def test_an_answer_of_tool_calls_alone_has_no_content_but_keeps_its_logprobs() -> None:
     """Null, not an empty text."""
     logprobs = {"content": [{"token": "x"}]}
-    whole = OPENAI_CHAT.write(ChatRequest(messages=())).whole(
-        [STARTED, Text(None, logprobs), ToolCalled(MADE), FINISHED]
-    )
+    whole = OPENAI_CHAT.write(ChatRequest(messages=())).whole([STARTED, Text(None, logprobs), MADE, FINISHED])
     (choice,) = json.loads(whole)["choices"]
     assert choice["message"]["content"] is None and choice["logprobs"] == logprobs
 

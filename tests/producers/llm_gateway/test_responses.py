@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 
+from tests.producers.llm_gateway.edge import CALL_ID, STARTED, TEXT, called, finished
 from tests.producers.llm_gateway.strictly import parsed_as, server_sent
 from tracegrad.producers.llm_gateway.api.chat_request import (
     ChatRequest,
@@ -20,16 +21,7 @@ from tracegrad.producers.llm_gateway.api.chat_request import (
     Tool,
     ToolUse,
 )
-from tracegrad.producers.llm_gateway.api.events import (
-    Event,
-    Failed,
-    Finished,
-    Problem,
-    Reasoning,
-    Started,
-    Text,
-    ToolCalled,
-)
+from tracegrad.producers.llm_gateway.api.events import Event, Failed, Problem, Reasoning, Text, ToolCalled
 from tracegrad.producers.llm_gateway.api.responses.api import RESPONSES
 from tracegrad.producers.llm_gateway.api.responses.item_ids import response_id
 from tracegrad.producers.llm_gateway.api.responses.read import read as read_on
@@ -37,25 +29,12 @@ from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId, canonical_call, new_call
 from tracegrad.schemas.records.calls import ToolCall
 
-CALL_ID = new_call("0" * 32)
-STARTED = Started(call_id=CALL_ID, model="m", created_s=7, prompt_tokens=3)
-TEXT = st.text(max_size=8)
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 
 
 def read(items: Any = "hello", **fields: Any) -> ChatRequest:
     """A request with this input."""
     return RESPONSES.read({"model": "m", "input": items, **fields})
-
-
-def finished(reason: str = "stop") -> Finished:
-    """The last event."""
-    return Finished(reason=reason, prompt_tokens=3, sampled_tokens=2)
-
-
-def called(arguments: str = '{"a": 1.50}') -> ToolCalled:
-    """A tool call."""
-    return ToolCalled(ToolCall(id="call_1", name="f", arguments=arguments))
 
 
 def test_items_become_the_messages_of_a_chat() -> None:
