@@ -134,6 +134,9 @@ class CallOpenFact(msgspec.Struct, frozen=True, kw_only=True, tag="call_open"):
     """A captured call is in flight."""
 
     open: CallOpen
+    order: int = -1
+    """As of a CallFact; -1: an older release did not tell."""
+    partition: int = 0
 
 
 class CallEndedFact(msgspec.Struct, frozen=True, kw_only=True, tag="call_ended"):

@@ -96,19 +96,23 @@ class Links:
         """(the key to forward to, whether several are named).
 
         `key`: the trace's own; `has_calls`: whether calls name the trace itself; a span of it that repeats another
-        conversation's id, as an evaluator's does, must not carry them there. `answered`: its calls that may go to the
-        trace which repeats their ids.
+        conversation's id, as an evaluator's does, must not carry them there, but may name their own conversation.
+        `answered`: its calls that may go to the trace which repeats their ids.
         """
+        is_torn = False
         for sources in _RANKS:
             links = [link for link in self._away if link.source in sources and link.key not in self._pulled]
             if LinkSource.ANSWER in sources:
                 links = [link for link in links if link.minted_id in answered]
             keys = {link.key for link in links}
             if keys and has_calls and LinkSource.ID in sources:
+                if all(link.source is LinkSource.ID for link in links):
+                    is_torn = True
+                    continue
                 keys.add(key)
             if keys:
                 return (keys.pop(), False) if len(keys) == 1 else (None, True)
-        return None, False
+        return None, is_torn
 
     @property
     def away(self) -> tuple[LinkFact, ...]:

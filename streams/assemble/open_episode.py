@@ -14,7 +14,7 @@ from enum import Enum
 import msgspec
 
 from tracegrad.schemas.credentials import attempt_holder
-from tracegrad.schemas.ids import AttemptId, RolloutId
+from tracegrad.schemas.ids import AttemptId, RolloutId, key_in
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.calls import CallEnded, CallOutcome, CallsClosed
 from tracegrad.schemas.records.episodes import ClosedMarker
@@ -98,6 +98,8 @@ class OpenEpisode:
         self._parents = Parents()
         self._answers: set[str] = set()
         """As answers_in: kept, for each record of a long trace asks for them."""
+        self._tells_of_its_own = False
+        """Among them are those of calls of its own, here or to come."""
         self._is_bare = True
         """None of its spans tells of an agent, a model or a tool."""
         self.services: set[str] = set()
@@ -191,7 +193,7 @@ class OpenEpisode:
         if self._is_named():
             return None, bool(self.links)
         answered = self.minted() if self._names_its_trace() and self._is_bare else ()
-        return self.links.target(self.key, has_calls=bool(self.calls), answered=answered)
+        return self.links.target(self.key, has_calls=bool(self.calls) or self._tells_of_its_own, answered=answered)
 
     def pulls(self) -> list[LinkFact]:
         """As Links.pulls, for the trace of an agent whose client propagates nothing: no call names it."""
@@ -250,12 +252,12 @@ class OpenEpisode:
             self._sent.add(fact)
             if self.attempt is None:
                 self._parents.add(fact)
-                self._answers |= answers_in((fact,))
+                self._hear(answers_in((fact,)))
                 self._is_bare &= fact.kind not in _TELLING
                 self.services.add(fact.service)
         elif isinstance(fact, LogFact):
             self._sent.tell(fact)
-            self._answers.update(id_ for id_ in (fact.response_id, *fact.requested_tool_call_ids) if id_)
+            self._hear({id_ for id_ in (fact.response_id, *fact.requested_tool_call_ids) if id_})
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
             self.calls[call_id] = later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
@@ -276,6 +278,10 @@ class OpenEpisode:
             self.end = later(self.end, fact.event, lambda event: event.at_ms)
         else:
             self.started = later(self.started, fact.event, lambda event: event.at_ms)
+
+    def _hear(self, answers: set[str]) -> None:
+        self._answers |= answers
+        self._tells_of_its_own |= any(key_in(answer) == self.key for answer in answers)
 
     def waiting(self) -> Waiting:
         """What it waits for; the table under "assemble" in docs/streams.md."""

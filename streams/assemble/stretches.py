@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from tracegrad.schemas.ids import stretch_id, waiting_id
+from tracegrad.schemas.ids import key_of, stretch_id, waiting_id
 from tracegrad.schemas.records.episodes import ClosedMarker
 from tracegrad.schemas.records.facts import CallFact, CallOpenFact, Facts
 
@@ -92,13 +92,19 @@ class Stretches:
         of that name was forwarded, and these stay."""
         key = facts.episode_id
         orders = self._orders(key) if is_moved else self._known.get(key)
-        calls = [fact for fact in facts.facts if isinstance(fact, CallFact)]
-        if orders is None or any(fact.order <= orders.get(fact.call.key, {}).get(fact.partition, -1) for fact in calls):
+        told = [fact for fact in facts.facts if isinstance(fact, CallFact | CallOpenFact)]
+        if orders is None or any(_is_within(fact, orders) for fact in told):
             return None
-        if calls:
-            self._open.setdefault(key, stretch_id(key, calls[0].call.call_id))
+        if first := next((fact.call for fact in told if isinstance(fact, CallFact)), None):
+            self._open.setdefault(key, stretch_id(key, first.call_id))
         if key in self._open:
             return self._open[key]
         is_new = facts.forwarded_from is not None and facts.forwarded_from not in orders
-        is_early = is_new or any(isinstance(fact, CallOpenFact) for fact in facts.facts)
-        return waiting_id(key) if is_early else None
+        return waiting_id(key) if is_new or told else None
+
+
+def _is_within(fact: CallFact | CallOpenFact, orders: _Orders) -> bool:
+    """Whether it lies before the end of an episode, which held it, or would have."""
+    call = fact.call if isinstance(fact, CallFact) else fact.open
+    key = key_of(call.rollout_id, call.conversation_key, call.trace_id)
+    return fact.order <= orders.get(key, {}).get(fact.partition, -1)

@@ -124,7 +124,7 @@ class Normalize(StageFold[None]):
             case CallRecord():
                 what, fact = "calls", CallFact(call=item, order=record.offset, partition=record.partition)
             case CallOpen():
-                what, fact = "calls_open", CallOpenFact(open=item)
+                what, fact = "calls_open", CallOpenFact(open=item, order=record.offset, partition=record.partition)
             case CallEnded():
                 what, fact = "calls_ended", CallEndedFact(ended=item)
             case CallsClosed():

@@ -153,14 +153,17 @@ def test_what_a_call_names_counts_more_than_what_a_span_says() -> None:
     assert {id_: episode.num_spans for id_, episode in episodes(run).items()} == {KEY: 2}
 
 
-def test_calls_of_an_evaluators_trace_stay_its_own() -> None:
-    """It names the answer that it judges; its own calls are no part of that conversation."""
+@pytest.mark.parametrize("said", [{}, {"gen_ai__conversation__id": "c-17"}], ids=["unnamed", "named"])
+@pytest.mark.parametrize("calls_first", [True, False])
+def test_calls_of_an_evaluators_trace_stay_its_own(calls_first: bool, said: dict[str, str]) -> None:
+    """It names the answer that it judges; its own calls are no part of that conversation, but of one that it says."""
     run, own = streams(), captured(TRACE, "judge")
-    run.feed(UNNAMED, own, otlp(llm(TRACE, 1, own.call_id), llm(TRACE, 2, UNNAMED.call_id, parent=1)))
+    spans = otlp(llm(TRACE, 1, own.call_id, **said), llm(TRACE, 2, UNNAMED.call_id, parent=1))
+    run.feed(*((UNNAMED, own, spans) if calls_first else (spans, UNNAMED, own)))
     close(run)
     assert {id_: [made.call_id for made in e.calls] for id_, e in episodes(run).items()} == {
         OTHER: [UNNAMED.call_id],
-        TRACE: [own.call_id],
+        KEY if said else TRACE: [own.call_id],
     }
 
 
