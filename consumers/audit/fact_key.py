@@ -10,6 +10,7 @@ from tracegrad.schemas.records.facts import (
     CallFact,
     CallOpenFact,
     CallsClosedFact,
+    ContextCallFact,
     Fact,
     LinkFact,
     LogFact,
@@ -40,6 +41,8 @@ def fact_key(fact: Fact) -> str:
     match fact:
         case CallFact(call=call):
             return f"call:{call.call_id}"
+        case ContextCallFact(call=answered):
+            return f"context_call:{answered.call_id}"
         case CallOpenFact(open=opened):
             return f"call_open:{opened.call_id}"
         case CallEndedFact(ended=ended):

@@ -24,6 +24,7 @@ _RAW = {
     "call_ended": Topic.LLM_CALLS,
     "call_open": Topic.LLM_CALLS,
     "calls_closed": Topic.LLM_CALLS,
+    "context_call": Topic.LLM_CALLS,
     "event": Topic.ROLLOUT_EVENTS,
     "reward": Topic.REWARDS,
     "span": Topic.OTLP_SPANS,
@@ -66,7 +67,7 @@ def _facts_to_raw(seen: Evidence) -> Iterator[str]:
         # Facts of other runs and of captured agents' spans are here by selection; their raw keys were not kept.
         if (kind == "span" or "/" in rest) and run_hash_of(rest) != seen.run:
             continue
-        if kind in ("call", "call_ended", "call_open") and rest in seen.foreign_calls:
+        if kind in ("call", "call_ended", "call_open", "context_call") and rest in seen.foreign_calls:
             continue
         yield f"fact of episode {episode} without its raw record: {key}"
 

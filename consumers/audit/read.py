@@ -29,6 +29,7 @@ from tracegrad.schemas.records.calls import (
     CallRecord,
     CallsClosed,
     LlmCall,
+    UpstreamCall,
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
@@ -246,7 +247,7 @@ def _is_proved(record: Record, run: RunHash, ring: KeyRing) -> bool:
 
 def _call(seen: Evidence, record: Record, call: LlmCall) -> None:
     if call.rollout_id is not None and run_hash_of(call.rollout_id) != seen.run:
-        if isinstance(call, CallRecord):
+        if isinstance(call, CallRecord | UpstreamCall):
             seen.foreign_calls.add(call.call_id)
     elif isinstance(call, CallRecord):
         seen.raw[f"call:{call.call_id}"] = record.position
@@ -256,7 +257,9 @@ def _call(seen: Evidence, record: Record, call: LlmCall) -> None:
         seen.raw[f"call_open:{call.call_id}"] = record.position
     elif isinstance(call, CallEnded):
         seen.raw[f"call_ended:{call.call_id}"] = record.position
-    elif isinstance(call, CallsClosed):  # what another model answered is no fact, and no account holds it
+    elif isinstance(call, UpstreamCall):  # no account holds it
+        seen.raw[f"context_call:{call.call_id}"] = record.position
+    elif isinstance(call, CallsClosed):
         seen.raw[f"calls_closed:{call.rollout_id}/{call.attempt_id}"] = record.position
         seen.outcomes[episode_id(call.rollout_id, call.attempt_id)] = frozenset(call.outcomes)
 

@@ -217,6 +217,11 @@ class CallOpen(msgspec.Struct, frozen=True, kw_only=True, tag="call_open"):
     conversation_key: str | None = None
     started_at_ns: int = 0
 
+    @property
+    def key(self) -> str:
+        """As CallRecord.key."""
+        return key_of(self.rollout_id, self.conversation_key, self.trace_id)
+
 
 class CallEnded(msgspec.Struct, frozen=True, kw_only=True, tag="call_ended"):
     """What became of a captured call, told after its answer was sent or could not be; of an attempt's calls its end
@@ -272,6 +277,11 @@ class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True, tag="upstream_call
     """As of a CallRecord."""
     started_at_ns: int = 0
     ended_at_ns: int = 0
+
+    @property
+    def key(self) -> str:
+        """As CallRecord.key."""
+        return key_of(self.rollout_id, self.conversation_key, self.trace_id)
 
 
 LlmCall = CallRecord | CallsClosed | CallOpen | CallEnded | UpstreamCall

@@ -19,6 +19,7 @@ __all__ = [
     "EPISODE_SCORES",
     "AppliedReward",
     "ClosedMarker",
+    "ContextCall",
     "Episode",
     "EpisodeCall",
     "Score",
@@ -100,6 +101,31 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     where names disagree and so none counts, `unnamed` where an agent's own span has none; empty when nothing told."""
 
 
+class ContextCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call that another model answered: shown, never trained. No content.
+
+    Example: ContextCall(call_id="chatcmpl-5f0c...", upstream="api.openai.com", model="gpt-4o", agent="planner", ...)
+    """
+
+    call_id: str
+    """These as in UpstreamCall."""
+    upstream: str
+    route: str
+    model: str
+    answered_model: str | None = None
+    status: int
+    outcome: CallOutcome
+    response_id: str | None = None
+    prompt_tokens: int | None = None
+    sampled_tokens: int | None = None
+    started_at_ns: int = 0
+    ended_at_ns: int = 0
+    agent: str | None = None
+    """These three as in EpisodeCall."""
+    joined_by: str = "none"
+    named_by: str = ""
+
+
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """One finished attempt. Example: Episode(episode_id="1f2e...9a3c", state="succeeded", reward=1.0, ...)."""
 
@@ -147,6 +173,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Of a captured episode: the key of its conversation; later episodes of the conversation have it too."""
     began_at_ms: int = 0
     """Of a captured episode: when its first call began, by the gateway's clock; 0: it has none."""
+    context_calls: tuple[ContextCall, ...] = ()
+    """What other models answered, in the order of the records; as many as were recorded before it closed."""
 
     @property
     def is_rated(self) -> bool:

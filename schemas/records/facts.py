@@ -9,7 +9,7 @@ import hashlib
 
 import msgspec
 
-from .calls import CallEnded, CallOpen, CallRecord, CallsClosed
+from .calls import CallEnded, CallOpen, CallRecord, CallsClosed, UpstreamCall
 from .codec import Codec, OpenEnum
 from .rollouts import Reward, RolloutEvent
 
@@ -20,6 +20,7 @@ __all__ = [
     "CallOpenFact",
     "CallsClosedFact",
     "Close",
+    "ContextCallFact",
     "Facts",
     "LinkFact",
     "LinkSource",
@@ -139,6 +140,15 @@ class CallOpenFact(msgspec.Struct, frozen=True, kw_only=True, tag="call_open"):
     partition: int = 0
 
 
+class ContextCallFact(msgspec.Struct, frozen=True, kw_only=True, tag="context_call"):
+    """One call that another model answered."""
+
+    call: UpstreamCall
+    order: int
+    """As of a CallFact."""
+    partition: int = 0
+
+
 class CallEndedFact(msgspec.Struct, frozen=True, kw_only=True, tag="call_ended"):
     """What became of a captured call."""
 
@@ -203,7 +213,16 @@ class LogFact(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
 
 
 Fact = (
-    SpanFact | CallFact | CallsClosedFact | CallOpenFact | CallEndedFact | RewardFact | RolloutFact | LinkFact | LogFact
+    SpanFact
+    | CallFact
+    | ContextCallFact
+    | CallsClosedFact
+    | CallOpenFact
+    | CallEndedFact
+    | RewardFact
+    | RolloutFact
+    | LinkFact
+    | LogFact
 )
 
 

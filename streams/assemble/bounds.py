@@ -13,6 +13,7 @@ from tracegrad.schemas.records.facts import (
     CallFact,
     CallOpenFact,
     CallsClosedFact,
+    ContextCallFact,
     Fact,
     Facts,
     LogFact,
@@ -66,7 +67,7 @@ class Bounds:
         of_calls = sender in (CALLS, OUTCOMES)
         what = "calls" if of_calls else "spans"
         most = limits.max_calls_per_episode if of_calls else limits.max_spans_per_episode
-        # That a call lasts, how it went, and that it was superseded.
+        # That a call lasts, how it went, and that it was superseded; other models' calls among them.
         most *= 3 if sender == OUTCOMES else 1
         if episode.num_facts(sender) + num_new > most:
             raise RecordError(f"expected at most {most} {what} of {episode.episode_id}", reason=f"too_many_{what}")
@@ -94,7 +95,7 @@ def _sender(facts: Facts) -> str:
     for fact in facts.facts:
         if isinstance(fact, CallFact | CallsClosedFact):
             return CALLS
-        if isinstance(fact, CallOpenFact | CallEndedFact):
+        if isinstance(fact, CallOpenFact | CallEndedFact | ContextCallFact):
             return OUTCOMES
         if isinstance(fact, SpanFact | LogFact):
             return fact.proved_by

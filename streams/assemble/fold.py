@@ -36,6 +36,7 @@ from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallFact,
     Close,
+    ContextCallFact,
     Fact,
     Facts,
     LinkFact,
@@ -178,7 +179,7 @@ class Assemble(StageFold[OpenEpisode]):
         was moved, and is of a conversation that is called like it."""
         if self._stretches.is_open(facts.episode_id):
             return True
-        if is_rollout(to) and any(isinstance(fact, CallFact) for fact in facts.facts):
+        if is_rollout(to) and any(isinstance(fact, CallFact | ContextCallFact) for fact in facts.facts):
             return True
         if self._stretches.has_moved(facts.episode_id):
             return False
@@ -281,7 +282,7 @@ class Assemble(StageFold[OpenEpisode]):
         rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
         batches = [*forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1), *asked_of(others, to, rest)]
         marker = None
-        num_calls = sum(isinstance(fact, CallFact) for fact in rest)
+        num_calls = sum(isinstance(fact, CallFact | ContextCallFact) for fact in rest)
         if num_calls and not self._stretches.has_moved(facts.episode_id):
             # Told anew, for its calls show that it is a trace.
             closed = ClosedMarker(id=facts.episode_id, disposition="forwarded", num_calls=num_calls, forwarded_to=to)

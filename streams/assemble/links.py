@@ -17,6 +17,7 @@ from tracegrad.schemas.records.facts import (
     CallEndedFact,
     CallFact,
     CallOpenFact,
+    ContextCallFact,
     Fact,
     Facts,
     LinkFact,
@@ -47,7 +48,7 @@ _MAX_LINKS = 100
 _SEVERAL = 2
 _RANKS = ((LinkSource.ANSWER,), (LinkSource.CALL, LinkSource.ID), (LinkSource.CONVERSATION,), (LinkSource.SESSION,))
 _OF_CONVERSATIONS = (LinkSource.CALL, LinkSource.CONVERSATION, LinkSource.SESSION)
-_TELLERS: dict[type, str] = {CallFact: "call", CallOpenFact: "open", CallEndedFact: "ended"}
+_TELLERS: dict[type, str] = {CallFact: "call", ContextCallFact: "call", CallOpenFact: "open", CallEndedFact: "ended"}
 
 
 class Links:
@@ -185,7 +186,7 @@ def is_of_conversation(facts: Facts) -> bool:
 def may_complete(fact: Fact) -> bool:
     """Whether a linked trace may be whole by it: a root, which comes last as a rule, the link, or a call."""
     is_root = isinstance(fact, SpanFact) and (fact.parent_span_id is None or fact.parent_is_remote)
-    return is_root or isinstance(fact, LinkFact | CallFact)
+    return is_root or isinstance(fact, LinkFact | CallFact | ContextCallFact)
 
 
 def moved(facts: Facts) -> Output:

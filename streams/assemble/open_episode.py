@@ -7,8 +7,9 @@ is known at its end; what others send in its name is not waited for and pays not
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -23,6 +24,7 @@ from tracegrad.schemas.records.facts import (
     CallFact,
     CallOpenFact,
     CallsClosedFact,
+    ContextCallFact,
     Fact,
     LinkFact,
     LogFact,
@@ -91,6 +93,8 @@ class OpenEpisode:
         nobody takes room from the attempt's agent."""
         self._sent = SentSpans()
         self.calls: dict[str, CallFact] = {}
+        self.context: dict[str, ContextCallFact] = {}
+        """Likewise, what other models answered."""
         self.closed: CallsClosed | None = None
         self._opened: dict[str, CallOpenFact] = {}
         self._ended: dict[str, CallEnded] = {}
@@ -139,7 +143,7 @@ class OpenEpisode:
         if sender == CALLS:
             num = len(self.calls)
         elif sender == OUTCOMES:
-            num = len(self._opened) + len(self._ended)
+            num = len(self._opened) + len(self._ended) + len(self.context)
         else:
             num = self._sent.num_of(sender) + (sender == NOBODY) * len(self.rewards)
         return max(num, self.held[sender].num_records)
@@ -193,7 +197,7 @@ class OpenEpisode:
         if self._is_named():
             return None, bool(self.links)
         answered = self.minted() if self._names_its_trace() and self._is_bare else ()
-        return self.links.target(self.key, has_calls=bool(self.calls) or self._tells_of_its_own, answered=answered)
+        return self.links.target(self.key, has_calls=any(self._told()) or self._tells_of_its_own, answered=answered)
 
     def pulls(self) -> list[LinkFact]:
         """As Links.pulls, for the trace of an agent whose client propagates nothing: no call names it."""
@@ -202,12 +206,15 @@ class OpenEpisode:
         return self.links.pulls(self.key, self._answers)
 
     def _names_its_trace(self) -> bool:
-        return any(fact.call.trace_id == self.key for fact in self.calls.values())
+        return any(fact.call.trace_id == self.key for fact in self._told())
+
+    def _told(self) -> Iterable[CallFact | ContextCallFact]:
+        return itertools.chain(self.calls.values(), self.context.values())
 
     def _is_named(self) -> bool:
         """Whether the client itself said which conversation it is; spans count less. Where the gateway found that a
         call goes on from another, the key is that one's trace."""
-        is_told = any(fact.call.conversation_key == self.key for fact in self.calls.values())
+        is_told = any(fact.call.conversation_key == self.key for fact in self._told())
         return is_told and not self._names_its_trace()
 
     def marker(self, disposition: str) -> ClosedMarker:
@@ -221,7 +228,7 @@ class OpenEpisode:
     def _last_orders(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[str, int, int], ...]]:
         """As ClosedMarker.last_orders and .traces."""
         last = {(trace, -1): -1 for trace in sorted(self.sources)[:_MAX_SOURCES]}
-        for fact in self.calls.values():
+        for fact in self._told():
             place = (fact.call.key, fact.partition)
             last[place] = max(fact.order, last.get(place, -1))
         places = sorted((key, partition, order) for (key, partition), order in last.items())
@@ -239,7 +246,8 @@ class OpenEpisode:
         opened = [self._opened[call_id] for call_id in sorted(self._opened)]
         rewards = [RewardFact(reward=self.rewards[key]) for key in sorted(self.rewards)]
         # Calls first: of a conversation that goes on they say which episode the rest is of.
-        return [*opened, *calls, *ended, *self._sent.facts(), *rewards]
+        context = [self.context[call_id] for call_id in sorted(self.context)]
+        return [*opened, *calls, *context, *ended, *self._sent.facts(), *rewards]
 
     @property
     def event(self) -> RolloutEvent | None:
@@ -261,6 +269,9 @@ class OpenEpisode:
         elif isinstance(fact, CallFact):
             call_id = fact.call.call_id
             self.calls[call_id] = later(self.calls.get(call_id), fact, lambda call: call.call.ended_at_ns)
+        elif isinstance(fact, ContextCallFact):
+            call_id = fact.call.call_id
+            self.context[call_id] = later(self.context.get(call_id), fact, lambda call: call.call.ended_at_ns)
         elif isinstance(fact, LinkFact):
             self.links.take(fact, self.key)
         elif isinstance(fact, CallsClosedFact):

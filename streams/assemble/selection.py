@@ -31,6 +31,7 @@ def is_selected(episode: OpenEpisode, select: SelectConfig) -> bool:
 def _is_in_time(episode: OpenEpisode, select: SelectConfig) -> bool:
     starts = [span.start_ns for span in episode.spans]
     starts += [fact.call.started_at_ns for fact in episode.calls.values()]
+    starts += [fact.call.started_at_ns for fact in episode.context.values()]
     began_ns = min(starts, default=0)
     return (select.from_ns is None or began_ns >= select.from_ns) and (
         select.until_ns is None or began_ns < select.until_ns

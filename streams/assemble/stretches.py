@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from tracegrad.schemas.ids import key_of, stretch_id, waiting_id
+from tracegrad.schemas.ids import stretch_id, waiting_id
 from tracegrad.schemas.records.episodes import ClosedMarker
-from tracegrad.schemas.records.facts import CallFact, CallOpenFact, Facts
+from tracegrad.schemas.records.facts import CallFact, CallOpenFact, ContextCallFact, Facts
 
 __all__ = ["Stretches"]
 
@@ -92,10 +92,10 @@ class Stretches:
         of that name was forwarded, and these stay."""
         key = facts.episode_id
         orders = self._orders(key) if is_moved else self._known.get(key)
-        told = [fact for fact in facts.facts if isinstance(fact, CallFact | CallOpenFact)]
+        told = [fact for fact in facts.facts if isinstance(fact, CallFact | ContextCallFact | CallOpenFact)]
         if orders is None or any(_is_within(fact, orders) for fact in told):
             return None
-        if first := next((fact.call for fact in told if isinstance(fact, CallFact)), None):
+        if first := next((fact.call for fact in told if not isinstance(fact, CallOpenFact)), None):
             self._open.setdefault(key, stretch_id(key, first.call_id))
         if key in self._open:
             return self._open[key]
@@ -103,8 +103,7 @@ class Stretches:
         return waiting_id(key) if is_new or told else None
 
 
-def _is_within(fact: CallFact | CallOpenFact, orders: _Orders) -> bool:
+def _is_within(fact: CallFact | ContextCallFact | CallOpenFact, orders: _Orders) -> bool:
     """Whether it lies before the end of an episode, which held it, or would have."""
-    call = fact.call if isinstance(fact, CallFact) else fact.open
-    key = key_of(call.rollout_id, call.conversation_key, call.trace_id)
+    key = fact.open.key if isinstance(fact, CallOpenFact) else fact.call.key
     return fact.order <= orders.get(key, {}).get(fact.partition, -1)

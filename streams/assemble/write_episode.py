@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, ToolExecution
-from tracegrad.schemas.records.facts import CallFact, SpanFact, SpanKind, ToolStatus
+from tracegrad.schemas.records.facts import CallFact, ContextCallFact, SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutState
 
 from ..ratings import in_order, reward_of, with_rewards
 from .agent_rewards import agent_rewards, is_authorised
 from .air.rules import AirConfig, apply_air
+from .context_calls import context_calls
 from .join.calls import Joined, join_calls
 from .join.tools import join_tools, tool_spans
 from .open_episode import OpenEpisode
@@ -30,6 +32,7 @@ __all__ = ["has_structure", "write_episode"]
 _NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 _KEPT = set(EpisodeCall.__struct_fields__) & set(CallRecord.__struct_fields__)
 """What a call is on the log and stays in its episode, under the same names."""
+F = TypeVar("F", CallFact, ContextCallFact)
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
@@ -80,6 +83,7 @@ def write_episode(
         duration_s=episode.end.duration_s if episode.end else None,
         num_joined_by=_counted(call.joined_by for call in calls),
         num_named_by=_counted(call.named_by or "none" for call in calls),
+        context_calls=context_calls(_in_order(episode.context.values()), spans),
     )
 
 
@@ -124,7 +128,7 @@ def _authorised(counted: Sequence[Reward], awaited: Sequence[str]) -> tuple[Rewa
     )
 
 
-def _in_order(facts: Collection[CallFact]) -> list[CallFact]:
+def _in_order(facts: Collection[F]) -> list[F]:
     """The order of the records on the log. Of several keys, whose records may lie in several partitions, the gateway's
     clock tells the order."""
     is_one = len({fact.call.key for fact in facts}) == 1
@@ -264,4 +268,5 @@ def _masked(
 
 def has_structure(episode: OpenEpisode) -> bool:
     """Whether anything in it can be shown: a call, an agent or a tool; a bare trace of other spans is unattributed."""
-    return bool(episode.calls) or any(span.kind in (SpanKind.AGENT, SpanKind.TOOL) for span in episode.spans)
+    kinds = (span.kind for span in episode.spans)
+    return bool(episode.calls or episode.context) or any(kind in (SpanKind.AGENT, SpanKind.TOOL) for kind in kinds)

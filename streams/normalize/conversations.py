@@ -16,7 +16,7 @@ from collections.abc import Container, Mapping
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, ROLLOUT_KEYS, SESSION_ID
 from tracegrad.schemas.ids import attempt_of, conversation_key, is_lightning, key_in, parse_trace_id
 from tracegrad.schemas.metrics import SESSIONS_IGNORED, Metrics
-from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.calls import CallRecord, UpstreamCall
 from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanFact
 
 from .reading.span_view import AttributeValue
@@ -30,7 +30,7 @@ _OPEN_NS = 600 * 10**9
 """A trace without a root span for so long, by its spans' own clock, is no longer open: its root was lost."""
 
 
-def link_of_call(call: CallRecord, runs: Container[str]) -> LinkFact | None:
+def link_of_call(call: CallRecord | UpstreamCall, runs: Container[str]) -> LinkFact | None:
     """From a captured call's trace to its conversation; None where they are one, or the trace is none."""
     if call.rollout_id is not None or call.conversation_key in (None, call.trace_id) or call.trace_id is None:
         return None

@@ -37,6 +37,7 @@ from tracegrad.schemas.records.facts import (
     CallFact,
     CallOpenFact,
     CallsClosedFact,
+    ContextCallFact,
     Fact,
     Facts,
     RewardFact,
@@ -115,14 +116,15 @@ class Normalize(StageFold[None]):
         """The single fact of a record, by the identity that it claims."""
         item: LlmCall | Reward | RolloutEvent = codec.decode(record.value)
         self._refusals.accept(record)
-        if isinstance(item, UpstreamCall):
-            self.metrics.add(CONTEXT_CALLS)
-            return []
         fact: Fact
         trace = None
         match item:
             case CallRecord():
                 what, fact = "calls", CallFact(call=item, order=record.offset, partition=record.partition)
+            case UpstreamCall():
+                self.metrics.add(CONTEXT_CALLS)
+                what = "context_calls"
+                fact = ContextCallFact(call=item, order=record.offset, partition=record.partition)
             case CallOpen():
                 what, fact = "calls_open", CallOpenFact(open=item, order=record.offset, partition=record.partition)
             case CallEnded():
@@ -133,7 +135,7 @@ class Normalize(StageFold[None]):
                 what, fact = "rewards", RewardFact(reward=item)
             case RolloutEvent():
                 what, fact = "rollout_events", RolloutFact(event=item)
-        if isinstance(item, CallRecord | CallOpen | CallEnded) and item.rollout_id is None:
+        if isinstance(item, CallRecord | UpstreamCall | CallOpen | CallEnded) and item.rollout_id is None:
             # Behind the rollout path the caller's trace id is its framework's, and names no episode.
             trace = item.conversation_key or item.trace_id
         rollout: str | None = item.rollout_id
@@ -150,7 +152,7 @@ class Normalize(StageFold[None]):
             return []
         self.metrics.add(FACTS, what)
         outputs = [self._facts(record, episode, [fact])]
-        if isinstance(item, CallRecord) and (link := link_of_call(item, self._runs)):
+        if isinstance(item, CallRecord | UpstreamCall) and (link := link_of_call(item, self._runs)):
             outputs.append(self._facts(record, link.trace_id, [link]))
         return outputs
 

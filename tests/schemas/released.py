@@ -111,6 +111,7 @@ UPSTREAM_CALL = calls.UpstreamCall(
     started_at_ns=1_700_000_000_000_000_000,
     ended_at_ns=1_700_000_000_500_000_000,
 )
+CONTEXT_FACTS = (facts.ContextCallFact(call=UPSTREAM_CALL, order=5, partition=2),)
 REWARD = rollouts.REWARDS.decode((GOLDEN / "reward-1.json").read_bytes())
 SPAN = facts.SpanFact(
     trace_id=EPISODE,
@@ -315,6 +316,7 @@ WRITTEN = {
     "close-1-b.msgpack": facts.Close(episode_id=EPISODE, reason="idle", num_records=7),
     "facts-1-m.msgpack": REWARDING_FACTS,
     "facts-1-n.msgpack": LOG_FACTS,
+    "facts-1-v.msgpack": facts.Facts(episode_id=EPISODE, facts=CONTEXT_FACTS),
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),
 }

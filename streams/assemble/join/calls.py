@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
+from .asked import Asked
 from .content import join_content, unclaimed
 from .fitting import join_fitting
 from .span_tree import CONFLICT, Named, SpanTree, encloses, place_of
@@ -75,7 +76,7 @@ class _Anchors(NamedTuple):
         return "tool_call_id" if self.tools else "none"
 
 
-def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[Joined]:
+def join_calls(calls: Sequence[Asked], spans: Sequence[SpanFact]) -> list[Joined]:
     """How each call was matched, in the order of the calls."""
     tree = SpanTree(spans)
     anchors = _anchors(calls, spans, tree)
@@ -95,7 +96,7 @@ def join_calls(calls: Sequence[CallRecord], spans: Sequence[SpanFact]) -> list[J
     return joined
 
 
-def _anchors(calls: Sequence[CallRecord], spans: Sequence[SpanFact], tree: SpanTree) -> list[_Anchors]:
+def _anchors(calls: Sequence[Asked], spans: Sequence[SpanFact], tree: SpanTree) -> list[_Anchors]:
     by_response: dict[str, list[SpanFact]] = {call.call_id: [] for call in calls}
     by_tool: dict[str, list[SpanFact]] = {asked.id: [] for call in calls for asked in call.tool_calls}
     for span in spans:
@@ -127,12 +128,16 @@ def _anchors(calls: Sequence[CallRecord], spans: Sequence[SpanFact], tree: SpanT
 
 
 def _fitting(
-    calls: Sequence[CallRecord], anchors: Sequence[_Anchors], spans: Sequence[SpanFact], tree: SpanTree
+    calls: Sequence[Asked], anchors: Sequence[_Anchors], spans: Sequence[SpanFact], tree: SpanTree
 ) -> Iterable[tuple[int, SpanFact]]:
-    """For the calls that no model's span is known of."""
+    """For the policy's calls that no model's span is known of; of others' the tokens are not known."""
     if not spans:
         return ()
-    left = {index: calls[index] for index, found in enumerate(anchors) if not found.llm}
+    left = {
+        index: call
+        for index, (call, found) in enumerate(zip(calls, anchors, strict=True))
+        if not found.llm and isinstance(call, CallRecord)
+    }
     texts = {digest_of(call.content) for index, call in enumerate(calls) if index not in left}
     runs = {
         str(call.call_id): named.place

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.facts import SpanFact, SpanKind, digest_of
 
+from .asked import Asked
 from .span_tree import Place, SpanTree, place_of
 
 __all__ = ["join_content", "unclaimed"]
@@ -24,7 +24,7 @@ _RUN_IDS = ("lc_run-", "run-")
 
 
 def join_content(
-    calls: Sequence[CallRecord],
+    calls: Sequence[Asked],
     joined: Sequence[bool],
     candidates: Iterable[SpanFact],
 ) -> dict[int, list[SpanFact]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.streams.assemble.test_context_calls import answered
 from tests.streams.assemble.test_links import ALL, OTHER, TRACE, captured, llm
 from tests.streams.make import TOPICS, Item, Streams, agent_span, config, otlp, span, tool_span
 from tracegrad.producers.llm_gateway.identity import conversation_of
@@ -21,7 +22,15 @@ from tracegrad.schemas.ids import conversation_key, new_tool_call
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import CallEnded, CallOpen, CallOutcome, CallRecord, ToolCall
 from tracegrad.schemas.records.episodes import EPISODES, Episode
-from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallEndedFact, CallFact, CallOpenFact, Close, Facts
+from tracegrad.schemas.records.facts import (
+    EPISODE_EVENTS,
+    CallEndedFact,
+    CallFact,
+    CallOpenFact,
+    Close,
+    ContextCallFact,
+    Facts,
+)
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.fold import Assemble
 
@@ -41,7 +50,8 @@ def conversation(name: str) -> list[Item]:
     asked = ToolCall(id=new_tool_call(key or TRACE, lambda below: 5), name="calc", arguments="{}")
     calls: dict[str, Any] = {"conversation_key": key, "parent_span_id": f"{2:016x}"}
     first = captured(key or TRACE, "one", trace_id=TRACE, content="one", tool_calls=(asked,), **calls)
-    planner = [*told_of(first), *trace_of("planner", first, said)]
+    other_model = answered("a", trace_id=TRACE, parent_span_id=f"{1:016x}", conversation_key=key)
+    planner = [*told_of(first), other_model, *trace_of("planner", first, said)]
     if name == "tool-call id":
         # The tool has a trace of its own, and the gateway found that the second request goes on from the first.
         second = captured(TRACE, "two", content="two", conversation_key=TRACE, trace_id=None)
@@ -79,8 +89,8 @@ class Worker:
         self.markers: list[Record] = []
         self.episodes: list[bytes] = []
         self._done: set[int] = set()
-        self._under_way: list[list[Callable[[], None]]] = []
-        """Of each emission what is still to come: its outputs, its marker, its inputs' end."""
+        self._under_way: list[tuple[list[Callable[[], None]], list[Callable[[], None]]]] = []
+        """Of each emission what is still to come: its outputs; its marker and its inputs' end."""
         self._stale: list[Output] = []
 
     def _new(self) -> Assemble:
@@ -93,11 +103,9 @@ class Worker:
         self._take(self.fold.fold(record))
 
     def _take(self, emission: Emission) -> None:
-        steps = [self._put(output) for output in emission.outputs]
-        if emission.marker is not None:
-            steps.append(self._mark(emission.marker))
-        steps.append(lambda: self._done.update(position.offset for position in emission.done))
-        self._under_way.append(steps)
+        ends = [self._mark(emission.marker)] if emission.marker is not None else []
+        ends.append(lambda: self._done.update(position.offset for position in emission.done))
+        self._under_way.append(([self._put(output) for output in emission.outputs], ends))
 
     def _put(self, output: Output) -> Callable[[], None]:
         if output.topic is Topic.EPISODES:
@@ -113,12 +121,14 @@ class Worker:
         return mark
 
     def go_on(self, random: Random) -> bool:
-        """One output, marker or end of some emission; whether there was any."""
-        self._under_way = [steps for steps in self._under_way if steps]
-        if not self._under_way:
-            return False
-        random.choice(self._under_way).pop(0)()
-        return True
+        """The next output, or marker or end of an emission whose outputs are there; whether there was any."""
+        self._under_way = [(outputs, ends) for outputs, ends in self._under_way if outputs or ends]
+        first = next((outputs for outputs, _ in self._under_way if outputs), None)
+        steps = [ends for outputs, ends in self._under_way if not outputs]
+        steps += [first] if first is not None else []
+        if steps:
+            random.choice(steps).pop(0)()
+        return bool(steps)
 
     def settle(self) -> None:
         """All that is under way."""
@@ -172,7 +182,9 @@ def facts_of(items: list[Item]) -> list[Record]:
 def is_of_calls(record: Record) -> bool:
     """Whether it comes of `llm_calls`, which keeps the order of a key."""
     event = EPISODE_EVENTS.decode(record.value)
-    return isinstance(event, Facts) and isinstance(event.facts[0], CallFact | CallOpenFact | CallEndedFact)
+    return isinstance(event, Facts) and isinstance(
+        event.facts[0], CallFact | ContextCallFact | CallOpenFact | CallEndedFact
+    )
 
 
 def shuffled(facts: list[Record], random: Random, *, keeps_calls: bool) -> list[Record]:
@@ -234,6 +246,7 @@ def test_every_order_gives_one_result(name: str, seed: int) -> None:
         (second, "delivered"),
     ]
     assert [tool.status.value for tool in episode.calls[0].tools] == ["succeeded"]
+    assert [one.agent for one in episode.context_calls] == ["planner"]
     for number in range(seed, seed + 50):
         worker = Worker()
         drive(worker, facts, Random(number), is_silent=False)
@@ -253,4 +266,5 @@ def test_silence_at_any_time_loses_no_call(name: str, seed: int) -> None:
         assert {*by_id.values()} == {*worker.episodes}, number
         calls = [made for value in by_id.values() for made in EPISODES.decode(value).calls]
         assert sorted(str(made.content) for made in calls) == ["one", "two"], number
+        assert sum(len(EPISODES.decode(value).context_calls) for value in by_id.values()) == 1, number
         assert worker.fold.num_open == 0
