@@ -31,10 +31,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp
 
 from tracegrad.schemas.credentials import Holder, runner_holder
@@ -104,7 +103,8 @@ class Gateway:
         self._upstreams = UpstreamCalls(parts)
         self._chat = ChatEndpoints(parts, self._calls, self._upstreams, APIS[0])
         self._events = AgentEvents(parts)
-        self.application = Starlette(routes=self._routes(), lifespan=self._lifespan)
+        # No Starlette around it: what its layers would catch, `_route` words, and the server answers the rest by 500.
+        self.application = Router(routes=self._routes(), lifespan=self._lifespan)
 
     def _routes(self) -> list[BaseRoute]:
         chats = [self._route("POST", api.path, functools.partial(self._chat.chat, api=api), api) for api in APIS]
@@ -221,7 +221,7 @@ class Gateway:
         return JSONResponse({**told, "counters": counters})
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, application: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, application: object) -> AsyncIterator[None]:
         async with self._client, self._upstreams:
             following = asyncio.create_task(self.versions.follow())
             proof = asyncio.create_task(self._prefer_local())

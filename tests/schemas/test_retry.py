@@ -89,3 +89,21 @@ def test_the_same_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert told == ["it failed, trying again: away", "it failed, trying again: full"]
     assert len(caplog.records) == 5
+
+
+def test_patience_counts_from_the_first_try_in_an_event_loop_too() -> None:
+    """What a slow first try used up is not there for a second one."""
+    num_tries = 0
+
+    async def slow() -> None:
+        nonlocal num_tries
+        num_tries += 1
+        await asyncio.sleep(0.02)
+        raise UnavailableError("away")
+
+    async def call() -> None:
+        await retry_async(slow, doing="it", patience_s=0.02, first_s=0.001)
+
+    with pytest.raises(UnavailableError, match="away"):
+        asyncio.run(call())
+    assert num_tries == 1

@@ -134,7 +134,8 @@ class LocalTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it stands."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # `encode` would also find out where in the text each token lies.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
 
