@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import threading
@@ -152,6 +153,8 @@ def serve(
         server.should_exit = True
         await serving
 
+    # What imports made is never garbage; each full collection would look through it: 60 ms in which nobody is served.
+    gc.freeze()
     logger.info("%s: listening on http://%s:%d", name, host, bound.getsockname()[1])
     with bound, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(until_stopped())
