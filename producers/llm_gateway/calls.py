@@ -2,10 +2,12 @@
 
     request -> prompt rendered and spliced -> sampling forced -> sampled by an engine with a known label
             -> parsed -> answer -> record acknowledged by Kafka -> events, which `chat` sends
+               (of a streamed answer the text before them, as it is sampled)
 
 The engine's derender leaves to its caller what an answer is: its finish reason, where a stop string cuts it, which tool
 calls count, the minted ids. A contract test compares each case with the engine's own chat endpoint.
-Invariant: no content leaves before its record is acknowledged. Failure: RequestError, EngineRefusal (the request's
+Invariant: no answer is finished for its client before its record is acknowledged, and but for a stream's text nothing
+of it leaves before that. Failure: RequestError, EngineRefusal (the request's
 fault), UnavailableError, OverloadedError (ours; the agent's client retries), SessionError.
 """
 
@@ -13,15 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
-from tracegrad.schemas.ids import CallId, new_tool_call, next_tool_call
+from tracegrad.schemas.ids import CallId
 from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -31,13 +32,13 @@ from tracegrad.schemas.metrics import (
     SPLICES,
     Metrics,
 )
-from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallRecord, Purpose, ToolCall
+from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.topics import Topic, Topics, episode_key
 
 from ..budget import Budget
-from .api.chat_request import ChatRequest, Message, NamedTool, ToolUse
-from .api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, Started, Text, ToolCalled
+from .api.chat_request import ChatRequest, Message
+from .api.events import Started
 from .config import LlmConfig, LlmHandles, PolicyConfig
 from .engines.client import EngineClient, waits_until
 from .engines.generate import Generation, Generator, KnownVersions
@@ -45,13 +46,15 @@ from .identity import Caller
 from .leaves import Leaf, Said
 from .outcomes import Answer, Outcomes
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
+from .render.finish import Served, events_of, finish, merged, started
+from .render.live import Hearing, Live
 from .restart.rebuild import rebuildable
 from .restart.returns import Returns
 from .sampling import Sampling, decide, engine_parameters, sampled_as
 from .sessions import Session, Sessions
 from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prompt, conversation_digest, splice_context
 
-__all__ = ["CallServer", "Parts", "Served", "halved"]
+__all__ = ["CallServer", "Parts", "halved"]
 
 _APPEND_TIMEOUT_S = 60.0
 _PAUSE_S = 2.5
@@ -109,20 +112,17 @@ def halved(limit: int) -> int:
     return max(limit // 2, 1)
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """A call whose record is acknowledged."""
+class _Drawn(NamedTuple):
+    """A sample, and what it came from."""
 
-    answer: Answer
-    """Its outcome is to be settled once it was sent, or could not be."""
-    events: tuple[Event, ...]
-    """The answer, for its API's writer."""
-    others: tuple[Answer, ...] = ()
-    """Of several answers, those beside the first."""
-
-    def delivered(self) -> None:
-        """The client has it all."""
-        for answer in (self.answer, *self.others):
-            answer.outcome = CallOutcome.DELIVERED
+    started_ns: int
+    """When the call began."""
+    prompt: Prompt
+    sampling: Sampling
+    generation: Generation
+    parsed: ParsedMessage
+    begins: Started
+    """Its first event."""
 
 
 class CallServer:
@@ -134,11 +134,19 @@ class CallServer:
         self._generator = Generator(parts.config, client, versions, parts.metrics)
 
     async def serve(
-        self, session: Session, caller: Caller, request: ChatRequest, ids: Sequence[CallId], is_recorded: bool = True
+        self,
+        session: Session,
+        caller: Caller,
+        request: ChatRequest,
+        ids: Sequence[CallId],
+        live: Live,
+        is_recorded: bool = True,
     ) -> Served:
-        """As many answers as there are ids, side by side; the first failure is that of all."""
+        """As many answers as there are ids, side by side; the first failure is that of all. What `live` has told of a
+        streamed one is not among its events."""
         if len(ids) == 1:
-            return await self._serve(session, caller, request, ids[0], is_recorded)
+            told = live if request.is_stream else None
+            return await self._serve(session, caller, request, ids[0], is_recorded, told)
         calls = [asyncio.create_task(self._serve(session, caller, request, id_, is_recorded)) for id_ in ids]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
@@ -149,25 +157,54 @@ class CallServer:
             for call in calls:
                 call.cancel()
             await asyncio.wait(calls)
-        return _merged([call.result() for call in calls])
+        return merged([call.result() for call in calls])
 
     async def _serve(
-        self, session: Session, caller: Caller, request: ChatRequest, call_id: CallId, is_recorded: bool
+        self,
+        session: Session,
+        caller: Caller,
+        request: ChatRequest,
+        call_id: CallId,
+        is_recorded: bool,
+        live: Live | None = None,
     ) -> Served:
         """Samples and records one answer; one that is not to be recorded is forgotten once it is sent."""
-        started_ns, policy = time.time_ns(), self._parts.policy.name
         with session.cancellable() as number:
-            prompt, sampling, generation, parsed = await self._sample(session, request)
-        answer = _finish(parsed, generation, request, call_id, caller.key)
-        parent = _parent(prompt, session, time.monotonic())
+            drawn = await self._sample(session, request, call_id, live)
+        prompt, generation = drawn.prompt, drawn.generation
+        answer = finish(drawn.parsed, generation, request, call_id, caller.key)
+        told = live.said if live else ""
+        events = tuple(events_of(answer, drawn.begins, drawn.parsed.logprobs, generation.stop, told))
+        if is_recorded:
+            parent = _parent(prompt, session, time.monotonic())
+            record = self._record(session, caller, request, drawn, answer, parent)
+            asked = conversation_digest(splice_context(request), request.messages)
+            if session.purpose is not Purpose.UNKNOWN:
+                record = rebuildable(record, session, answer, asked, number)
+            await self._append(session, record, answer, prompt, number)
+            whole_s = parent.whole_s if parent else time.monotonic()
+            self._remember(session, caller, request, asked, prompt, generation, answer, whole_s)
+        return Served(answer=answer, events=events)
+
+    def _record(
+        self,
+        session: Session,
+        caller: Caller,
+        request: ChatRequest,
+        drawn: _Drawn,
+        answer: Answer,
+        parent: EarlierCall | None,
+    ) -> CallRecord:
+        """Of a call that has ended now."""
+        prompt, sampling, generation = drawn.prompt, drawn.sampling, drawn.generation
         num_shared = prompt.shared_tokens if parent else 0
-        record = CallRecord(
+        return CallRecord(
             call_id=answer.call_id,
             rollout_id=caller.rollout_id,
             attempt_id=caller.attempt_id,
             trace_id=caller.trace_id,
             parent_span_id=caller.parent_span_id,
-            policy=policy,
+            policy=self._parts.policy.name,
             purpose=session.purpose,
             parent_call_id=parent.call_id if parent else None,
             shared_tokens=num_shared,
@@ -185,21 +222,12 @@ class CallServer:
             splice=prompt.outcome,
             claims=caller.claims,
             engine_id=generation.engine_id,
-            started_at_ns=started_ns,
+            started_at_ns=drawn.started_ns,
             ended_at_ns=time.time_ns(),
             conversation_key=caller.conversation_key,
             num_choices=request.num_choices,
             answers_user=request.messages[-1].role == "user",
         )
-        if is_recorded:
-            asked = conversation_digest(splice_context(request), request.messages)
-            if session.purpose is not Purpose.UNKNOWN:
-                record = rebuildable(record, session, answer, asked, number)
-            await self._append(session, record, answer, prompt, number)
-            whole_s = parent.whole_s if parent else time.monotonic()
-            self._remember(session, caller, request, asked, prompt, generation, answer, whole_s)
-        events = _events(answer, parsed.logprobs, request.model or policy, len(prompt.ids), generation.stop)
-        return Served(answer=answer, events=tuple(events))
 
     async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
         """The tokens of the prompt that an answer to this request would be sampled from."""
@@ -207,9 +235,8 @@ class CallServer:
         prompt, _ = await build_prompt(self.renderer, self._parts.ends, history, request, waits)
         return len(prompt.ids)
 
-    async def _sample(
-        self, session: Session, request: ChatRequest
-    ) -> tuple[Prompt, Sampling, Generation, ParsedMessage]:
+    async def _sample(self, session: Session, request: ChatRequest, call_id: CallId, live: Live | None) -> _Drawn:
+        started_ns = time.time_ns()
         renderer, metrics = self.renderer, self._parts.metrics
         waits = waits_until(session.key, self._parts.config.engine_wait_s)
         prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
@@ -217,17 +244,21 @@ class CallServer:
         purpose = sampled_as(session.purpose, trains_captured=self._parts.handles.trains_captured)
         sampling = decide(request, purpose, self._parts.policy, grammar)
         ids: list[int] = prompt.ids.tolist()
-        generation = await self._generator.generate(purpose, ids, engine_parameters(sampling), waits)
+        begins = started(call_id, request.model or self._parts.policy.name, len(ids))
+        text = renderer.live(request, ids) if live else None
+        hearer = Hearing(live, begins, text) if live and text else None
+        parameters = engine_parameters(sampling)
+        generation = await self._generator.generate(purpose, ids, parameters, waits, hearer)
         said = generation.ids
         if generation.has_terminal:
             self._parts.ends.saw(said[-1])
             said = said[:-1]
         if not said:
             # The engine refuses to derender nothing.
-            return prompt, sampling, generation, ParsedMessage(content="")
+            return _Drawn(started_ns, prompt, sampling, generation, ParsedMessage(content=""), begins)
         logprobs = None if sampling.top_logprobs is None else generation.logprobs[: len(said)]
         parsed = await renderer.parse(request, Sampled(ids, said, logprobs), waits)
-        return prompt, sampling, generation, parsed
+        return _Drawn(started_ns, prompt, sampling, generation, parsed, begins)
 
     async def _append(self, session: Session, record: CallRecord, answer: Answer, prompt: Prompt, number: int) -> None:
         """Waits until Kafka has the record. The call counts as the attempt's from the append on."""
@@ -289,60 +320,3 @@ def _parent(prompt: Prompt, session: Session, now_s: float) -> EarlierCall | Non
         return parent
     is_near = now_s - parent.recorded_s < _PAUSE_S and now_s - parent.whole_s < _WHOLE_EVERY_S
     return parent if is_near else None
-
-
-def _merged(served: Sequence[Served]) -> Served:
-    """Several answers to one request, as one with choices; its id is the first one's."""
-    events: list[Event] = [served[0].events[0]]
-    for index, one in enumerate(served):
-        finished = one.events[-1]
-        assert isinstance(finished, Finished)
-        events += (ChoiceBegins(index), *one.events[1:-1])
-        if one is not served[-1]:
-            events.append(ChoiceEnds(finished.reason))
-        else:
-            sampled = sum(other.answer.sampled_tokens for other in served)
-            events.append(msgspec.structs.replace(finished, sampled_tokens=sampled))
-    return Served(answer=served[0].answer, events=tuple(events), others=tuple(one.answer for one in served[1:]))
-
-
-def _finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, call_id: CallId, key: str) -> Answer:
-    """The answer as the agent sees it, with its minted ids, which carry the key."""
-    stop, engine_finish = generation.stop, generation.finish_reason
-    content, was_stopped = parsed.content, False
-    if stop is not None and content is not None and stop in content:
-        content, was_stopped = content[: content.index(stop)], True
-    calls = parsed.tool_calls if request.allows_parallel_calls else parsed.tool_calls[:1]
-    named, required = isinstance(request.tool_choice, NamedTool), request.tool_choice is ToolUse.REQUIRED
-    has_called = calls and not named and (not required or engine_finish == "stop")
-    if not calls or named or required:
-        content = content or ""
-    return Answer(
-        call_id=call_id,
-        content=content,
-        reasoning=parsed.reasoning,
-        tool_calls=tuple(_tool_calls(calls, key)),
-        finish_reason="tool_calls" if has_called else engine_finish,
-        is_cut=was_stopped or len(calls) < len(parsed.tool_calls),
-        sampled_tokens=len(generation.ids),
-    )
-
-
-def _tool_calls(calls: Sequence[tuple[str, str]], key: str) -> Iterator[ToolCall]:
-    minted = new_tool_call(key)
-    for name, arguments in calls:
-        yield ToolCall(id=minted, name=name, arguments=arguments)
-        minted = next_tool_call(minted)
-
-
-def _events(answer: Answer, logprobs: Any, model: str, prompt_tokens: int, stop: str | None) -> Iterator[Event]:
-    """The answer, cut into the events of a stream."""
-    yield Started(call_id=answer.call_id, model=model, created_s=int(time.time()), prompt_tokens=prompt_tokens)
-    if answer.reasoning is not None:
-        yield Reasoning(answer.reasoning)
-    if answer.content is not None or logprobs is not None:
-        yield Text(answer.content, logprobs)
-    yield from map(ToolCalled, answer.tool_calls)
-    yield Finished(
-        reason=answer.finish_reason, prompt_tokens=prompt_tokens, sampled_tokens=answer.sampled_tokens, stop=stop
-    )

@@ -34,13 +34,15 @@ from ..http_request import holder_of, read_both
 from .api.chat_request import ChatRequest, Message, check_recordable
 from .api.events import Api, Recall, forgotten
 from .api.reading import with_whole_answers
-from .calls import CallServer, Parts, Served, halved
+from .calls import CallServer, Parts, halved
 from .config import Upstream
 from .identity import Caller, claims_of, conversation_of, judge, scope_of
 from .leaves import Leaf, Said
 from .models import Models, check_one_model
 from .nested import Nesting
 from .outcomes import Watch
+from .render.finish import Served
+from .render.live import Live
 from .respond import CallResponse, problem_of, problem_response, status_of
 from .sampling import without_strict
 from .sessions import Session
@@ -180,10 +182,12 @@ class ChatEndpoints:
         session.enter()
         entered.callback(session.leave)
         ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_choices)]
+        live = Live()
         return CallResponse(
-            call=functools.partial(self._serve, session, caller, request, ids, asked.is_recorded),
+            call=functools.partial(self._serve, session, caller, request, ids, live, asked.is_recorded),
             api=api,
             request=request,
+            live=live,
             keep_alive_s=parts.config.keep_alive_s,
             settled=functools.partial(self._settle, session, entered.pop_all().close, leaf, watches),
         )
@@ -219,9 +223,15 @@ class ChatEndpoints:
         return recall
 
     async def _serve(
-        self, session: Session, caller: Caller, request: ChatRequest, ids: Sequence[CallId], is_recorded: bool
+        self,
+        session: Session,
+        caller: Caller,
+        request: ChatRequest,
+        ids: Sequence[CallId],
+        live: Live,
+        is_recorded: bool,
     ) -> Served:
-        served = await self._calls.serve(session, caller, request, ids, is_recorded)
+        served = await self._calls.serve(session, caller, request, ids, live, is_recorded)
         if is_recorded and caller.rollout_id is None and caller.trace_id is not None:
             results = (message.tool_call_id for message in request.messages if message.tool_call_id)
             asked_for = (tool for answer in (served.answer, *served.others) for tool in answer.tool_calls)

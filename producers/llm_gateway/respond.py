@@ -1,9 +1,10 @@
 """How a call is answered: whole, or as a stream of events, or by an error in the words of its API.
 
 In: a call that runs, the API that asked. Out: an ASGI application. The call runs in a task of its own. A stream's
-status is held back until the answer is there or `keep_alive_s` has passed, so that most failures still have their HTTP
-status; after that comments keep the connection open, and a failure is an event. A client that has gone does not stop
-the call: its record is written all the same. A request that is cancelled (the server stops) cancels its call.
+status is held back until its first text or the answer is there or `keep_alive_s` has passed, so that most failures
+still have their HTTP status; after that comments keep the connection open, and a failure is an event. A client that
+has gone does not stop the call, also not within its text: its record is written all the same. A request that is
+cancelled (the server stops) cancels its call.
 Invariant: `settled` is called exactly once, when the call has ended and its answer was sent or could not be.
 """
 
@@ -24,7 +25,8 @@ from tracegrad.schemas.errors import IdentityError, OverloadedError, RequestErro
 from ..http_request import UNREAD, retry_after_s
 from .api.chat_request import ChatRequest
 from .api.events import Api, Event, Failed, Problem
-from .calls import Served
+from .render.finish import Served
+from .render.live import Live
 
 __all__ = ["CallResponse", "problem_of", "problem_response", "status_of", "until_gone"]
 
@@ -41,6 +43,8 @@ class CallResponse:
     api: Api
     """Whose clients wait."""
     request: ChatRequest
+    live: Live
+    """Where the call leaves what can be told before it has ended."""
     keep_alive_s: float
     settled: Callable[[Served | None, BaseException | None], None]
     """Called exactly once, when the call has ended and its answer was sent or could not be, with what the call gave:
@@ -66,8 +70,11 @@ class CallResponse:
 
     async def _answer(self, call: asyncio.Task[Served], gone: asyncio.Task[None], send: Send) -> None:
         is_stream = self.request.is_stream
-        while not (await asyncio.wait({call}, timeout=self.keep_alive_s if is_stream else None))[0]:
-            await self._push(send, b": keep-alive\n\n")
+        call.add_done_callback(self.live.wake)
+        while not call.done():
+            if not await self.live.has_more(self.keep_alive_s if is_stream else None):
+                await self._push(send, b": keep-alive\n\n")
+            await self._tell(send, self.live.take())
         if (error := _error_of(call)) is not None:
             problem = problem_of(error)
             await self._send(send, [Failed(problem)], None if self._has_begun else problem_response(problem, self.api))
@@ -76,7 +83,7 @@ class CallResponse:
         await asyncio.sleep(0)  # lets `gone` see a disconnect that has come; once the answer is sent it always ends
         is_here = not gone.done()
         whole = None if is_stream else Response(self._writer.whole(served.events), media_type="application/json")
-        await self._send(send, served.events, whole)
+        await self._send(send, (*self.live.take(), *served.events), whole)
         if is_here:
             served.delivered()
 
@@ -90,10 +97,13 @@ class CallResponse:
             await send({"type": "http.response.start", "status": whole.status_code, "headers": whole.raw_headers})
             await send({"type": "http.response.body", "body": whole.body})
             return
+        await self._tell(send, events)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _tell(self, send: Send, events: Iterable[Event]) -> None:
         for event in events:
             for chunk in self._writer.chunks(event):
                 await self._push(send, chunk)
-        await send({"type": "http.response.body", "body": b""})
 
     async def _push(self, send: Send, chunk: bytes) -> None:
         if not self._has_begun:

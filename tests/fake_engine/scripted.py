@@ -16,27 +16,20 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.fake_engine.streaming import EngineFault, stream_of
 from tests.fake_engine.tokenizer import EOT, ToyTokenizer
 from tests.fake_engine.weights import FakeWeights
 
 __all__ = ["EngineFault", "Reply", "ScriptedEngine", "chain_policy", "tool_call_text"]
-
-
-class EngineFault(Exception):
-    """Raised by a policy: the engine answers this generation with that status."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
 
 
 @dataclass
@@ -94,6 +87,9 @@ class ScriptedEngine(FakeWeights):
     """Derender then takes `<think>..</think>` at a text's beginning for reasoning."""
     broken_parser: bool = False
     """Derender then answers 500."""
+    before_token: Callable[[int], Awaitable[None]] | None = None
+    """Awaited with the index of each token of a streamed answer, before that is sent; EngineFault of status 0 breaks
+    the stream off, of another one ends it with an error as vLLM words it."""
 
     def __post_init__(self) -> None:
         self.tokenizer = ToyTokenizer()
@@ -206,6 +202,8 @@ class ScriptedEngine(FakeWeights):
             "stop_reason": stop,
             "weight_versions": spans,
         }
+        if body.get("stream"):
+            return StreamingResponse(stream_of(choice, self.before_token), media_type="text/event-stream")
         return JSONResponse({"request_id": body.get("request_id", ""), "choices": [choice]})
 
     async def _derender(self, request: Request) -> Response:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-__all__ = ["EOT", "SPECIALS", "ToyTokenizer"]
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+
+__all__ = ["EOT", "SPECIALS", "ToyTokenizer", "toy_decoder"]
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 EOT = 2
@@ -41,3 +45,14 @@ class ToyTokenizer:
             else:
                 pieces += bytes([(token - _BYTES) % 256])
         return pieces.decode(errors="replace")
+
+
+def toy_decoder() -> Any:
+    """A tokenizer of Hugging Face's that decodes as the toy does."""
+    vocabulary = {special: i for i, special in enumerate(SPECIALS)}
+    vocabulary |= {f"<0x{byte:02X}>": _BYTES + byte for byte in range(256)}
+    vocabulary |= {f"{pair:02d}": _PAIRS + pair for pair in range(100)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=SPECIALS[0]))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return tokenizer

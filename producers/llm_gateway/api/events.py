@@ -1,9 +1,9 @@
 """What becomes of a request, as a stream of events that each API's writer puts into its wire form.
 
 In: made inside the gateway. Out: to the writers of this folder. Invariant: `Started` comes first and once, then
-deltas, last `Finished` or `Failed`, once; texts of an answer are to be joined. Today all events come at once, when
-the answer is finished and recorded; a writer takes them one by one and cannot tell. Of several answers
-to one request each stands between `ChoiceBegins` and `ChoiceEnds`, the last between `ChoiceBegins` and `Finished`.
+deltas, last `Finished` or `Failed`, once; texts of an answer are to be joined. They may come one by one while the
+answer is sampled, or all at once when it is recorded; a writer cannot tell. Of several answers to one request each
+stands between `ChoiceBegins` and `ChoiceEnds`, the last between `ChoiceBegins` and `Finished`.
 """
 
 from __future__ import annotations

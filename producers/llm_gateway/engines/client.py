@@ -1,6 +1,7 @@
 """Speaks to the engines over HTTP: pooled connections, bounded waits, no judgement of what comes back.
 
-In: JSON bodies for vLLM's render, generate, derender. Out: the answers' bytes. A session keeps to one engine, whose
+In: JSON bodies for vLLM's render, generate, derender. Out: the answers' bytes, or what a reader makes of them as they
+come. A session keeps to one engine, whose
 prefix cache knows it; while that one is known to be away (health.py) the next one in the session's own order serves it.
 An engine that is away, loads or restarts (refused connection, 502 to 504, a reset) is waited for until the call's
 deadline, the others tried in turn; then UnavailableError. A 4xx is the fault of the request, as is a 500 that stays:
@@ -11,10 +12,11 @@ anyone.
 from __future__ import annotations
 
 import math
+import threading
 import time
 import zlib
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -27,18 +29,21 @@ from tracegrad.schemas.retry import retry_async
 from ..config import EngineRef
 from .health import EngineHealth
 
-__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "Waits", "waits_until"]
+__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "Waits", "fault", "waits_until"]
 
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
 DETOKENIZE = "/detokenize"
-_FIRST_PAUSE_S = 0.05
 _MAX_FAULTS = 3
 """A 500 so often is no accident: the engine's template or parser fails on this input."""
-_MAX_PAUSE_S = 1.0
+_FIRST_S = 0.05
+_MAX_S = 1.0
+_QUIET_S = math.inf
+"""Hundreds of calls may wait for one engine; the metric tells of it."""
 _TOO_LONG = ("context length", "max_model_len", "maximum model length")
 _JSON = {"content-type": "application/json"}
+T = TypeVar("T")
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +101,30 @@ class EngineClient:
     async def post(
         self, path: str, body: Any, waits: Waits, *, timeout_s: float, avoid: Collection[str] = ()
     ) -> tuple[bytes, EngineRef]:
-        """The answer of the first engine that gives one, and which engine that was.
+        """`ask` for the whole body of the answer."""
+
+        async def whole(engine: EngineRef, response: aiohttp.ClientResponse) -> bytes:
+            return await response.read()
+
+        return await self.ask(path, body, waits, whole, timeout_s=timeout_s, avoid=avoid)
+
+    async def ask(
+        self,
+        path: str,
+        body: Any,
+        waits: Waits,
+        read: Callable[[EngineRef, aiohttp.ClientResponse], Awaitable[T]],
+        *,
+        timeout_s: float,
+        avoid: Collection[str] = (),
+        is_last: threading.Event | None = None,
+    ) -> tuple[T, EngineRef]:
+        """What `read` makes of the answer of the first engine that gives one, and which engine that was.
 
         Args:
             timeout_s: for one request.
             avoid: ids of engines that come last.
+            is_last: once set, the error of the request that runs is that of all.
         Raises:
             EngineRefusal: a 4xx (400), or a 500 three times (502).
             UnavailableError: past the deadline.
@@ -109,58 +133,54 @@ class EngineClient:
         failed: list[str] = []
         faults = 0
 
-        async def once() -> tuple[bytes, EngineRef]:
+        async def once() -> tuple[T, EngineRef]:
             nonlocal faults
             while True:
-                if len(failed) == len(self._engines):
-                    failed.clear()
-                engine = self._in_order(waits, [*avoid, *failed])[0] if len(self._engines) > 1 else self._engines[0]
+                engine = self._next(waits, avoid, failed)
                 try:
-                    posted = self._post_once(engine, path, data, timeout_s)
-                    return await self._health.unless_lost(engine, posted), engine
+                    asked = self._ask_once(engine, path, data, timeout_s, read)
+                    return await self._health.unless_lost(engine, asked), engine
                 except EngineRefusal as refusal:
                     faults += 1
                     failed.append(engine.id)
-                    if refusal.status == 400 or faults == _MAX_FAULTS:
+                    if refusal.status == 400 or faults == _MAX_FAULTS or (is_last and is_last.is_set()):
                         raise
                 except UnavailableError:
                     failed.append(engine.id)
                     self._metrics.add(ENGINE_AWAY)
                     raise
 
+        patience_s = waits.deadline - time.monotonic()
         return await retry_async(
-            once,
-            doing=path,
-            patience_s=waits.deadline - time.monotonic(),
-            first_s=_FIRST_PAUSE_S,
-            max_s=_MAX_PAUSE_S,
-            # Hundreds of calls may wait for one engine; the metric tells of it.
-            quiet_s=math.inf,
+            once, doing=path, patience_s=patience_s, stop=is_last, first_s=_FIRST_S, max_s=_MAX_S, quiet_s=_QUIET_S
         )
 
-    async def _post_once(self, engine: EngineRef, path: str, data: bytes, timeout_s: float) -> bytes:
+    def _next(self, waits: Waits, avoid: Collection[str], failed: list[str]) -> EngineRef:
+        """The best engine that has not failed this call; once all have, they are tried anew."""
+        if len(failed) == len(self._engines):
+            failed.clear()
+        return self._in_order(waits, [*avoid, *failed])[0] if len(self._engines) > 1 else self._engines[0]
+
+    async def _ask_once(
+        self,
+        engine: EngineRef,
+        path: str,
+        data: bytes,
+        timeout_s: float,
+        read: Callable[[EngineRef, aiohttp.ClientResponse], Awaitable[T]],
+    ) -> T:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
         url, headers = engine.url.rstrip("/") + path, _JSON | bearer(engine.token)
         try:
             async with self._session.post(url, data=data, headers=headers, timeout=timeout) as response:
+                if response.status == 200:
+                    return await read(engine, response)
                 answer = await response.read()
+        except UnavailableError:  # the reader's own, and an OSError
+            raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnavailableError(f"engine {engine.id}: {path} gave {type(error).__name__}") from error
-        if response.status == 200:
-            return answer
-        if response.status > 500:
-            raise UnavailableError(f"engine {engine.id}: {path} gave status {response.status}")
-        if response.status in (401, 403):
-            # Of our token, not of the agent, whose request it is not: nobody's answer is graded for it.
-            raise UnavailableError(f"engine {engine.id}: {path} gave status {response.status}; see [engine] token")
-        if response.status in (404, 405):
-            # Without these routes no call can ever be served; the engine's flags are wrong, or it still starts.
-            raise UnavailableError(
-                f"engine {engine.id}: {path} gave status {response.status}; start it with --enable-scale-out"
-            )
-        said = _message(answer)
-        code = "context_length_exceeded" if any(words in said for words in _TOO_LONG) else None
-        raise EngineRefusal(said, status=400 if response.status < 500 else 502, code=code)
+        raise fault(engine, path, response.status, answer)
 
     async def label(self, engine: EngineRef) -> str | None:
         """The engine's weight label, or None when it does not tell (no developer routes) or is away."""
@@ -185,6 +205,21 @@ class EngineClient:
                 return msgspec.json.decode(await response.read()) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
             return None
+
+
+def fault(engine: EngineRef, path: str, status: int, answer: bytes) -> UnavailableError | EngineRefusal:
+    """The error that an engine's answer of any status but 200 stands for."""
+    if status > 500:
+        return UnavailableError(f"engine {engine.id}: {path} gave status {status}")
+    if status in (401, 403):
+        # Of our token, not of the agent, whose request it is not: nobody's answer is graded for it.
+        return UnavailableError(f"engine {engine.id}: {path} gave status {status}; see [engine] token")
+    if status in (404, 405):
+        # Without these routes no call can ever be served; the engine's flags are wrong, or it still starts.
+        return UnavailableError(f"engine {engine.id}: {path} gave status {status}; start it with --enable-scale-out")
+    said = _message(answer)
+    code = "context_length_exceeded" if any(words in said for words in _TOO_LONG) else None
+    return EngineRefusal(said, status=400 if status < 500 else 502, code=code)
 
 
 def _message(answer: bytes) -> str:

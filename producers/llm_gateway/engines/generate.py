@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import threading
 import time
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from tracegrad.schemas.errors import DivergedError, FatalError, UnavailableError
@@ -32,6 +34,7 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from ..config import EngineRef, LlmConfig
 from .client import GENERATE, EngineClient, Waits
+from .stream import Choice, Hearer, Span, read_stream
 
 __all__ = ["Generation", "Generator", "KnownVersions"]
 
@@ -44,30 +47,8 @@ _MAX_NOT_FINITE = 64
 """Answers in a row, under labels of the policy, without finite logprobs: about one from each rollout that runs."""
 
 
-class _LogprobEntry(msgspec.Struct):
-    token_id: int
-    logprob: float
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_LogprobEntry]
-
-
-class _Span(msgspec.Struct):
-    version: str
-    start: int
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: _Logprobs
-    stop_reason: int | str | None = None
-    weight_versions: list[_Span] | None = None
-
-
 class _GenerateAnswer(msgspec.Struct):
-    choices: list[_Choice]
+    choices: list[Choice]
 
 
 _GENERATE_ANSWER = msgspec.json.Decoder(_GenerateAnswer)
@@ -142,24 +123,41 @@ class Generator:
         self._metrics = metrics
         self._num_not_finite = 0
 
-    async def generate(self, purpose: Purpose, ids: list[int], parameters: dict[str, Any], waits: Waits) -> Generation:
+    async def generate(
+        self,
+        purpose: Purpose,
+        ids: list[int],
+        parameters: dict[str, Any],
+        waits: Waits,
+        hearer: Hearer | None = None,
+    ) -> Generation:
         """Samples until an answer bears a known label, within the call's wait.
 
         Args:
             parameters: the request's `sampling_params`.
+            hearer: is told of the answer as it is sampled, once the engine's label is known; whatever fails after its
+                first word is not tried again.
         Raises:
             EngineRefusal: the engine finds fault with the request.
             UnavailableError: no engine gave a usable answer in time.
         """
-        body = {"token_ids": ids, "sampling_params": parameters, "stream": False}
-        timeout_s, refused = self._config.generate_timeout_s, set[str]()
+        body = {"token_ids": ids, "sampling_params": parameters, "stream": hearer is not None}
+        is_last, refused = hearer.begun if hearer is not None else None, set[str]()
+        read = functools.partial(self._read, purpose, hearer)
         # Not by `retry`: what lies between two tries is no pause, but the wait for an engine whose label is known.
         while True:
-            data, engine = await self._client.post(GENERATE, body, waits, timeout_s=timeout_s, avoid=refused)
+            timeout_s = self._config.generate_timeout_s
+            answer, engine = await self._client.ask(
+                GENERATE, body, waits, read, timeout_s=timeout_s, avoid=refused, is_last=is_last
+            )
             try:
-                return await self._check(purpose, _GENERATE_ANSWER.decode(data).choices[0], engine)
+                if isinstance(answer, Exception):
+                    raise answer
+                return await self._check(purpose, answer, engine)
             except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
                 self._metrics.add(GENERATIONS_REFUSED)
+                if is_last is not None and is_last.is_set():
+                    raise
                 _LOGGER.warning("an answer of engine %s is refused, trying again: %s", engine.id, error)
                 if engine.id in refused or self._client.num_engines == 1:
                     # Each that is here was asked.
@@ -168,7 +166,19 @@ class Generator:
                 else:
                     refused.add(engine.id)
 
-    async def _check(self, purpose: Purpose, choice: _Choice, engine: EngineRef) -> Generation:
+    async def _read(
+        self, purpose: Purpose, hearer: Hearer | None, engine: EngineRef, response: aiohttp.ClientResponse
+    ) -> Choice | Exception:
+        """An error is a result where another try at once, which `ask` makes of what is raised, helps nobody."""
+        try:
+            if hearer is None:
+                return _GENERATE_ANSWER.decode(await response.read()).choices[0]
+            is_told = await self._is_labelled(purpose, engine)
+        except (msgspec.MsgspecError, IndexError, UnavailableError) as error:
+            return error
+        return await read_stream(engine, response, hearer if is_told else None)
+
+    async def _check(self, purpose: Purpose, choice: Choice, engine: EngineRef) -> Generation:
         """The choice as a Generation. Raises UnavailableError when it cannot be used."""
         logprobs = [entry.logprob for entry in choice.logprobs.content]
         if choice.finish_reason not in ("stop", "length") or not choice.token_ids:
@@ -191,7 +201,15 @@ class Generator:
             engine_id=engine.id,
         )
 
-    def _not_finite(self, spans: list[_Span]) -> None:
+    async def _is_labelled(self, purpose: Purpose, engine: EngineRef) -> bool:
+        """Whether what the engine samples can be told before its label comes, with its end. Raises UnavailableError
+        for a label that is not the policy's."""
+        label = await self._client.label(engine)
+        if label is not None:
+            await self._versions(purpose, [Span(version=label, start=0)])
+        return label is not None or purpose is Purpose.UNKNOWN
+
+    def _not_finite(self, spans: list[Span]) -> None:
         """Counts an answer of the policy's own versions; one too many is fatal."""
         labels = sorted({span.version for span in spans})
         if not labels or not all(map(self._known.of, labels)):
@@ -204,7 +222,7 @@ class Generator:
                 "model), with a lower [trainer] lr or with dtype float32 in [engine] and [trainer]"
             )
 
-    async def _versions(self, purpose: Purpose, spans: list[_Span]) -> tuple[VersionSpan, ...]:
+    async def _versions(self, purpose: Purpose, spans: list[Span]) -> tuple[VersionSpan, ...]:
         """The spans' versions; for a rollout each must be known, a captured agent may meet any label."""
         deadline = time.monotonic() + self._config.lineage_lag_s
         while True:

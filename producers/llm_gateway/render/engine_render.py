@@ -9,6 +9,7 @@ a request that the template refuses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from tracegrad.schemas.errors import EngineRefusal, UnavailableError
 
 from ..api.chat_request import ChatRequest, Message, NamedTool, TextPart, Tool, ToolUse
 from ..engines.client import DERENDER, DETOKENIZE, RENDER, EngineClient, Waits
+from .live import LiveText
 
 __all__ = [
     "RENDER_TIMEOUT_S",
@@ -77,6 +79,9 @@ class Renderer(Protocol):
 
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Waits) -> ParsedMessage:
         """The message that sampled ids say, and their logprobs in its words."""
+
+    def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText | None:
+        """What reads an answer while it is sampled, as `parse` will; None: only the whole can be read."""
 
 
 class _Chosen(msgspec.Struct):
@@ -166,6 +171,10 @@ class EngineRenderer:
             tool_calls=tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ()),
             logprobs=parsed.logprobs,
         )
+
+    def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText | None:
+        """See Renderer: the engine parses whole answers."""
+        return None
 
     async def _ask(self, path: str, body: Any, waits: Waits, decoder: msgspec.json.Decoder[T]) -> T:
         answer, engine = await self._client.post(path, body, waits, timeout_s=RENDER_TIMEOUT_S)

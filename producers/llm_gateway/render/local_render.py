@@ -9,6 +9,7 @@ of the folder is executed otherwise.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -28,11 +29,13 @@ from tracegrad.schemas.records.calls import ToolCall
 from ..api.chat_request import ChatRequest, Message, Tool, ToolUse
 from ..engines.client import Waits
 from .engine_render import ParsedMessage, Rendered, Renderer, Sampled, engine_fields, message_form
+from .live import LiveText, Step
 
 __all__ = ["LocalRenderer", "LocalTemplate", "can_render", "load", "prove"]
 
 _LOGGER = logging.getLogger(__name__)
 _TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
+_CALL_BEGINS = "<tool_call>"
 _FUNCTION_FIELDS = ("name", "description", "parameters")
 _ROLES = ("system", "user", "assistant", "tool")
 _PRIMED = 4
@@ -78,6 +81,8 @@ _SAID = (
     '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
     "<tool_call></tool_call>",
     "text with </tool_call> alone",
+    # A reasoning parser takes thoughts out of a text, which ours does not.
+    "<think>\nhm\n</think>\n\nyes",
     # Calls to other parsers, words to Hermes.
     '```json\n{"name": "calc", "arguments": {"expr": "1+2"}}\n```',
     '{"name": "calc", "parameters": {"expr": "1+2"}}',
@@ -109,9 +114,9 @@ class LocalTemplate:
 
     def parse(self, request: ChatRequest, prompt_ids: Sequence[int], ids: Sequence[int]) -> ParsedMessage:
         """What sampled ids say."""
-        has_tools = bool(request.tools) and request.tool_choice is not ToolUse.NONE
+        has_tools = _has_tools(request)
         text = self.decode(prompt_ids, ids, skip_special_tokens=not has_tools)
-        if not has_tools or "<tool_call>" not in text:
+        if not has_tools or _CALL_BEGINS not in text:
             return ParsedMessage(content=text)
         calls = []
         try:
@@ -124,13 +129,22 @@ class LocalTemplate:
                 calls.append((call["name"], arguments))
         except (ValueError, KeyError, TypeError, RecursionError):
             return ParsedMessage(content=text)
-        return ParsedMessage(content=text[: text.find("<tool_call>")] or None, tool_calls=tuple(calls))
+        return ParsedMessage(content=text[: text.find(_CALL_BEGINS)] or None, tool_calls=tuple(calls))
 
     def decode(self, prompt_ids: Sequence[int], ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text as the engine streams it: bytes that are no character yet are held back."""
+        step = self._decoder(prompt_ids, skip_special_tokens)
+        return "".join(piece for piece in map(step, ids) if piece)
+
+    def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText:
+        """What `parse` will say, as far as that is sure while ids still come."""
+        has_tools = _has_tools(request)
+        marks = (*request.wishes.stop, *((_CALL_BEGINS,) if has_tools else ()))
+        return LiveText(lambda: self._decoder(prompt_ids, not has_tools), marks)
+
+    def _decoder(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Step:
         stream = DecodeStream(ids=list(prompt_ids[-_PRIMED:]), skip_special_tokens=skip_special_tokens)
-        pieces = [stream.step(self._tokenizer, token) for token in ids]
-        return "".join(piece for piece in pieces if piece)
+        return functools.partial(stream.step, self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it stands."""
@@ -184,6 +198,10 @@ def can_parse(request: ChatRequest) -> bool:
         return False
     tools = request.tools
     return tools is None or (bool(tools) and all(tool.is_strict is None and not tool.extra for tool in tools))
+
+
+def _has_tools(request: ChatRequest) -> bool:
+    return bool(request.tools) and request.tool_choice is not ToolUse.NONE
 
 
 def _is_plain(message: Message) -> bool:
@@ -241,6 +259,11 @@ class LocalRenderer:
         if sampled.logprobs is None and can_parse(request):
             return self._template.parse(request, sampled.prompt_ids, sampled.ids)
         return await self._engine.parse(request, sampled, waits)
+
+    def live(self, request: ChatRequest, prompt_ids: Sequence[int]) -> LiveText | None:
+        """See Renderer."""
+        is_parsed_here = request.wishes.top_logprobs is None and can_parse(request)
+        return self._template.live(request, prompt_ids) if is_parsed_here else None
 
 
 def render(template: LocalTemplate, request: ChatRequest, *, to_generate: bool) -> list[int] | None:

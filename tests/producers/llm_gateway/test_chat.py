@@ -10,8 +10,9 @@ import pytest
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.events import Finished, Started, Text
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
-from tracegrad.producers.llm_gateway.calls import Served
 from tracegrad.producers.llm_gateway.outcomes import Answer
+from tracegrad.producers.llm_gateway.render.finish import Served
+from tracegrad.producers.llm_gateway.render.live import Live
 from tracegrad.producers.llm_gateway.respond import CallResponse
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import CallId
@@ -55,6 +56,7 @@ class Request:
             call=self._call,
             api=OPENAI_CHAT,
             request=ChatRequest(messages=(), is_stream=is_stream),
+            live=Live(),
             keep_alive_s=0.001,
             settled=lambda served, error: self.settled.append((served, error)),
         )

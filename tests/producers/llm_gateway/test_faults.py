@@ -301,7 +301,7 @@ async def test_a_500_is_asked_again_at_once_even_when_waiting_is_over(caplog: py
             raise answer
         return answer
 
-    client._post_once = post  # type: ignore[method-assign, assignment]
+    client._ask_once = post  # type: ignore[method-assign, assignment]
     waits = waits_until("", -1.0)
     assert (await client.post("/derender", {}, waits, timeout_s=1.0))[0] == b"parsed"
     with pytest.raises(UnavailableError, match="away"):

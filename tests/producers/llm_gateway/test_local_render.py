@@ -46,6 +46,9 @@ class Engine:
         self.num_asked += 1
         return self.template.parse(request, sampled.prompt_ids, sampled.ids)
 
+    def live(self, request: ChatRequest, prompt_ids: Any) -> None:
+        return None
+
 
 @pytest.fixture(params=["qwen2_5", "trimming"])
 def folder(request: Any, tmp_path: Path) -> Path:

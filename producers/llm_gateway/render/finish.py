@@ -1,0 +1,120 @@
+"""What the agent gets of what was sampled: its answer, and the events in which that is told. Pure but for the clock.
+
+In: a generation and the message that it says. Out: the answer, cut at its stop string, with its minted ids; then its
+events, those left out that were told while it was sampled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.ids import CallId, new_tool_call, next_tool_call
+from tracegrad.schemas.records.calls import CallOutcome, ToolCall
+
+from ..api.chat_request import ChatRequest, NamedTool, ToolUse
+from ..api.events import ChoiceBegins, ChoiceEnds, Event, Finished, Reasoning, Started, Text, ToolCalled
+from ..engines.generate import Generation
+from ..outcomes import Answer
+from .engine_render import ParsedMessage
+
+__all__ = ["Served", "events_of", "finish", "merged", "started"]
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A call whose record is acknowledged."""
+
+    answer: Answer
+    """Its outcome is to be settled once it was sent, or could not be."""
+    events: tuple[Event, ...]
+    """The answer, for its API's writer."""
+    others: tuple[Answer, ...] = ()
+    """Of several answers, those beside the first."""
+
+    def delivered(self) -> None:
+        """The client has it all."""
+        for answer in (self.answer, *self.others):
+            answer.outcome = CallOutcome.DELIVERED
+
+
+def finish(parsed: ParsedMessage, generation: Generation, request: ChatRequest, call_id: CallId, key: str) -> Answer:
+    """The answer as the agent sees it, with its minted ids, which carry the key."""
+    stop, engine_finish = generation.stop, generation.finish_reason
+    content, was_stopped = parsed.content, False
+    if stop is not None and content is not None and stop in content:
+        content, was_stopped = content[: content.index(stop)], True
+    calls = parsed.tool_calls if request.allows_parallel_calls else parsed.tool_calls[:1]
+    named, required = isinstance(request.tool_choice, NamedTool), request.tool_choice is ToolUse.REQUIRED
+    has_called = calls and not named and (not required or engine_finish == "stop")
+    if not calls or named or required:
+        content = content or ""
+    return Answer(
+        call_id=call_id,
+        content=content,
+        reasoning=parsed.reasoning,
+        tool_calls=tuple(_tool_calls(calls, key)),
+        finish_reason="tool_calls" if has_called else engine_finish,
+        is_cut=was_stopped or len(calls) < len(parsed.tool_calls),
+        sampled_tokens=len(generation.ids),
+    )
+
+
+def _tool_calls(calls: Sequence[tuple[str, str]], key: str) -> Iterator[ToolCall]:
+    minted = new_tool_call(key)
+    for name, arguments in calls:
+        yield ToolCall(id=minted, name=name, arguments=arguments)
+        minted = next_tool_call(minted)
+
+
+def started(call_id: CallId, model: str, prompt_tokens: int) -> Started:
+    """The first event of an answer, now."""
+    return Started(call_id=call_id, model=model, created_s=int(time.time()), prompt_tokens=prompt_tokens)
+
+
+def events_of(answer: Answer, started: Started, logprobs: Any, stop: str | None, said: str = "") -> Iterator[Event]:
+    """The answer, cut into the events of a stream.
+
+    Args:
+        logprobs: as the engine words them, when they were asked for.
+        stop: the agent's stop string that ended it.
+        said: the beginning of it that was told already, with the event before it; empty: nothing was.
+    Raises:
+        UnavailableError: the answer does not begin with that.
+    """
+    content = answer.content
+    if not said:
+        yield started
+    elif content is None or not content.startswith(said):
+        raise UnavailableError("the answer is not what was told of it while it was sampled")
+    else:
+        content = content[len(said) :]
+    if answer.reasoning is not None:
+        yield Reasoning(answer.reasoning)
+    if content or logprobs is not None or (content is not None and not said):
+        yield Text(content, logprobs)
+    yield from map(ToolCalled, answer.tool_calls)
+    yield Finished(
+        reason=answer.finish_reason,
+        prompt_tokens=started.prompt_tokens,
+        sampled_tokens=answer.sampled_tokens,
+        stop=stop,
+    )
+
+
+def merged(served: Sequence[Served]) -> Served:
+    """Several answers to one request, as one with choices; its id is the first one's."""
+    events: list[Event] = [served[0].events[0]]
+    for index, one in enumerate(served):
+        finished = one.events[-1]
+        assert isinstance(finished, Finished)
+        events += (ChoiceBegins(index), *one.events[1:-1])
+        if one is not served[-1]:
+            events.append(ChoiceEnds(finished.reason))
+        else:
+            sampled = sum(other.answer.sampled_tokens for other in served)
+            events.append(msgspec.structs.replace(finished, sampled_tokens=sampled))
+    return Served(answer=served[0].answer, events=tuple(events), others=tuple(one.answer for one in served[1:]))
