@@ -48,11 +48,21 @@ from .outcomes import Answer, Outcomes
 from .render.engine_render import EngineRenderer, ParsedMessage, Renderer, Sampled
 from .render.finish import Served, events_of, finish, merged, started
 from .render.live import Hearing, Live
+from .render.written import written_prompt
 from .restart.rebuild import rebuildable
 from .restart.returns import Returns
 from .sampling import Sampling, decide, engine_parameters, sampled_as
 from .sessions import Session, Sessions
-from .splice import EarlierCall, EndOfMessage, Prompt, SpliceHistory, build_prompt, conversation_digest, splice_context
+from .splice import (
+    EarlierCall,
+    EndOfMessage,
+    Prompt,
+    SpliceHistory,
+    Written,
+    build_prompt,
+    conversation_digest,
+    splice_context,
+)
 
 __all__ = ["CallServer", "Parts", "halved"]
 
@@ -147,7 +157,10 @@ class CallServer:
         if len(ids) == 1:
             told = live if request.is_stream else None
             return await self._serve(session, caller, request, ids[0], is_recorded, told)
-        calls = [asyncio.create_task(self._serve(session, caller, request, id_, is_recorded)) for id_ in ids]
+        calls = [
+            asyncio.create_task(self._serve(session, caller, request.asking(i), id_, is_recorded))
+            for i, id_ in enumerate(ids)
+        ]
         try:
             await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             for call in calls:
@@ -157,7 +170,7 @@ class CallServer:
             for call in calls:
                 call.cancel()
             await asyncio.wait(calls)
-        return merged([call.result() for call in calls])
+        return merged([call.result() for call in calls], request.num_choices)
 
     async def _serve(
         self,
@@ -226,7 +239,7 @@ class CallServer:
             ended_at_ns=time.time_ns(),
             conversation_key=caller.conversation_key,
             num_choices=request.num_choices,
-            answers_user=request.messages[-1].role == "user",
+            answers_user=bool(request.messages) and request.messages[-1].role == "user",
         )
 
     async def count(self, key: str, history: SpliceHistory, request: ChatRequest) -> int:
@@ -239,7 +252,10 @@ class CallServer:
         started_ns = time.time_ns()
         renderer, metrics = self.renderer, self._parts.metrics
         waits = waits_until(session.key, self._parts.config.engine_wait_s)
-        prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
+        if request.prompts:
+            prompt, grammar = await written_prompt(renderer, session.history, request.prompts[0], waits), None
+        else:
+            prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
         metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
         purpose = sampled_as(session.purpose, trains_captured=self._parts.handles.trains_captured)
         sampling = decide(request, purpose, self._parts.policy, grammar)
@@ -256,8 +272,8 @@ class CallServer:
         if not said:
             # The engine refuses to derender nothing.
             return _Drawn(started_ns, prompt, sampling, generation, ParsedMessage(content=""), begins)
-        logprobs = None if sampling.top_logprobs is None else generation.logprobs[: len(said)]
-        parsed = await renderer.parse(request, Sampled(ids, said, logprobs), waits)
+        entries = None if sampling.top_logprobs is None else generation.entries[: len(said)]
+        parsed = await renderer.parse(request, Sampled(ids, said, entries), waits)
         return _Drawn(started_ns, prompt, sampling, generation, parsed, begins)
 
     async def _append(self, session: Session, record: CallRecord, answer: Answer, prompt: Prompt, number: int) -> None:
@@ -296,6 +312,13 @@ class CallServer:
             recorded_s=time.monotonic(),
             whole_s=whole_s,
         )
+        if request.prompts:
+            (given,), num_ids = request.prompts, len(prompt.ids) + len(generation.ids) - generation.has_terminal
+            has_all = isinstance(given, str) and not answer.is_cut
+            text = f"{given}{answer.content or ''}" if has_all else None
+            session.history.remember_written(Written(text, num_ids, call))
+            self._parts.sessions.has_room(session)
+            return
         # As the agent's next request will hold it.
         message = Message(
             role="assistant", content=answer.content, tool_calls=answer.tool_calls, reasoning=answer.reasoning

@@ -166,7 +166,7 @@ class ChatEndpoints:
         if not parts.config.allow_strict:
             request = without_strict(request)
         # Each choice is a call of its own; more than there are slots take them all.
-        others = min(request.num_choices, self._limit(session is not None)) - 1
+        others = min(request.num_answers, self._limit(session is not None)) - 1
         self._enter(session is not None, others, entered)
         leaf, watches = None, []
         if session is None:
@@ -174,14 +174,14 @@ class ChatEndpoints:
             if asked.is_recorded:
                 caller, session, leaf = self._captured(asked, scope, request)
                 caller = msgspec.structs.replace(caller, scope=scope)
-                watches = [Watch(parts.outcomes, caller) for _ in range(request.num_choices)]
+                watches = [Watch(parts.outcomes, caller) for _ in range(request.num_answers)]
             else:
                 # Of no conversation: what is not on the log, no later call can go on from.
                 caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
                 session = Session(caller.key, Purpose.UNKNOWN)
         session.enter()
         entered.callback(session.leave)
-        ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_choices)]
+        ids = [watch.call_id for watch in watches] or [new_call(caller.key) for _ in range(request.num_answers)]
         live = Live()
         return CallResponse(
             call=functools.partial(self._serve, session, caller, request, ids, live, asked.is_recorded),

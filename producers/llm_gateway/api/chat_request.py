@@ -108,6 +108,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request for an answer."""
 
     messages: tuple[Message, ...]
+    """Empty with `prompts`."""
     model: str | None = None
     tools: tuple[Tool, ...] | None = None
     tool_choice: ToolUse | NamedTool | None = None
@@ -127,6 +128,19 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling fields as received, for the record."""
     extra: dict[str, Any] = {}
     """All other fields as received; the render's allow-list names those that the engine gets."""
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    """Instead of messages: what the agent wrote itself, as texts or token ids, each answered for itself."""
+
+    @property
+    def num_answers(self) -> int:
+        """To all prompts."""
+        return self.num_choices * max(1, len(self.prompts))
+
+    def asking(self, index: int) -> ChatRequest:
+        """What the answer with this index is to answer: this, with one prompt if it has any."""
+        if len(self.prompts) <= 1:
+            return self
+        return msgspec.structs.replace(self, prompts=(self.prompts[index // self.num_choices],))
 
 
 def check_recordable(request: ChatRequest) -> None:

@@ -19,28 +19,11 @@ from tracegrad.schemas.records.calls import ToolCall
 from .chat_request import ChatRequest, Message, NamedTool, OtherPart, TextPart, Tool, ToolUse, Wishes
 from .events import Api, ChoiceBegins, ChoiceEnds, Event, Failed, Finished, Reasoning, Started, Text, ToolCalled
 from .openai_error import write_error
+from .openai_sampling import ASKED, check_best_of, includes_usage, usage, wishes_of
 from .reading import asked_of, check_arguments, content_of, read_as, refuse, rest_of
 
 __all__ = ["OPENAI_CHAT"]
 
-_ASKED = (
-    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos",
-    "bad_words", "allowed_token_ids", "stop_token_ids", "length_penalty", "use_beam_search", "tool_choice",
-    "parallel_tool_calls", "response_format", "structured_outputs", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar", "logprobs", "top_logprobs", "reasoning_effort",
-)  # fmt: skip
-_FILTERS = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": None,
-    "min_tokens": 0,
-    "ignore_eos": False,
-    "bad_words": None,
-    "allowed_token_ids": None,
-}
-"""What changes the logits besides the parameters of the record, with the value that changes nothing."""
 _REFUSED = {
     "functions": "they are OpenAI's older form; send them as tools",
     "function_call": "it is OpenAI's older form; send tool_choice",
@@ -105,8 +88,7 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         refuse(body, (name,), instead)
     read = read_as(body, _Body)
     choice = read.tool_choice
-    if body.get("best_of") not in (None, 1, read.n):
-        raise RequestError("best_of: expected none, for whoever trains chooses by rewards; ask for n", param="best_of")
+    check_best_of(body, read.n)
     return ChatRequest(
         messages=tuple(_message(*pair) for pair in zip(read.messages, body["messages"], strict=True)),
         model=read.model,
@@ -116,21 +98,14 @@ def _read(body: dict[str, Any]) -> ChatRequest:
         wishes=_wishes(read, body),
         is_stream=bool(read.stream),
         num_choices=read.n or 1,
-        sampling_asked=asked_of(body, _ASKED),
+        sampling_asked=asked_of(body, ASKED),
         extra=rest_of(body, _Body, Wishes),
     )
 
 
 def _wishes(read: _Body, body: dict[str, Any]) -> Wishes:
-    named = {name: body[name] for name in Wishes.__struct_fields__ if body.get(name) is not None}
-    if isinstance(named.get("stop"), str):
-        named["stop"] = [named["stop"]]
-    if read.max_completion_tokens is not None:
-        named["max_tokens"] = read.max_completion_tokens
-    named["filters"] = {
-        name: body[name] for name, neutral in _FILTERS.items() if body.get(name) not in (None, neutral, {}, [])
-    }
-    wishes = read_as(named, Wishes)
+    named = {} if read.max_completion_tokens is None else {"max_tokens": read.max_completion_tokens}
+    wishes = wishes_of(body, **named)
     return msgspec.structs.replace(wishes, top_logprobs=(wishes.top_logprobs or 0) if read.logprobs else None)
 
 
@@ -188,8 +163,7 @@ class _Writer:
     """A completion, or its chunks: role, reasoning, content, tool calls, finish, usage when asked, done."""
 
     def __init__(self, request: ChatRequest) -> None:
-        options = request.extra.get("stream_options")
-        self._includes_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        self._includes_usage = includes_usage(request)
         self._num_tool_calls = 0
         self._index = 0
 
@@ -215,7 +189,7 @@ class _Writer:
                     message.setdefault("tool_calls", []).append(_call_form(call))
                 case Finished():
                     choice["finish_reason"] = event.reason
-                    body["usage"] = _usage(event)
+                    body["usage"] = usage(event)
         return msgspec.json.encode(body)
 
     def chunks(self, event: Event) -> Iterator[bytes]:
@@ -239,7 +213,7 @@ class _Writer:
             case Finished():
                 yield self._delta({}, event.reason)
                 if self._includes_usage:
-                    yield self._chunk([], _usage(event))
+                    yield self._chunk([], usage(event))
                 yield b"data: [DONE]\n\n"
             case Failed(problem):
                 yield b"data: " + write_error(problem) + b"\n\n"
@@ -264,14 +238,6 @@ def _choice(index: int) -> dict[str, Any]:
 
 def _call_form(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _usage(finished: Finished) -> dict[str, int]:
-    return {
-        "prompt_tokens": finished.prompt_tokens,
-        "completion_tokens": finished.sampled_tokens,
-        "total_tokens": finished.prompt_tokens + finished.sampled_tokens,
-    }
 
 
 OPENAI_CHAT = Api(path="/v1/chat/completions", read=_read, write=_Writer, error=write_error)

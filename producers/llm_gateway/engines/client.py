@@ -1,12 +1,11 @@
 """Speaks to the engines over HTTP: pooled connections, bounded waits, no judgement of what comes back.
 
-In: JSON bodies for vLLM's render, generate, derender. Out: the answers' bytes, or what a reader makes of them as they
-come. A session keeps to one engine, whose
-prefix cache knows it; while that one is known to be away (health.py) the next one in the session's own order serves it.
-An engine that is away, loads or restarts (refused connection, 502 to 504, a reset) is waited for until the call's
-deadline, the others tried in turn; then UnavailableError. A 4xx is the fault of the request, as is a 500 that stays:
-EngineRefusal, for the agent. Generate is sent again after a broken connection; the sample lost was never shown to
-anyone.
+In: JSON bodies for vLLM's render, generate, derender and their like. Out: the answers' bytes, or what a reader makes
+of them as they come. A session keeps to one engine, whose prefix cache knows it; while that one is known to be away
+(health.py) the next one in the session's own order serves it. An engine that is away, loads or restarts (refused
+connection, 502 to 504, a reset) is waited for until the call's deadline, the others tried in turn; then
+UnavailableError. A 4xx is the fault of the request, as is a 500 that stays: EngineRefusal, for the agent. Generate is
+sent again after a broken connection, unless somebody was told of the sample that is lost.
 """
 
 from __future__ import annotations
@@ -29,11 +28,24 @@ from tracegrad.schemas.retry import retry_async
 from ..config import EngineRef
 from .health import EngineHealth
 
-__all__ = ["DERENDER", "DETOKENIZE", "GENERATE", "RENDER", "EngineClient", "Waits", "fault", "waits_until"]
+__all__ = [
+    "DERENDER",
+    "DERENDER_TEXT",
+    "DETOKENIZE",
+    "GENERATE",
+    "RENDER",
+    "TOKENIZE",
+    "EngineClient",
+    "Waits",
+    "fault",
+    "waits_until",
+]
 
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
+DERENDER_TEXT = "/v1/completions/derender"
+TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 _MAX_FAULTS = 3
 """A 500 so often is no accident: the engine's template or parser fails on this input."""

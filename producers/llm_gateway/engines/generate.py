@@ -34,7 +34,7 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from ..config import EngineRef, LlmConfig
 from .client import GENERATE, EngineClient, Waits
-from .stream import Choice, Hearer, Span, read_stream
+from .stream import Choice, Hearer, LogprobEntry, Span, read_stream
 
 __all__ = ["Generation", "Generator", "KnownVersions"]
 
@@ -59,6 +59,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: list[int]
     logprobs: list[float]
+    entries: list[LogprobEntry]
+    """Likewise, with alternatives."""
     finish_reason: str
     """`stop` or `length`."""
     stop: str | None
@@ -194,6 +196,7 @@ class Generator:
         return Generation(
             ids=choice.token_ids,
             logprobs=logprobs,
+            entries=choice.logprobs.content,
             finish_reason=choice.finish_reason,
             stop=stop,
             has_terminal=choice.finish_reason == "stop" and stop is None,

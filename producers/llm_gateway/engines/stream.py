@@ -20,9 +20,17 @@ from tracegrad.schemas.errors import UnavailableError
 from ..config import EngineRef
 from .client import GENERATE, fault
 
-__all__ = ["Choice", "Hearer", "LogprobEntry", "Logprobs", "Span", "read_stream"]
+__all__ = ["Alternative", "Choice", "Hearer", "LogprobEntry", "Logprobs", "Span", "read_stream"]
 
 _DONE = b"[DONE]"
+
+
+class Alternative(msgspec.Struct):
+    """A token that might have been sampled, or was."""
+
+    token_id: int
+    logprob: float
+    rank: int | None = None
 
 
 class LogprobEntry(msgspec.Struct):
@@ -30,6 +38,8 @@ class LogprobEntry(msgspec.Struct):
 
     token_id: int
     logprob: float
+    top_logprobs: list[Alternative] = []
+    """As many as were asked for, but one at least."""
 
 
 class Logprobs(msgspec.Struct):

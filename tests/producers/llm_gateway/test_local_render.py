@@ -13,6 +13,7 @@ from tests.producers.llm_gateway.taught_model import DATA, TOOLS
 from tracegrad.producers.llm_gateway.api.chat_request import ChatRequest
 from tracegrad.producers.llm_gateway.api.openai_chat import OPENAI_CHAT
 from tracegrad.producers.llm_gateway.engines.client import waits_until
+from tracegrad.producers.llm_gateway.engines.stream import LogprobEntry
 from tracegrad.producers.llm_gateway.render.engine_render import ParsedMessage, Rendered, Sampled
 from tracegrad.producers.llm_gateway.render.local_render import LocalRenderer, LocalTemplate, can_render, load, prove
 from tracegrad.schemas.errors import EngineRefusal
@@ -45,6 +46,9 @@ class Engine:
     async def parse(self, request: ChatRequest, sampled: Sampled, waits: Any) -> ParsedMessage:
         self.num_asked += 1
         return self.template.parse(request, sampled.prompt_ids, sampled.ids)
+
+    async def encode(self, text: str, waits: Any, *, begins: bool) -> list[int]:
+        return self.template.encode(text)
 
     def live(self, request: ChatRequest, prompt_ids: Any) -> None:
         return None
@@ -93,7 +97,7 @@ async def test_what_was_not_proved_is_the_engines(folder: Path) -> None:
     local = LocalRenderer(loaded(folder), engine, max_tokens=30)
     long = asked({"role": "user", "content": "long " * 40})
     await local.ids(long, WAITS)
-    await local.parse(long, Sampled([1], [5, 6], [-0.1, -0.2]), WAITS)
+    await local.parse(long, Sampled([1], [5], [LogprobEntry(5, -0.1)]), WAITS)
     assert engine.num_asked == 2
     with pytest.raises(EngineRefusal):
         refused = asked({"role": "user", "content": "refuse"}, chat_template_kwargs={})
