@@ -39,7 +39,7 @@ from tracegrad.schemas.topics import Topic
 
 HERE = Path(__file__).parent
 _TRIPS = {"runner": (7,), "captured": (3, 4)}
-_RAW = (Topic.LLM_CALLS, Topic.OTLP_SPANS)
+_RAW = (Topic.LLM_CALLS, Topic.OTLP_SPANS, Topic.OTLP_LOGS)
 _TIMEOUT_S = 120
 _SPAN = "00f067aa0ba902b7"
 

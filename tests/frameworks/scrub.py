@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, MutableSequence
 from typing import Any
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
@@ -24,6 +25,8 @@ _PATH = re.compile(r"(?:/(?:tmp|work|root|home|usr|var|opt)/)[^\s\"'\\,;:)\]}]*"
 
 def scrubbed(topic: Topic, value: bytes, folder: str) -> bytes:
     """The record without the machine; `folder`: where the agent ran."""
+    if topic is Topic.OTLP_LOGS:
+        return _scrubbed_logs(value)
     if topic is not Topic.OTLP_SPANS:
         return value
     request = ExportTraceServiceRequest.FromString(value)
@@ -35,6 +38,18 @@ def scrubbed(topic: Topic, value: bytes, folder: str) -> bytes:
                 span.status.message = _PATH.sub("<path>", span.status.message)
                 for event in span.events:
                     _clean(event.attributes)
+    clean: bytes = request.SerializeToString()
+    return clean
+
+
+def _scrubbed_logs(value: bytes) -> bytes:
+    request = ExportLogsServiceRequest.FromString(value)
+    for resource_logs in request.resource_logs:
+        _clean(resource_logs.resource.attributes)
+        for scope_logs in resource_logs.scope_logs:
+            for log in scope_logs.log_records:
+                _clean(log.attributes)
+                _replace(log.body)
     clean: bytes = request.SerializeToString()
     return clean
 
@@ -58,3 +73,6 @@ def _replace(value: AnyValue) -> None:
     elif value.HasField("array_value"):
         for one in value.array_value.values:
             _replace(one)
+    elif value.HasField("kvlist_value"):
+        for pair in value.kvlist_value.values:
+            _replace(pair.value)

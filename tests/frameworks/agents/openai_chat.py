@@ -58,6 +58,8 @@ def main():
         import mlflow
 
         mlflow.openai.autolog()
+    elif harness.INSTRUMENTATION == "events":
+        harness.logs()
     elif harness.INSTRUMENTATION == "langfuse":
         from langfuse import Langfuse
 
