@@ -124,6 +124,8 @@ _STATUS = {
 
 
 def _of_attributes(attributes: Mapping[str, AttributeValue]) -> Iterator[Sign]:
+    if JUDGED_KEYS.isdisjoint(attributes):
+        return
     error_type = attributes.get(ERROR_TYPE)
     if error_type is not None and str(error_type).strip().lower() not in _ABSENT:
         yield Sign.FAILED

@@ -24,8 +24,9 @@ def attributes_of(pairs: Iterable[KeyValue], wanted: Container[str]) -> dict[str
     for pair in pairs:
         key = pair.key
         if key in wanted:
-            # Most are texts, which are there at once.
-            value = pair.value.string_value or plain(pair.value)
+            # Most are texts or numbers, which are there at once.
+            held = pair.value
+            value = held.string_value or held.int_value or plain(held)
             if value is not None:
                 found[key] = value
     return found

@@ -22,11 +22,14 @@ USAGE_KEYS = frozenset((*_INPUT, *_OUTPUT))
 
 def usage_of(attributes: Mapping[str, AttributeValue], kind: SpanKind) -> dict[str, int | None]:
     """Fields as in SpanFact."""
-    if kind is not SpanKind.LLM:
+    if kind is not SpanKind.LLM or USAGE_KEYS.isdisjoint(attributes):
         return {}
     return {"input_tokens": _first(attributes, _INPUT), "output_tokens": _first(attributes, _OUTPUT)}
 
 
 def _first(attributes: Mapping[str, AttributeValue], keys: Sequence[str]) -> int | None:
-    said = (attributes.get(key) for key in keys)
-    return next((num for num in said if isinstance(num, int) and 0 < num < 2**31), None)
+    for key in keys:
+        num = attributes.get(key)
+        if isinstance(num, int) and 0 < num < 2**31:
+            return num
+    return None
