@@ -154,7 +154,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=episode_key,
         value="reward (JSON)",
         written_by="runner (graders), LLM gateway (what agents say of themselves), rewards gateway (feedback)",
-        read_by="normalize, audit",
+        read_by="normalize, audit, rewards gateway",
     ),
     TopicSpec(
         topic=Topic.ROLLOUT_EVENTS,
@@ -186,7 +186,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=closed_key,
         value="closed marker (JSON)",
         written_by="assemble",
-        read_by="assemble at assignment, audit",
+        read_by="assemble at assignment, audit, rewards gateway",
         settings=_MARKERS,
     ),
     TopicSpec(
@@ -195,7 +195,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=closed_key,
         value="closed marker (JSON)",
         written_by="credit",
-        read_by="credit at assignment, audit",
+        read_by="credit at assignment, audit, rewards gateway",
         settings=_MARKERS,
     ),
     TopicSpec(
@@ -212,7 +212,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=group_key,
         value="feedback on captured episodes that came after their close, or close (JSON)",
         written_by="assemble, credit (close proposals)",
-        read_by="credit",
+        read_by="credit, audit, rewards gateway",
         settings={"retention.ms": str(2 * _DAY_MS)},
     ),
     TopicSpec(

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall
-from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, REWARDS, Reward, is_usable
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, REWARDS, Reward, is_usable, piece_id
 
-__all__ = ["in_order", "is_about", "rated_anew", "reward_of", "with_rewards"]
+__all__ = ["in_order", "is_about", "pieces_of", "rated_anew", "reward_of", "with_rewards"]
 
 
 def reward_of(rewards: Sequence[Reward], awaited: Iterable[str] = ()) -> tuple[float | None, str]:
@@ -81,6 +81,11 @@ def is_about(reward: Reward, episode: Episode) -> bool:
     if reward.target is None:
         return reward.at_ms >= episode.began_at_ms or episode.episode_id == episode.conversation
     return any(reward.target in (call.call_id, *(tool.id for tool in call.tool_calls)) for call in episode.calls)
+
+
+def pieces_of(rewards: Iterable[Reward]) -> tuple[str, ...]:
+    """The feedback among these, as a marker tells of it."""
+    return tuple(sorted({piece_id(reward) for reward in rewards if reward.source == FEEDBACK_SOURCE}))
 
 
 def in_order(reward: Reward) -> tuple[str, str, str]:

@@ -131,7 +131,13 @@ class Wiring:
             raise ConfigurationError(
                 "expected a run with a [feedback] section, got one without; add it and start again"
             )
-        return config, FeedbackHandles(port=port_of(url), run_hash=self.record.hash, key=self.run_dir.key())
+        return config, FeedbackHandles(
+            port=port_of(url),
+            run_hash=self.record.hash,
+            key=self.run_dir.key(),
+            trains=self.settings.select.train,
+            starts=self.run_dir.starts,
+        )
 
     @property
     def feedback_token(self) -> str:

@@ -1,12 +1,14 @@
 """The rewards gateway: feedback becomes records of `rewards`.
 
-    POST /v1/rewards    {..one..} or {"rewards": [{..}, ..]}   ->  202 {"results": [{"idempotency_key": ..}, ..]}
+    POST /v1/rewards          {..one..} or {"rewards": [..]}  ->  202 {"results": [{"idempotency_key": ..}, ..]}
+    GET  /v1/rewards/{key}    ->  200 {"idempotency_key": .., "pieces": [{"state": "joined", ..}]}    (receipts.py)
 
 In: requests that bear the run's reward token, which no agent and no browser has. Out: one record for each piece of
 feedback, keyed as its episode's calls are. Invariant: 202 is answered when the log has acknowledged every accepted
 piece; each piece is judged by itself, and what is refused is told at its place. Failure: 400 when nothing of a request
 was accepted, 401 without the token, 413, 408, 503 + Retry-After as the other gateways: send it again, under the same
-idempotency keys, and it counts once.
+idempotency keys, and it counts once. Receipts lag behind the log by what is read of it; where that ends for good, the
+process does.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Lifespan
 
 from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
@@ -35,6 +38,8 @@ from ..budget import Budget
 from ..http_request import UNREAD, holder_of, read_object, retry_after_s
 from .config import FeedbackConfig, FeedbackHandles
 from .read_feedback import FIELDS, read_feedback
+from .reading import Reading
+from .receipts import Receipts
 
 __all__ = ["RewardsGateway", "run"]
 
@@ -47,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class RewardsGateway:
-    """The ASGI application."""
+    """The ASGI application; `beside` is what lives as long as it does."""
 
     def __init__(
         self,
@@ -57,6 +62,8 @@ class RewardsGateway:
         topics: Topics,
         writer: LogWriter,
         metrics: Metrics,
+        receipts: Receipts,
+        beside: Lifespan[Starlette] | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._config = config
@@ -66,11 +73,13 @@ class RewardsGateway:
         self._metrics = metrics
         self._now_ms = now_ms
         self._budget = Budget(config.max_inflight_bytes)
+        self._receipts = receipts
         routes = [
             Route("/v1/rewards", self.post, methods=["POST"]),
+            Route("/v1/rewards/{key:path}", self.get, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
         ]
-        self.app = Starlette(routes=routes)
+        self.app = Starlette(routes=routes, lifespan=beside)
 
     async def health(self, _request: Request) -> Response:
         """200 once the writer exists."""
@@ -79,17 +88,36 @@ class RewardsGateway:
     async def post(self, request: Request) -> Response:
         """One piece of feedback or many, acknowledged by the log before it is answered."""
         try:
-            if holder_of(request, self._handles.key) != feedback_holder(self._handles.run_hash):
-                raise RequestError(
-                    "expected Authorization: Bearer <the run's reward token> (tracegrad env --feedback), got another "
-                    "or none",
-                    status=401,
-                )
+            self._check(request)
             with self._budget.share() as share:
                 body = await read_object(request, self._config.max_body_bytes, share)
                 return await self._take(body)
         except _FAULTS as error:
             return self._refuse(error)
+
+    async def get(self, request: Request) -> Response:
+        """What became of what was said under an idempotency key."""
+        key = request.path_params["key"]
+        try:
+            self._check(request)
+            pieces = self._receipts.of(key)
+            if not pieces:
+                raise RequestError(
+                    "expected an idempotency key under which this run has feedback, got another, or one that was "
+                    "forgotten",
+                    status=404,
+                )
+        except RequestError as error:
+            return self._refuse(error)
+        return JSONResponse({"idempotency_key": key, "pieces": pieces})
+
+    def _check(self, request: Request) -> None:
+        if holder_of(request, self._handles.key) != feedback_holder(self._handles.run_hash):
+            raise RequestError(
+                "expected Authorization: Bearer <the run's reward token> (tracegrad env --feedback), got another or "
+                "none",
+                status=401,
+            )
 
     async def _take(self, body: dict[str, Any]) -> Response:
         given = body.get("rewards", [body])
@@ -112,6 +140,7 @@ class RewardsGateway:
             await asyncio.gather(*(asyncio.wrap_future(self._append(reward)) for reward in accepted))
         for reward in accepted:
             self._metrics.add(FEEDBACK, reward.name)
+            self._receipts.accept(reward)
         return JSONResponse({"results": results}, 202)
 
     def _append(self, reward: Reward) -> Any:
@@ -140,8 +169,21 @@ def run(
     """Serves until `stop` is set. Blocks. Raises UnavailableError: the address is taken, or no writer can be made."""
     writer = log.writer()
     try:
-        gateway = RewardsGateway(config, handles, topics=topics, writer=writer, metrics=metrics)
-        serve(gateway.app, host=config.host, port=handles.port, stop=stop, name="rewards gateway")
+        receipts = Receipts(trains=handles.trains, wait_s=config.wait_s)
+        reading = Reading(receipts, handles, topics=topics, log=log, metrics=metrics)
+        gateway = RewardsGateway(
+            config, handles, topics=topics, writer=writer, metrics=metrics, receipts=receipts, beside=reading.beside
+        )
+        serve(
+            gateway.app,
+            host=config.host,
+            port=handles.port,
+            stop=stop,
+            name="rewards gateway",
+            is_over=lambda: reading.fatal is not None,
+        )
+        if reading.fatal is not None:
+            raise reading.fatal
         logger.info("rewards gateway stopped: %s", metrics.snapshot())
     finally:
         writer.close()

@@ -12,6 +12,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.records.rollouts import MAX_REWARD
 from tracegrad.schemas.section import Count, Port, Section
 
@@ -66,3 +67,7 @@ class FeedbackHandles(msgspec.Struct, frozen=True, kw_only=True):
     run_hash: RunHash
     key: bytes
     """The run's secret, by which the reward token is verified."""
+    trains: bool = False
+    """The run trains on conversations that were rated."""
+    starts: dict[TopicPartition, int] = {}
+    """Where the run began on topics that it shares with others."""

@@ -17,6 +17,8 @@ __all__ = [
     "CLOSED",
     "EPISODES",
     "EPISODE_SCORES",
+    "FEEDBACK",
+    "UNCLAIMED",
     "AppliedReward",
     "ClosedMarker",
     "ContextCall",
@@ -204,6 +206,12 @@ def why_excluded(episode: Episode, policy: str) -> str:
     return "" if is_usable(episode.reward) else "unscored"
 
 
+FEEDBACK = "feedback"
+"""Why credit's clock proposes to close a conversation: people had their time to rate it."""
+UNCLAIMED = "unclaimed"
+"""Likewise: what they said is about nothing that waits."""
+
+
 class Score(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     """Feedback on a captured conversation that came when an episode of it had closed."""
 
@@ -219,7 +227,8 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "closed/1"
     id: str
     disposition: str
-    """`emitted`, `not_selected`, `unattributed` or `forwarded` (to the key of its conversation)."""
+    """`emitted`, `not_selected`, `unattributed` or `forwarded` (to the key of its conversation); of a conversation's
+    group `unscored` too."""
     num_calls: int = 0
     forwarded_to: str | None = None
     """The key to which its facts went, and later ones go."""
@@ -231,6 +240,8 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[tuple[str, int, int], ...] = ()
     """Likewise of those with another key, the trace's that was forwarded to it, whose places say nothing of others'
     calls: (key, partition, the last place there); (key, -1, -1) of a trace that brought none."""
+    heard: tuple[str, ...] = ()
+    """Of a captured episode, or the group that it is: the feedback that is on it, by `piece_id`."""
 
     def last_order(self, key: str, partition: int) -> int:
         """The last place in a partition of the calls with a key that it held; -1: it held none."""

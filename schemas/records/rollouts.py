@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ __all__ = [
     "RolloutRequest",
     "RolloutState",
     "is_usable",
+    "piece_id",
 ]
 
 MAX_REWARD = 1e12
@@ -166,6 +168,11 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
     conversation_key: str | None = None
     """Of feedback on what no runner started: the key of the conversation, or the trace, that it is about."""
+
+
+def piece_id(reward: Reward) -> str:
+    """16 hex that stand for a piece of feedback, whatever its value: what is said under one key of one thing."""
+    return hashlib.sha256(f"{reward.idempotency_key}\0{reward.target or ''}".encode()).hexdigest()[:16]
 
 
 def is_usable(value: float | None) -> bool:

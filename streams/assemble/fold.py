@@ -47,11 +47,12 @@ from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_key
 
 from ..config import StreamRules
+from ..ratings import pieces_of
 from ..stage_fold import StageFold, dead_letter
 from .agent_rewards import is_authorised
 from .bounds import Bounds
 from .deadlines import due
-from .late_feedback import feedback_in, scores
+from .late_feedback import divided, feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, Waiting
 from .selection import is_selected
@@ -305,21 +306,16 @@ class Assemble(StageFold[OpenEpisode]):
         marker = episode.marker(disposition)
         outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
         if episode.attempt is None:
-            outputs = (*outputs, *scores(episode.key, self._feedback_elsewhere(episode, disposition)))
+            said, minted = self._feedback(episode.facts()), episode.minted() if disposition == "emitted" else None
+            here, elsewhere = divided(said, minted, has_earlier=self._stretches.is_known(episode.key))
+            outputs = (*outputs, *scores(episode.key, elsewhere))
+            marker = msgspec.structs.replace(marker, heard=pieces_of(here))
         self._bounds.forget(episode)
         return self._close(marker, episode.positions, outputs)
 
     def _feedback(self, facts: Iterable[Fact]) -> list[Reward]:
         """What people said, if that counts."""
         return [reward for reward in feedback_in(facts) if is_authorised(reward, self._rules.reward_sources)]
-
-    def _feedback_elsewhere(self, episode: OpenEpisode, disposition: str) -> list[Reward]:
-        """Of the feedback that came while a captured episode was open, what is about others of its conversation too."""
-        said = self._feedback(episode.facts())
-        if disposition != "emitted":
-            return said
-        minted, has_earlier = episode.minted(), self._stretches.is_known(episode.key)
-        return [one for one in said if (has_earlier if one.target is None else one.target not in minted)]
 
     def _disposition(self, episode: OpenEpisode) -> str:
         if episode.event is None and not has_structure(episode):

@@ -6,7 +6,7 @@ conversation's episodes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.records.episodes import EPISODE_SCORES, Score
@@ -14,13 +14,28 @@ from tracegrad.schemas.records.facts import Fact, RewardFact
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
 from tracegrad.schemas.topics import Topic, group_key
 
-__all__ = ["feedback_in", "scores"]
+__all__ = ["divided", "feedback_in", "scores"]
 
 
 def feedback_in(facts: Iterable[Fact]) -> list[Reward]:
     """The feedback among these."""
     rewards = (fact.reward for fact in facts if isinstance(fact, RewardFact))
     return [reward for reward in rewards if reward.source == FEEDBACK_SOURCE]
+
+
+def divided(
+    said: Sequence[Reward], minted: Container[str | None] | None, *, has_earlier: bool
+) -> tuple[list[Reward], list[Reward]]:
+    """What is on an episode that closes, and what is about others of its conversation too.
+
+    Args:
+        minted: the ids of its calls and tool calls; None: there is no record of it, so that all is about others.
+        has_earlier: an episode of the conversation closed before.
+    """
+    if minted is None:
+        return [], [*said]
+    here = [one for one in said if one.target is None or one.target in minted]
+    return here, [one for one in said if (has_earlier if one.target is None else one.target not in minted)]
 
 
 def scores(key: str, rewards: Iterable[Reward]) -> tuple[Output, ...]:

@@ -23,16 +23,17 @@ from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, GroupId, episode_id, rollout
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
+from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, UNCLAIMED, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics, group_key, policy_key
 
 from ..config import StreamRules
+from ..ratings import pieces_of
 from ..stage_fold import StageFold
 from .conversations import as_group, as_rated
 from .return_to_go import credit_group
-from .waiting import UNCLAIMED, Waiting
+from .waiting import Waiting
 
 __all__ = ["OVERTAKEN", "Credit"]
 
@@ -191,7 +192,7 @@ class Credit(StageFold[_OpenGroup]):
         if episode.is_rated:
             self.metrics.add(CREDIT_EPISODES, "in_groups")
             state.members[0] = (as_rated(episode), rank)
-            return self._credit(group_id, state)
+            return self._credit(group_id, state, heard=pieces_of(episode.rewards))
         self.metrics.add(CREDIT_EPISODES, "unscored")
         self._num_bytes -= state.num_bytes
         return self._close(ClosedMarker(id=group_id, disposition="unscored"), state.positions, ())
@@ -213,7 +214,7 @@ class Credit(StageFold[_OpenGroup]):
             state.take(number, _stand_in(one, number), b"")
         return self._credit(group_id, state)
 
-    def _credit(self, group_id: str, state: _OpenGroup) -> Emission:
+    def _credit(self, group_id: str, state: _OpenGroup, heard: tuple[str, ...] = ()) -> Emission:
         self.metrics.add(GROUPS)
         self._num_closed += 1
         self._num_bytes -= state.num_bytes
@@ -228,7 +229,7 @@ class Credit(StageFold[_OpenGroup]):
             for index, policy in enumerate(self._rules.policies)
         )
         num_calls = sum(len(episode.calls) for episode in members)
-        marker = ClosedMarker(id=group_id, disposition="emitted", num_calls=num_calls)
+        marker = ClosedMarker(id=group_id, disposition="emitted", num_calls=num_calls, heard=heard)
         return self._close(marker, state.positions, outputs)
 
 

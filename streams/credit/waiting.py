@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.log.protocol import Position
-from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.episodes import FEEDBACK, UNCLAIMED, Episode
 from tracegrad.schemas.records.rollouts import Reward
 
 from ..ratings import is_about, rated_anew
 
-__all__ = ["FEEDBACK", "UNCLAIMED", "Waiting"]
+__all__ = ["Waiting"]
 
-FEEDBACK = "feedback"
-"""Why a close is proposed: people had their time to rate it."""
-UNCLAIMED = "unclaimed"
-"""Likewise: what they said is about nothing that waits."""
 _REPEAT_S = 30.0
 """A proposal that led to nothing by then was lost with a worker; it is made again."""
 _MAX_SAID = 50_000

@@ -139,17 +139,30 @@ def test_a_run_learns_from_conversations_that_people_rate(tmp_path: Path, broker
             answers = [until(lambda: asked(agents["OPENAI_BASE_URL"]), 60) for _ in range(9)]
             wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
             until(lambda: len(episodes(wiring, broker)) == 9, 30)
-            for number, answer in enumerate(answers[1:]):
-                assert answer is not None
-                send_feedback(response_id=answer, value=number % 2, name="thumb", url=url, token=token)
+            keys = [
+                send_feedback(response_id=str(answer), value=number % 2, name="thumb", url=url, token=token)
+                for number, answer in enumerate(answers[1:])
+            ]
             steps = until(lambda: (found := steps_of(wiring, broker))[1:] and found, 120)
             report = until(lambda: (found := run.ask("audit"))["missing"] == [] and found, 60)
+            states = until(
+                lambda: (found := [receipt(url, token, key) for key in keys]) == ["joined"] * 8 and found, 30
+            )
+            assert states
         finally:
             run.up.send_signal(signal.SIGINT)
             run.up.wait(60)
     assert [(step.version, len(step.group_ids), step.skipped) for step in steps] == [(1, 4, ""), (2, 4, "")]
     assert report["episodes"]["terms"] == {"in groups": 8, "unscored": 1}
     assert report["groups"]["terms"] == {"trained": 8}
+
+
+def receipt(url: str, token: str, key: str) -> str:
+    """What the gateway says became of a piece."""
+    request = urllib.request.Request(f"{url}/v1/rewards/{key}", headers={"authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        (piece,) = json.load(response)["pieces"]
+    return str(piece["state"])
 
 
 def steps_of(wiring: Wiring, broker: str) -> list[TrainingStep]:

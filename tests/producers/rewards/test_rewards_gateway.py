@@ -19,6 +19,7 @@ from tracegrad.producers.client import feedback as client
 from tracegrad.producers.client.feedback import send_feedback
 from tracegrad.producers.rewards.app import RewardsGateway, run
 from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles, RangeConfig
+from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.credentials import credential, engine_holder, feedback_holder
 from tracegrad.schemas.errors import ConfigurationError, RecordError, UnavailableError
 from tracegrad.schemas.ids import RunHash, RunName, WirePrefix, conversation_key, new_call, new_tool_call, wire_id
@@ -40,10 +41,17 @@ class Door:
     def __init__(self, log: MemoryLog) -> None:
         self.log = log
         self.metrics = Metrics()
+        self.receipts = Receipts(trains=False, wait_s=0.0)
         config = FeedbackConfig(names=NAMES)
         handles = FeedbackHandles(port=0, run_hash=RUN_HASH, key=KEY)
         gateway = RewardsGateway(
-            config, handles, topics=TOPICS, writer=log.writer(), metrics=self.metrics, now_ms=lambda: 1_000
+            config,
+            handles,
+            topics=TOPICS,
+            writer=log.writer(),
+            metrics=self.metrics,
+            receipts=self.receipts,
+            now_ms=lambda: 1_000,
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=gateway.app), base_url="http://gateway")
 

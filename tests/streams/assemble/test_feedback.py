@@ -25,8 +25,9 @@ CALLS = [
 
 def said(value: float, by: str, *, target: str | None = None, at_ms: int = 1, **changes: Any) -> Reward:
     """As the rewards gateway writes it."""
-    given: dict[str, Any] = {"name": "reward", "source": "feedback", "conversation_key": KEY, **changes}
-    return Reward(rollout_id="", attempt_id="", value=value, idempotency_key=by, target=target, at_ms=at_ms, **given)
+    given: dict[str, Any] = {"rollout_id": "", "attempt_id": "", "name": "reward", "source": "feedback"}
+    given |= {"conversation_key": KEY, **changes}
+    return Reward(value=value, idempotency_key=by, target=target, at_ms=at_ms, **given)
 
 
 def episode_of(*items: Item, sources: tuple[str, ...] = ("feedback",)) -> Episode:

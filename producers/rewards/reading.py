@@ -1,0 +1,85 @@
+"""Reads the topics on which it shows what became of feedback, beside the gateway's requests, in its event loop.
+
+In: the log. Out: receipts. Invariant: what lies there from earlier lives of the gateway is read first. An undecodable
+record is counted and passed over; a broker that is away is waited for. Failure: a fatal error of the log is kept in
+`fatal`, and ends the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+from tracegrad.schemas.errors import FatalError
+from tracegrad.schemas.log.follow import decoded, follow, in_thread
+from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.log.refusals import Refusals
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, ClosedMarker, Score
+from tracegrad.schemas.records.facts import Close
+from tracegrad.schemas.records.rollouts import REWARDS, Reward
+from tracegrad.schemas.topics import Topic, Topics
+
+from .config import FeedbackHandles
+from .receipts import Receipts
+
+__all__ = ["Reading"]
+
+_POLL_S = 0.1
+
+
+class Reading:
+    """Of one gateway."""
+
+    def __init__(
+        self, receipts: Receipts, handles: FeedbackHandles, *, topics: Topics, log: Log, metrics: Metrics
+    ) -> None:
+        self.fatal: FatalError | None = None
+        self._receipts = receipts
+        self._starts = handles.starts
+        self._log = log
+        self._groups = topics.name(Topic.CLOSED_GROUPS)
+        self._codecs: dict[str, Codec[Reward] | Codec[ClosedMarker] | Codec[Score | Close]] = {
+            topics.name(Topic.REWARDS): REWARDS,
+            topics.name(Topic.CLOSED_EPISODES): CLOSED,
+            topics.name(Topic.EPISODE_SCORES): EPISODE_SCORES,
+            self._groups: CLOSED,
+        }
+        self._refusals = Refusals(topics, metrics)
+        self._stop = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def beside(self, _application: object) -> AsyncIterator[None]:
+        """While the application lives."""
+        following = asyncio.create_task(self._follow())
+        try:
+            yield
+        finally:
+            self._stop.set()
+            await asyncio.wait({following})
+
+    async def _follow(self) -> None:
+        steps = follow(
+            self._log, list(self._codecs), starts=self._starts, may_skip=True, poll_s=_POLL_S, stop=self._stop
+        )
+        try:
+            async with contextlib.aclosing(in_thread(steps)) as chunks:
+                async for chunk in chunks:
+                    for record, value in decoded(chunk.records, self._codecs, self._refusals):
+                        self._take(record, value)
+        except FatalError as error:
+            self.fatal = error
+
+    def _take(self, record: Record, value: Reward | ClosedMarker | Score | Close) -> None:
+        match value:
+            case Reward():
+                self._receipts.accept(value)
+            case ClosedMarker() if record.topic == self._groups:
+                self._receipts.close_group(value)
+            case ClosedMarker():
+                self._receipts.close_episode(value, record)
+            case _:
+                self._receipts.score(value, record)

@@ -1,0 +1,140 @@
+"""What became of each piece of feedback: receipts, from the topics on which that shows.
+
+    accepted     on the log; its episode has not closed
+    waiting      on an episode that may still be rated, until a time
+    joined       counted: of an episode, or of the group that a run trains on
+    late         what it is about had closed, or never was
+    not_counted  of a runner's attempt, whose reward is its grader's
+
+In: records of `rewards`, `closed_episodes`, `episode_scores`, `closed_groups`, in any order among the topics. Out: the
+receipts of an idempotency key. Invariant: a state only follows from a record; what is not told yet is `accepted`.
+Bounded: the oldest are forgotten, and so are those of a gateway's earlier life that retention has taken.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.episodes import UNCLAIMED, ClosedMarker, Score
+from tracegrad.schemas.records.facts import Close
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
+
+__all__ = ["Receipts"]
+
+_MAX_PIECES = 100_000
+
+
+@dataclass
+class _Piece:
+    """One thing that was said under one key, by its last value."""
+
+    reward: Reward | None = None
+    """None: what became of it was read before it was."""
+    waits_since_ms: int | None = None
+    behind: str | None = None
+    """The conversation of which an episode had closed when it came, while nobody knows what becomes of it."""
+    is_late: bool = False
+    joined: set[str] = field(default_factory=set)
+    """Episodes, or groups, which have the same ids."""
+
+
+class Receipts:
+    """Of one run. Not thread-safe.
+
+    Args:
+        trains: the run trains on what is rated, so that conversations wait `wait_s` for it; else a close ends all.
+    """
+
+    def __init__(self, *, trains: bool, wait_s: float) -> None:
+        self._trains = trains
+        self._wait_ms = round(1000 * wait_s)
+        self._pieces: OrderedDict[str, _Piece] = OrderedDict()
+        self._by_key: dict[str, dict[str, None]] = {}
+        """Idempotency key -> its pieces."""
+        self._behind: dict[str, dict[str, None]] = {}
+        """Key of a conversation -> pieces that came behind an episode of it."""
+
+    def accept(self, reward: Reward) -> None:
+        """A piece that is on the log."""
+        if reward.source != FEEDBACK_SOURCE:
+            return
+        piece = self._piece(piece_id(reward))
+        if piece.reward is None or piece.reward.at_ms <= reward.at_ms:
+            piece.reward = reward
+        self._by_key.setdefault(reward.idempotency_key, {})[piece_id(reward)] = None
+
+    def close_episode(self, marker: ClosedMarker, record: Record) -> None:
+        """An episode with what was said of it."""
+        for id_ in marker.heard:
+            piece = self._piece(id_)
+            if self._trains:
+                piece.waits_since_ms = max(piece.waits_since_ms or 0, record.timestamp_ms)
+            else:
+                piece.joined.add(marker.id)
+
+    def score(self, score: Score | Close, record: Record) -> None:
+        """A piece that came behind, or that nothing waits for it."""
+        if isinstance(score, Score):
+            id_ = piece_id(score.reward)
+            piece = self._piece(id_)
+            piece.is_late = not self._trains
+            piece.waits_since_ms = max(piece.waits_since_ms or 0, record.timestamp_ms)
+            if self._trains and not piece.joined:
+                piece.behind = score.key
+                self._behind.setdefault(score.key, {})[id_] = None
+        elif score.reason == UNCLAIMED:
+            for id_ in self._behind.pop(score.episode_id, ()):
+                self._pieces[id_].is_late, self._pieces[id_].behind = True, None
+
+    def close_group(self, marker: ClosedMarker) -> None:
+        """A conversation that is credited, with all that counts of it."""
+        for id_ in marker.heard:
+            piece = self._piece(id_)
+            piece.joined.add(marker.id)
+            self._settle(id_, piece)
+
+    def of(self, key: str) -> list[dict[str, Any]]:
+        """What became of all that was said under an idempotency key; empty: unknown."""
+        return [self._told(self._pieces[id_]) for id_ in self._by_key.get(key, ()) if id_ in self._pieces]
+
+    def _told(self, piece: _Piece) -> dict[str, Any]:
+        reward = piece.reward
+        assert reward is not None  # else no key leads here
+        told: dict[str, Any] = {"name": reward.name, "value": reward.value, "at_ms": reward.at_ms}
+        told |= {"target": reward.target, "conversation": reward.conversation_key or reward.rollout_id}
+        if reward.rollout_id:
+            return told | {"state": "not_counted"}
+        if piece.joined:
+            return told | {"state": "joined", "episodes": sorted(piece.joined)}
+        if piece.is_late:
+            return told | {"state": "late"}
+        if piece.waits_since_ms is not None:
+            return told | {"state": "waiting", "open_until_ms": piece.waits_since_ms + self._wait_ms}
+        return told | {"state": "accepted"}
+
+    def _piece(self, id_: str) -> _Piece:
+        piece = self._pieces.get(id_)
+        if piece is None:
+            piece = self._pieces[id_] = _Piece()
+            while len(self._pieces) > _MAX_PIECES:
+                oldest, gone = self._pieces.popitem(last=False)
+                self._settle(oldest, gone)
+                if gone.reward is not None:
+                    _drop(self._by_key, gone.reward.idempotency_key, oldest)
+        return piece
+
+    def _settle(self, id_: str, piece: _Piece) -> None:
+        """Nothing more is to be heard of its conversation."""
+        if piece.behind is not None:
+            _drop(self._behind, piece.behind, id_)
+            piece.behind = None
+
+
+def _drop(table: dict[str, dict[str, None]], key: str, id_: str) -> None:
+    if key in table:
+        table[key].pop(id_, None)
+        if not table[key]:
+            del table[key]
