@@ -314,7 +314,8 @@ class CallServer:
         )
         if request.prompts:
             (given,), num_ids = request.prompts, len(prompt.ids) + len(generation.ids) - generation.has_terminal
-            has_all = isinstance(given, str) and not answer.is_cut
+            # Whoever saw nothing of an answer asks the same again, and goes on from nothing.
+            has_all = isinstance(given, str) and not answer.is_cut and answer.content
             text = f"{given}{answer.content or ''}" if has_all else None
             session.history.remember_written(Written(text, num_ids, call))
             self._parts.sessions.has_room(session)

@@ -73,7 +73,7 @@ class Written(NamedTuple):
     """A served answer to a prompt that the agent wrote itself."""
 
     text: str | None
-    """Prompt and answer, as the agent has them; None: it has not all, or gave ids."""
+    """Prompt and answer, as the agent has them; None: it has not all, or nothing, of the answer, or gave ids."""
     num_ids: int
     """Of both, without a terminal token, which the agent does not see."""
     call: EarlierCall

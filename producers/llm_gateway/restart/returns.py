@@ -169,8 +169,9 @@ class Returns:
             error: UnavailableError | None = None
             try:
                 await asyncio.to_thread(self._read, [rebuild for _, (rebuild, _) in batch])
-            except UnavailableError as failure:
-                error = failure
+            except (UnavailableError, ConfigurationError) as failure:
+                # A broker that has just come up may not know the topic yet.
+                error = UnavailableError(str(failure))
             except LogGapError:
                 for _, (rebuild, _) in batch:
                     rebuild.refuse("retention")

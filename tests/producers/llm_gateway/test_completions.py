@@ -121,6 +121,19 @@ async def test_a_cut_answer_is_not_gone_on_from() -> None:
         assert r.calls()[1].splice.kind == "new_segment"
 
 
+@pytest.mark.parametrize("said", ["\u4f60", "<tool_call>"], ids=["half_a_character", "special_token"])
+async def test_the_same_prompt_again_goes_on_from_no_answer_that_shows_nothing(said: str) -> None:
+    """Its prompt is what was asked, without a token that the agent has never seen."""
+    async with live_rig() as (r, _):
+        r.engine.replies.extend([Reply(said, ends=False), Reply("43")])
+        answer = await complete(r, "a ", max_tokens=1)
+        assert answer.choices[0].text == "" and len(sampled(r, 0)) == 1
+        await complete(r, "a ")
+        first, second = r.calls()
+        assert full_prompt(second, r.calls()) == full_prompt(first, r.calls()) == r.engine.tokenizer.encode("a ")
+        assert second.parent_call_id is None
+
+
 async def test_each_prompt_and_choice_is_a_call() -> None:
     """In the order of the prompts; only choices of one prompt are chosen from."""
     async with rig() as r:

@@ -14,7 +14,7 @@ from tests.fake_engine.scripted import Reply, tool_call_text
 from tests.producers.keys import HOST, by_host
 from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOPICS, Rig, full_prompt, rig, until
 from tracegrad.producers.llm_gateway.splice import conversation_digest
-from tracegrad.schemas.errors import LogGapError, UnavailableError
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.ids import new_call
 from tracegrad.schemas.metrics import ATTEMPTS_NOT_REBUILT, ATTEMPTS_REBUILT
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallsClosed
@@ -275,8 +275,9 @@ async def test_many_attempts_are_read_in_one_pass() -> None:
                 assert [call["content"] for call in await again.end(attempt=attempt)] == [attempt]
 
 
-async def test_a_log_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attempt is not given up for it."""
+@pytest.mark.parametrize("error", [UnavailableError("away"), ConfigurationError("no such topic yet")], ids=type)
+async def test_a_log_that_is_away_is_asked_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt is not given up for it, nor the reading of all others."""
     async with rig() as r:
         r.engine.replies.append(Reply("42"))
         await r.begin()
@@ -285,7 +286,7 @@ async def test_a_log_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch
             await until(lambda: again.gateway.parts.returns.knows_offsets)
 
             def away(topic: str) -> Any:
-                raise UnavailableError("away")
+                raise error
 
             with monkeypatch.context() as patched:
                 patched.setattr(r.log, "offsets", away)
