@@ -1,7 +1,7 @@
 """What other models answered an episode's agents, joined to its spans as calls are.
 
 In: the facts of such calls in their order, the episode's spans. Out: their records, joined by the ids that the upstream
-gave. Invariant: they are joined apart from the policy's calls, of which they change nothing.
+gave. Invariant: the policy's calls take no span from them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from tracegrad.schemas.records.calls import ToolCall, UpstreamCall
 from tracegrad.schemas.records.episodes import ContextCall
 from tracegrad.schemas.records.facts import ContextCallFact, SpanFact
 
+from .join.asked import Asked
 from .join.calls import join_calls
 
-__all__ = ["context_calls"]
+__all__ = ["asked_of_others", "context_calls"]
 
 _KEPT = tuple(set(ContextCall.__struct_fields__) & set(UpstreamCall.__struct_fields__))
 """What is on the log and stays in the episode, under the same names."""
@@ -32,25 +33,28 @@ class _Asked(NamedTuple):
     content: str | None = None
 
 
-def context_calls(facts: Iterable[ContextCallFact], spans: Sequence[SpanFact]) -> tuple[ContextCall, ...]:
-    """In the order of the facts."""
-    calls = [fact.call for fact in facts]
-    asked = [
+def asked_of_others(facts: Iterable[ContextCallFact]) -> list[Asked]:
+    """What each is joined by, in the order of the facts."""
+    return [
         _Asked(
-            call_id=call.response_id or call.call_id,
-            key=call.key,
-            trace_id=call.trace_id,
-            parent_span_id=call.parent_span_id,
-            tool_calls=tuple(ToolCall(id=id_, name="", arguments="") for id_ in call.tool_call_ids),
+            call_id=fact.call.response_id or fact.call.call_id,
+            key=fact.call.key,
+            trace_id=fact.call.trace_id,
+            parent_span_id=fact.call.parent_span_id,
+            tool_calls=tuple(ToolCall(id=id_, name="", arguments="") for id_ in fact.call.tool_call_ids),
         )
-        for call in calls
+        for fact in facts
     ]
+
+
+def context_calls(facts: Sequence[ContextCallFact], spans: Sequence[SpanFact]) -> tuple[ContextCall, ...]:
+    """In the order of the facts."""
     return tuple(
         ContextCall(
-            **{name: getattr(call, name) for name in _KEPT},
+            **{name: getattr(fact.call, name) for name in _KEPT},
             agent=match.agent,
             joined_by=match.joined_by,
             named_by=match.named_by,
         )
-        for call, match in zip(calls, join_calls(asked, spans) if calls else (), strict=True)
+        for fact, match in zip(facts, join_calls(asked_of_others(facts), spans) if facts else (), strict=True)
     )

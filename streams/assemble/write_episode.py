@@ -22,7 +22,8 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutS
 from ..ratings import in_order, reward_of, with_rewards
 from .agent_rewards import agent_rewards, is_authorised
 from .air.rules import AirConfig, apply_air
-from .context_calls import context_calls
+from .context_calls import asked_of_others, context_calls
+from .join.asked import Asked
 from .join.calls import Joined, join_calls
 from .join.tools import join_tools, tool_spans
 from .open_episode import OpenEpisode
@@ -139,7 +140,8 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
     """The calls in order, before they are rewarded."""
     facts = _in_order(episode.calls.values())
     records = [fact.call for fact in facts]
-    joined, executions = _joined(records, spans, own)
+    others = asked_of_others(_in_order(episode.context.values()))
+    joined, executions = _joined(records, spans, own, others)
     outcomes = episode.outcomes
     fates = [outcomes.get(record.call_id, CallOutcome.UNKNOWN) for record in records]
     broken, unchosen = _broken(records), _unchosen(records, episode)
@@ -187,22 +189,22 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
 
 
 def _joined(
-    records: list[CallRecord], spans: list[SpanFact], own: list[SpanFact]
+    records: list[CallRecord], spans: list[SpanFact], own: list[SpanFact], others: list[Asked]
 ) -> tuple[list[Joined], list[list[tuple[SpanFact, str, bool]]]]:
     """How each call was matched, and its tools: (span, tool-call id, whether it is the agent's own).
 
     What spans of others say fills in only what the agent's own leave open: a name, an execution, which pay nothing.
     """
-    joined = join_calls(records, own)
+    joined = join_calls(records, own, others=others)
     executions = [[(*answer, True) for answer in of_call] for of_call in join_tools(records, joined, own)]
     if len(own) == len(spans):
         return joined, executions
     answered = {call_id for of_call in executions for _, call_id, _ in of_call}
     known = {(span.trace_id, span.span_id) for span in own}
-    others = [span for span in spans if (span.trace_id, span.span_id) not in known]
-    for of_call, more in zip(executions, join_tools(records, joined, others, answered=answered), strict=True):
+    foreign = [span for span in spans if (span.trace_id, span.span_id) not in known]
+    for of_call, more in zip(executions, join_tools(records, joined, foreign, answered=answered), strict=True):
         of_call += [(*answer, False) for answer in more]
-    named = zip(joined, join_calls(records, spans), strict=True)
+    named = zip(joined, join_calls(records, spans, others=others), strict=True)
     return [
         match if match.named_by else other._replace(answered_ns=match.answered_ns) for match, other in named
     ], executions

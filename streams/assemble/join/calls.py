@@ -76,8 +76,13 @@ class _Anchors(NamedTuple):
         return "tool_call_id" if self.tools else "none"
 
 
-def join_calls(calls: Sequence[Asked], spans: Sequence[SpanFact]) -> list[Joined]:
-    """How each call was matched, in the order of the calls."""
+def join_calls(calls: Sequence[Asked], spans: Sequence[SpanFact], *, others: Sequence[Asked] = ()) -> list[Joined]:
+    """How each call was matched, in the order of the calls.
+
+    `others`: calls that other models answered; a span that is joined to one of them tells of no call.
+    """
+    # Behind them, so that an id which both name is the call's.
+    calls = [*others, *calls]
     tree = SpanTree(spans)
     anchors = _anchors(calls, spans, tree)
     named = [_named_by(found, tree, call.trace_id) for found, call in zip(anchors, calls, strict=True)]
@@ -93,7 +98,7 @@ def join_calls(calls: Sequence[Asked], spans: Sequence[SpanFact]) -> list[Joined
         if name is None and sole is not None and not any(span.dialect in shown for span in found.llm):
             agent, rung = sole, SOLE_AGENT
         joined.append(Joined(agent, found.joined_by, answered_ns, rung, asked_ns))
-    return joined
+    return joined[len(others) :]
 
 
 def _anchors(calls: Sequence[Asked], spans: Sequence[SpanFact], tree: SpanTree) -> list[_Anchors]:

@@ -81,6 +81,21 @@ def test_it_goes_where_its_conversation_is() -> None:
     assert [one.agent for one in episode.calls] == [one.agent for one in episode.context_calls] == ["solver"]
 
 
+@pytest.mark.parametrize("parent", [None, f"{3:016x}"], ids=["no_place", "place"])
+def test_a_span_that_another_models_call_is_in_tells_of_no_call_of_the_policys(parent: str | None) -> None:
+    """However alike the answers are: the policy's may have no span. Where nothing else is known, the text tells."""
+    run = streams()
+    run.feed(answered("a", parent_span_id=parent), captured(TRACE, "own", trace_id=TRACE, content="yes"))
+    said = '[{"role": "assistant", "parts": [{"type": "text", "content": "yes"}]}]'
+    model = span(TRACE, 2, "chat", parent=1, gen_ai__operation__name="chat", gen_ai__output__messages=said)
+    run.feed(otlp(agent_span(TRACE, 1, "planner"), model, span(TRACE, 3, parent=2), agent_span(TRACE, 4, "worker")))
+    close(run)
+    (episode,) = episodes(run).values()
+    expected = ("content", "planner") if parent is None else ("none", None)
+    assert [(one.joined_by, one.agent) for one in episode.calls] == [expected]
+    assert [one.agent for one in episode.context_calls] == [None if parent is None else "planner"]
+
+
 def test_an_attempts_episode_closes_by_the_calls_of_its_policy() -> None:
     """What another model answered is neither counted nor awaited."""
     run, own = streams(), rollout(1)
