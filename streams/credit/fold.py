@@ -120,6 +120,8 @@ class Credit(StageFold[_OpenGroup]):
             return self._let_go(self._waiting.drop(event.episode_id), record.position)
         state = self._open.get(event.episode_id)
         if state is None:
+            if not self._is_closed(event.episode_id):
+                self._waiting.foresee(event.episode_id, record.offset)
             return Emission(done=(record.position,))
         state.positions.append(record.position)
         return self._credit_conversation(event.episode_id, state)
@@ -165,8 +167,7 @@ class Credit(StageFold[_OpenGroup]):
         state.take(group.member, episode, value)
         state.positions.append(record.position)
         if episode.rollout_id is None:
-            self._waiting.add(episode, record.partition)
-            if not self._waiting.wait_s:
+            if not self._waiting.add(episode, record.partition):
                 return self._credit_conversation(group.id, state)
         else:
             self.metrics.add(CREDIT_EPISODES, "in_groups")

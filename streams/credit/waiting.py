@@ -2,12 +2,14 @@
 
 In: captured episodes, feedback that came behind them, the clock. Out: which are due, by proposals; and each episode
 that a proposal closes, with all that was said of it. Invariant: feedback is about episodes by what it names and by when
-it was said, never by when it came here; it is held until the last episode that it may be about has closed. Bounded:
-what is too much is refused.
+it was said, never by when it came here; it is held until the last episode here that it is about has closed, and what
+is about none of them for the wait, however long its conversation goes on. A proposal that comes before its episode, as
+after a restart, closes that where it stands. Bounded: what is too much is refused.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,6 +26,8 @@ _REPEAT_S = 30.0
 """A proposal that led to nothing by then was lost with a worker; it is made again."""
 _MAX_SAID = 50_000
 """Pieces of feedback that wait in one worker."""
+_MAX_FORESEEN = 10_000
+"""Proposals that came before their episodes; of one that is forgotten the episode waits anew."""
 
 
 @dataclass
@@ -31,9 +35,14 @@ class _Conversation:
     """One key."""
 
     partition: int
-    episodes: set[str] = field(default_factory=set)
+    episodes: dict[str, Episode] = field(default_factory=dict)
     """Those that wait."""
     said: list[tuple[Reward, Position]] = field(default_factory=list)
+    """In the order of the records."""
+
+    def claims(self, reward: Reward) -> bool:
+        """Whether it is about an episode that waits."""
+        return any(is_about(reward, episode) for episode in self.episodes.values())
 
 
 @dataclass
@@ -44,6 +53,8 @@ class _Due:
     partition: int
     since_s: float | None = None
     next_s: float = 0.0
+    last_offset: int = -1
+    """Of feedback: of what was there when the clock started."""
 
 
 class Waiting:
@@ -54,20 +65,29 @@ class Waiting:
         self._conversations: dict[str, _Conversation] = {}
         self._clocks: dict[tuple[str, str], _Due] = {}
         """(why a close is to be proposed, of which id) -> when."""
+        self._foreseen: OrderedDict[str, int] = OrderedDict()
+        """Episode that is not here -> where its close was proposed."""
         self._num_said = 0
 
     def clear(self) -> None:
         """Forgets all."""
         self._conversations.clear()
         self._clocks.clear()
+        self._foreseen.clear()
         self._num_said = 0
 
-    def add(self, episode: Episode, partition: int) -> None:
-        """An episode that waits."""
+    def add(self, episode: Episode, partition: int) -> bool:
+        """An episode that waits; False: it does not, for that its time is over stands on the log."""
         key = _key_of(episode)
-        self._at(key, partition).episodes.add(episode.episode_id)
+        self._at(key, partition).episodes[episode.episode_id] = episode
         self._clocks[FEEDBACK, episode.episode_id] = _Due(key, partition)
-        self._clocks.pop((UNCLAIMED, key), None)
+        return self.wait_s > 0 and episode.episode_id not in self._foreseen
+
+    def foresee(self, episode_id: str, offset: int) -> None:
+        """The close of an episode that is not here yet was proposed: what was said behind that is not its own."""
+        self._foreseen.setdefault(episode_id, offset)
+        if len(self._foreseen) > _MAX_FORESEEN:
+            self._foreseen.popitem(last=False)
 
     def hear(self, key: str, reward: Reward, position: Position) -> None:
         """Feedback on a conversation. Raises RecordError."""
@@ -76,13 +96,16 @@ class Waiting:
         conversation = self._at(key, position.partition)
         conversation.said.append((reward, position))
         self._num_said += 1
-        self._settle(key, conversation)
+        if not conversation.claims(reward):
+            self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
 
     def due(self, now_s: float) -> Iterator[tuple[str, str, str, int]]:
         """(reason, id, key, partition) of what is to be closed; the clock starts when it is first looked at."""
         for (reason, id_), clock in self._clocks.items():
             if clock.since_s is None:
                 clock.since_s = now_s
+                if reason == UNCLAIMED:
+                    clock.last_offset = self._conversations[id_].said[-1][1].offset
             if now_s - clock.since_s >= self.wait_s and now_s >= clock.next_s:
                 clock.next_s = now_s + _REPEAT_S
                 yield reason, id_, clock.key, clock.partition
@@ -91,14 +114,15 @@ class Waiting:
         """An episode with all that was said of it, and the inputs that nothing waits for behind it."""
         key = _key_of(episode)
         conversation = self._conversations[key]
-        conversation.episodes.discard(episode.episode_id)
+        del conversation.episodes[episode.episode_id]
         del self._clocks[FEEDBACK, episode.episode_id]
+        end = self._foreseen.pop(episode.episode_id, None)
         about, done, rest = [], [], []
         for reward, position in conversation.said:
-            is_its_own = is_about(reward, episode)
+            is_its_own = is_about(reward, episode) and (end is None or position.offset < end)
             if is_its_own:
                 about.append(reward)
-            if is_its_own and (reward.target is not None or not conversation.episodes):
+            if is_its_own and not conversation.claims(reward):
                 done.append(position)
             else:
                 rest.append((reward, position))
@@ -108,25 +132,30 @@ class Waiting:
         return rated_anew(episode, about), done
 
     def drop(self, key: str) -> list[Position]:
-        """What was said of a conversation of which no episode waits; nothing while one does."""
-        conversation = self._conversations.get(key)
-        if conversation is None or conversation.episodes:
+        """What was said of a conversation, and is about no episode of it that waits; nothing where this worker's clock
+        did not propose it: what another had not read is no reason to lose it here."""
+        conversation, clock = self._conversations.get(key), self._clocks.get((UNCLAIMED, key))
+        if conversation is None or clock is None or not clock.next_s:
             return []
-        self._num_said -= len(conversation.said)
-        positions = [position for _, position in conversation.said]
-        conversation.said = []
+        del self._clocks[UNCLAIMED, key]
+        gone = {
+            position
+            for reward, position in conversation.said
+            if position.offset <= clock.last_offset and not conversation.claims(reward)
+        }
+        conversation.said = [one for one in conversation.said if one[1] not in gone]
+        self._num_said -= len(gone)
         self._settle(key, conversation)
-        return positions
+        return sorted(gone)
 
     def _settle(self, key: str, conversation: _Conversation) -> None:
         """Feedback that is about nothing that waits has a clock of its own; who has nothing is forgotten."""
-        if conversation.episodes:
-            return
-        if conversation.said:
-            self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
-        else:
-            del self._conversations[key]
+        if all(conversation.claims(reward) for reward, _ in conversation.said):
             self._clocks.pop((UNCLAIMED, key), None)
+        else:
+            self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
+        if not conversation.episodes and not conversation.said:
+            del self._conversations[key]
 
     def _at(self, key: str, partition: int) -> _Conversation:
         return self._conversations.setdefault(key, _Conversation(partition))

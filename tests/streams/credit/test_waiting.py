@@ -13,7 +13,8 @@ from tests.streams.make import Item, Streams, call, call_id, config
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.metrics import FEEDBACK_LATE
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import CLOSED
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES
+from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
@@ -156,6 +157,63 @@ def test_order_changes_nothing() -> None:
             outcomes.add(tuple(sorted(run.streams.values(Topic.TRANSITIONS))))
     ((first, second),) = outcomes
     assert {decode_group(one)[0].group_id for one in (first, second)} == {KEY, stretch_id(KEY, call_id("z"))}
+
+
+def test_feedback_on_nothing_is_let_go_however_long_its_conversation_goes_on() -> None:
+    """Else an input would never be done, and retention would take it. What is about an episode that waits stays."""
+    run = Run()
+    run.feed(*conversation(*TURNS))
+    run.wait(12)
+    run.feed(said(1.0, "k1", target=call_id("nowhere")))
+    for number in range(5):
+        started_ns = (50 + 40 * number) * 10**9
+        run.feed(call(f"z{number}", None, [5], [6], trace_id="d" * 32, conversation_key=KEY, started_at_ns=started_ns))
+        run.wait(20)
+        run.feed(said(0.5, f"k{number + 2}", target=call_id(f"z{number}")))
+        run.wait(20)
+    assert (run.num_late, "episode_scores@0" in " ".join(run.undone())) == (1, False)
+    run.wait(200)
+    assert (len(run.groups()), run.num_late, run.undone()) == (5, 1, [])
+
+
+def taken_over(run: Run) -> None:
+    """By a worker that reads all again, what people said first."""
+    run.streams.credit.reset()
+    markers = run.streams.log.get(Topic.CLOSED_GROUPS, [])
+    run.streams.credit.restore(markers)
+    for topic in (Topic.EPISODE_SCORES, Topic.EPISODES):
+        for record in tuple(run.streams.log.get(topic, [])):
+            emission = run.streams.credit.fold(record)
+            run.streams.done |= {(position.topic, position.offset) for position in emission.done}
+            for output in (*emission.outputs, *([emission.marker] if emission.marker else [])):
+                run.streams.append(output.topic, output.value, output.key)
+
+
+def test_a_worker_that_takes_over_loses_nothing_by_old_proposals() -> None:
+    """That feedback was about nothing when it was proposed to let it go is no reason to do so before the episode is
+    read."""
+    run = Run()
+    run.feed(*conversation(*TURNS))
+    run.wait(12)
+    run.feed(said(1.0, "k1", target=call_id("d")))
+    run.streams.append(Topic.EPISODE_SCORES, EPISODE_SCORES.encode(Close(episode_id=KEY, reason="unclaimed")))
+    taken_over(run)
+    run.wait(100)
+    ((_, rows),) = run.groups()
+    assert (returns(rows), run.num_late) == ([0.0, 0.0, 1.0, 1.0], 0)
+
+
+def test_a_worker_that_takes_over_closes_where_it_was_proposed() -> None:
+    """Whoever died behind the group's record, and before its marker, wrote the same bytes, whatever was said since."""
+    run = Run()
+    run.feed(*conversation(*TURNS), said(0.5, "k1"))
+    run.wait(80)
+    run.feed(said(1.0, "k2"))
+    run.streams.log[Topic.CLOSED_GROUPS] = []
+    taken_over(run)
+    run.wait(200)
+    first, again = run.streams.values(Topic.TRANSITIONS)
+    assert (first == again, run.undone()) == (True, [])
 
 
 def test_a_worker_that_takes_over_gives_the_same() -> None:
