@@ -126,8 +126,9 @@ def _nearest(turns: Turns) -> list[tuple[list[int], frozenset[int]]]:
 
 
 def _agent_of(peers: str) -> str:
-    """Of `planner:0`, the planner."""
-    return peers.rpartition(":")[0] or peers
+    """Of `planner:0`, the planner; of `:0` nobody. Where all turns of an agent are peers its name stands alone."""
+    agent, colon, turn = peers.rpartition(":")
+    return agent if colon and turn.isdecimal() else peers
 
 
 def worth(recipe: Recipe, returns_P: Sequence[float], lengths_P: Sequence[int]) -> list[float]:

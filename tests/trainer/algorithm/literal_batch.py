@@ -9,6 +9,7 @@ Failure: KeyError, for a name that no axis has.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,12 +124,16 @@ def _peers(groups: Sequence[Group], places: Sequence[_Place], policies: Policies
     return found
 
 
+def _agent(one: _Peer) -> str:
+    """Whose turn it is: what stands before its number, if it has one."""
+    return re.sub(r":\d+\Z", "", one.peers)
+
+
 def _compared(peers: Sequence[_Peer], one: _Peer, over: str) -> list[_Peer]:
     """With whom one is compared, itself among them."""
     if over == "nearest":
-        agent = one.peers.rpartition(":")[0] or one.peers
         alike = [other for other in peers if other.peers == one.peers]
-        of_agent = [other for other in peers if (other.peers.rpartition(":")[0] or other.peers) == agent]
+        of_agent = [other for other in peers if _agent(other) == _agent(one)]
         return next((some for some in (alike, of_agent) if len({other.rollout for other in some}) >= 4), [*peers])
     return [
         other

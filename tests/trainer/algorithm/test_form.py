@@ -171,6 +171,16 @@ def test_rollouts_without_groups_are_compared_with_the_nearest_of_the_batch() ->
     assert found == pytest.approx([*by_turn, 2.0, -1.0, 9.0 - 0.75])
 
 
+def test_turns_that_no_span_names_are_of_one_agent() -> None:
+    """Too few reach its second turn, so that all of its turns are compared, and not with the coder's; where all turns
+    of an agent are peers its name may hold a colon."""
+    recipe, rollouts = Recipe(baseline="leave_one_out", over="nearest"), ["a", "b", "c", "d"]
+    turns = Turns(["g"] * 6, [*[":0"] * 4, ":1", "coder:0"], [*rollouts, "a", "e"], [0.0] * 4 + [1.0, 9.0], [1] * 6)
+    assert turn_advantages(recipe, turns)[0][4] == 1.0
+    turns = Turns(["g"] * 5, ["team:x"] * 4 + ["team:y"], [*rollouts, "e"], [0.0] * 4 + [1.0], [1] * 5)
+    assert turn_advantages(recipe, turns)[0][:4] == [0.0] * 4
+
+
 def test_running_mean_is_what_earlier_batches_gave() -> None:
     """Nothing before the first; of turns with equal peers, whatever the group."""
     recipe = Recipe(baseline="running_mean", decay=0.5)
