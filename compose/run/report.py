@@ -66,6 +66,7 @@ def account(wiring: Wiring, *, is_live: bool) -> Report:
         look=partial(verify_version, weight_root=str(wiring.run_dir.weights)),
         num_kept=wiring.settings.trainer.keep_versions,
         trains_captured=wiring.settings.select.train,
+        takes_feedback=wiring.settings.feedback is not None,
     )
 
 

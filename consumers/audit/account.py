@@ -77,13 +77,13 @@ def audit(
     look: Look | None = None,
     num_kept: int = 0,
     trains_captured: bool = False,
+    takes_feedback: bool = True,
 ) -> Report:
     """Reads the run's topics and counts.
 
     Args:
         log: where to read; not the rooms' own, which leaves out what does not verify.
-        topics: the run's.
-        run: its hash.
+        topics, run: the run's, and its hash.
         policy: the policy whose groups are counted.
         ring: the run's keys.
         starts: where the run began on the raw topics; None: at their beginning.
@@ -91,6 +91,7 @@ def audit(
         look: compares a version's files with its manifest, a second a gigabyte; None: they are not looked at.
         num_kept: how many of the newest versions keep their folders, beside version 0; 0: all.
         trains_captured: rated captured episodes are groups, the others unscored.
+        takes_feedback: it counts in this run; else a run that is selected may have taken some, and it is ignored.
     Raises:
         UnavailableError: Kafka is away.
     """
@@ -99,9 +100,8 @@ def audit(
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
     calls, episodes = _calls(seen, missing), _episodes(seen, missing, trains_captured=trains_captured)
     groups = _groups(seen, steps, policy, missing)
-    missing += check_links(seen)
+    missing += check_links(seen, takes_feedback=takes_feedback)
     missing += check_versions(seen, steps, is_live=is_live, look=look, num_kept=num_kept)
-    missing += [f"emitted twice with different bytes: {id_}" for id_ in sorted(seen.differing)]
     named = list(dict.fromkeys(missing))
     return Report(
         run=seen.run,
@@ -202,9 +202,12 @@ def _term_of_captured(seen: Evidence, id_: str, episode: SeenEpisode) -> str:
     """Of a run that trains on them."""
     if id_ in seen.groups:
         return "in groups"
-    if not episode.is_rated:
+    if id_ in seen.unscored:
         return "unscored"
-    return "missing" if seen.is_done(Stage.CREDIT, episode.position) else "open groups"
+    if not seen.is_done(Stage.CREDIT, episode.position):
+        return "open groups"
+    # Markers expire.
+    return "missing" if episode.is_rated else "unscored"
 
 
 def _is_open(seen: Evidence, finals: list[SeenEpisode]) -> bool:

@@ -85,6 +85,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     differing: set[str] = msgspec.field(default_factory=set)
     """Ids emitted again with other bytes."""
     group_markers: set[str] = msgspec.field(default_factory=set)
+    unscored: set[str] = msgspec.field(default_factory=set)
+    """Episodes that closed in credit and that nobody had rated."""
     groups: dict[str, tuple[int, GroupSummary]] = msgspec.field(default_factory=dict)
     """Group id -> its first offset on `transitions`, and what it says."""
     transitions: dict[int, str | None] = msgspec.field(default_factory=dict)

@@ -23,7 +23,7 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutE
 __all__ = ["FEEDBACK", "event_key", "fact_key", "reward_key"]
 
 FEEDBACK = "feedback:"
-"""Begins the key of feedback, behind the kind."""
+"""Begins the key of feedback on what no runner started, behind the kind."""
 
 
 def event_key(event: RolloutEvent) -> str:
@@ -32,8 +32,13 @@ def event_key(event: RolloutEvent) -> str:
 
 
 def reward_key(reward: Reward) -> str:
-    """Of a reward; a giver of feedback chooses its key, and so none that another reward has."""
-    return f"reward:{FEEDBACK if reward.source == FEEDBACK_SOURCE else ''}{reward.idempotency_key}"
+    """Of a reward; a giver of feedback chooses its key, the same of several conversations maybe, or one that another
+    reward has."""
+    if reward.source != FEEDBACK_SOURCE:
+        return f"reward:{reward.idempotency_key}"
+    if reward.conversation_key is None:
+        return f"reward:{reward.rollout_id}/{reward.attempt_id}/{FEEDBACK}{reward.idempotency_key}"
+    return f"reward:{FEEDBACK}{reward.conversation_key}:{reward.idempotency_key}"
 
 
 def fact_key(fact: Fact) -> str:

@@ -31,19 +31,20 @@ _RAW = {
 }
 
 
-def check_links(seen: Evidence) -> list[str]:
+def check_links(seen: Evidence, *, takes_feedback: bool = True) -> list[str]:
     """Every broken pointer, and every hole in what is numbered."""
     checks = (
         _raw_to_facts,
         _facts_to_raw,
         _episodes_to_raw,
-        _feedback,
+        *((_feedback,) if takes_feedback else ()),
         _markers,
         _groups,
         _rollouts,
         _holes,
         _proposals,
         _dead_letters,
+        _differing,
     )
     return [text for check in checks for text in check(seen)]
 
@@ -101,7 +102,7 @@ def _episodes_to_raw(seen: Evidence) -> Iterator[str]:
 
 
 def _feedback(seen: Evidence) -> Iterator[str]:
-    """What people said is on an episode, or behind one."""
+    """What people said of a conversation is on an episode, or behind one; of a runner's attempt it may be on none."""
     if seen.expired & {Topic.EPISODES, Topic.EPISODE_SCORES}:
         return
     told = seen.scores.union(*(episode.rewards for episode in seen.episodes.values()))
@@ -204,3 +205,8 @@ def _proposals(seen: Evidence) -> Iterator[str]:
 def _dead_letters(seen: Evidence) -> Iterator[str]:
     for origin in sorted(seen.unseen_origins):
         yield f"dead letter of a record that is not there: {origin.topic}/{origin.partition}/{origin.offset}"
+
+
+def _differing(seen: Evidence) -> Iterator[str]:
+    for id_ in sorted(seen.differing):
+        yield f"emitted twice with different bytes: {id_}"

@@ -160,6 +160,8 @@ def _note_digest(seen: Evidence, id_: str, record: Record) -> None:
 def _group_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
     if marker.disposition == "emitted":
         seen.group_markers.add(marker.id)
+    elif marker.disposition == "unscored":
+        seen.unscored.add(marker.id)
 
 
 def _episode(seen: Evidence, record: Record, episode: Episode) -> None:

@@ -6,13 +6,15 @@ import pytest
 
 from tests.consumers.audit.small_run import RING, memory_log
 from tests.consumers.audit.test_forwarded import audited
-from tests.streams.assemble.test_feedback import CALLS, said
+from tests.streams.assemble.test_feedback import CALLS, KEY, said
 from tests.streams.credit.test_conversations import TURNS, conversation, folded
-from tests.streams.make import RUN_HASH, TOPICS, Streams, config
+from tests.streams.credit.test_waiting import Run, second_request
+from tests.streams.make import RUN_HASH, TOPICS, Streams, call, closed, config, event, reward, rollout
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
-from tracegrad.schemas.records.rollouts import REWARDS
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.records.rollouts import REWARDS, Reward
+from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.config import SelectConfig
 
 
@@ -22,7 +24,7 @@ def test_feedback_that_came_behind_its_episode_is_accounted_for() -> None:
     streams.feed(said(0.5, "late"))
     assert missing(streams) == []
     streams.log[Topic.EPISODE_SCORES] = []
-    assert missing(streams) == ["feedback on no episode and behind none: reward:feedback:late"]
+    assert missing(streams) == [f"feedback on no episode and behind none: reward:feedback:{KEY}:late"]
 
 
 def rated_run() -> Streams:
@@ -50,10 +52,60 @@ def test_feedback_on_an_episode_that_is_not_on_the_log_is_named() -> None:
     streams.log[Topic.REWARDS] = [
         one for one in streams.log[Topic.REWARDS] if REWARDS.decode(one.value).idempotency_key != "k1"
     ]
-    assert [line for line in missing(streams) if "feedback:k1" in line] != []
+    assert [line for line in missing(streams) if f"feedback:{KEY}:k1" in line] != []
     streams = rated_run()
     streams.log[Topic.EPISODE_EVENTS] = []
-    assert [line for line in missing(streams) if "never normalised: reward:feedback:k1" in line] != []
+    assert [line for line in missing(streams) if f"never normalised: reward:feedback:{KEY}:k1" in line] != []
+
+
+def test_feedback_that_cannot_count_is_not_missed() -> None:
+    """On a runner's attempt, whose reward is the grader's; in a run that takes none and reads another's topics."""
+    own = rollout(1)
+    calls = [call("z", own, [1], [2])]
+    streams = Streams(config(reward_sources=("grader:*", "feedback")))
+    rated = Reward(
+        rollout_id=own, attempt_id="a001", name="reward", value=-1.0, source="feedback", idempotency_key="k1"
+    )
+    streams.feed(*calls, closed(own, calls), rated, reward(own, 0.5), event(own))
+    assert missing(streams) == []
+    streams = Streams(config(reward_sources=("grader:*",), select=SelectConfig(capture_all=True)))
+    streams.feed(*CALLS, said(1.0, "k1"))
+    for now_s in (0.0, 100.0):
+        streams.tick(now_s)
+    assert missing(streams) == [f"feedback on no episode and behind none: reward:feedback:{KEY}:k1"]
+    found = audit(memory_log(streams), TOPICS, RunHash(RUN_HASH), "policy", ring=RING, takes_feedback=False)
+    assert [line for line in found.missing if "reward" in line] == []
+
+
+def test_one_person_s_feedback_on_two_conversations_is_two_pieces() -> None:
+    """Under one idempotency key, the person's name, say."""
+    other = "7a" * 16
+    run = Run()
+    run.feed(*conversation(*TURNS), *conversation(("x", True), key=other))
+    run.wait(12)
+    run.feed(said(1.0, "anna"), said(1.0, "anna", conversation_key=other))
+    run.wait(100)
+    run.streams.log[Topic.EPISODE_SCORES] = [
+        one for one in run.streams.log[Topic.EPISODE_SCORES] if other.encode() not in (one.value or b"")
+    ]
+    assert missing(run.streams) == [f"feedback on no episode and behind none: reward:feedback:{other}:anna"]
+
+
+def test_a_conversation_that_waits_for_feedback_is_open() -> None:
+    """Unscored it is when its time is over; also where all that it bears was said before it began."""
+    run = Run()
+    run.feed(*conversation(*TURNS))
+    run.wait(20)
+    log = memory_log(run.streams)
+    log.groups[TOPICS.group(Stage.CREDIT)][TopicPartition(TOPICS.name(Topic.EPISODES), 0)] = 0
+    found = audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, trains_captured=True)
+    assert (found.episodes.terms, found.missing) == ({"open groups": 1}, [])
+    run.wait(80)
+    assert report(run.streams).episodes.terms == {"unscored": 1}
+    run.feed(second_request(), said(1.0, "k9", at_ms=49_999))
+    run.wait(200)
+    found = report(run.streams)
+    assert (found.episodes.terms, found.missing) == ({"unscored": 2}, [])
 
 
 def report(streams: Streams, *, trains: bool = True) -> Report:
