@@ -13,10 +13,15 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.records.rollouts import MAX_REWARD
+from tracegrad.schemas.records.episodes import AIR_RULE
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, MAX_REWARD
 from tracegrad.schemas.section import Count, Port, Section
 
-__all__ = ["FeedbackConfig", "FeedbackHandles", "RangeConfig"]
+__all__ = ["MAX_NAME_CHARS", "FeedbackConfig", "FeedbackHandles", "RangeConfig"]
+
+MAX_NAME_CHARS = 80
+_TAKEN = (AIR_RULE, f"{AGENT_REWARD}.")
+"""Begin the names of what is paid or said otherwise, which counts by other rules."""
 
 
 class RangeConfig(Section, frozen=True, kw_only=True):
@@ -58,6 +63,15 @@ class FeedbackConfig(Section, frozen=True, kw_only=True):
     """Of one request; a larger one gets 413."""
     max_inflight_bytes: Count = 32 * 1024 * 1024
     """Of all requests; beyond it 503, to be sent again."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.names:
+            if not 0 < len(name) <= MAX_NAME_CHARS or name.startswith(_TAKEN):
+                raise ConfigurationError(
+                    f"names: expected names of 1 to {MAX_NAME_CHARS} characters that do not begin with "
+                    f"{' or '.join(_TAKEN)}, got {name[:MAX_NAME_CHARS]!r}; rename it"
+                )
 
 
 class FeedbackHandles(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from tracegrad.schemas.ids import (
 )
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
 
-from .config import RangeConfig
+from .config import MAX_NAME_CHARS, RangeConfig
 
 __all__ = ["FIELDS", "read_feedback"]
 
@@ -54,7 +54,7 @@ def read_feedback(item: Any, names: Mapping[str, RangeConfig], run: RunHash, *, 
         raise RequestError("expected an object for each piece of feedback, got something else")
     if unknown := sorted(str(field)[:80] for field in item.keys() - set(FIELDS)):
         raise _refusal(unknown[0], f"expected {', '.join(FIELDS)}, got another field")
-    name = _text(item, "name", "reward", 80)
+    name = _text(item, "name", "reward", MAX_NAME_CHARS)
     place = _place(item)
     rollout, attempt = _attempt(item, place, run)
     return Reward(

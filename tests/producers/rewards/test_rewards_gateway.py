@@ -236,6 +236,13 @@ async def test_no_body_is_our_fault(memory_log: MemoryLog, body: bytes) -> None:
     assert len(door.written()) - before == len(taken)
 
 
+@pytest.mark.parametrize("name", ["air:thumb", "agent.thumb", "", "x" * 81])
+def test_a_name_that_would_count_by_other_rules_is_refused(name: str) -> None:
+    """What AIR pays, or the agent says of itself; or one that no feedback can bear."""
+    with pytest.raises(ConfigurationError, match="names: expected names"):
+        FeedbackConfig(names={name: RangeConfig(low=0.0, high=1.0)})
+
+
 def test_a_range_has_room_between_its_ends() -> None:
     """Of finite numbers."""
     for low, high in ((1.0, 1.0), (1.0, 0.0), (-1e13, 0.0)):
