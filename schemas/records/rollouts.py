@@ -172,7 +172,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
 
 def piece_id(reward: Reward) -> str:
     """16 hex that stand for a piece of feedback, whatever its value: what is said under one key of one thing."""
-    return hashlib.sha256(f"{reward.idempotency_key}\0{reward.target or ''}".encode()).hexdigest()[:16]
+    about = reward.target or reward.conversation_key or f"{reward.rollout_id}/{reward.attempt_id}"
+    return hashlib.sha256(f"{reward.idempotency_key}\0{about}".encode()).hexdigest()[:16]
 
 
 def is_usable(value: float | None) -> bool:

@@ -91,7 +91,8 @@ def test_a_revision_is_the_same_piece() -> None:
             receipts.accept(reward)
         assert [(piece["value"], piece["state"]) for piece in receipts.of("k1")] == [(-1.0, "accepted")]
     receipts.accept(said(0.5, "k1", target=call_id("a")))
-    assert len(receipts.of("k1")) == 2  # of another thing
+    receipts.accept(said(0.5, "k1", conversation_key="99" * 16))
+    assert len(receipts.of("k1")) == 3  # of other things
 
 
 def test_what_comes_too_late_or_is_about_nothing_is_late() -> None:
