@@ -155,10 +155,9 @@ class CallServer:
         """As many answers as there are ids, side by side; the first failure is that of all. What `live` has told of a
         streamed one is not among its events."""
         if len(ids) == 1:
-            told = live if request.is_stream else None
-            return await self._serve(session, caller, request, ids[0], is_recorded, told)
+            return await self._serve(session, caller, request, ids[0], is_recorded, live, is_told=request.is_stream)
         calls = [
-            asyncio.create_task(self._serve(session, caller, request.asking(i), id_, is_recorded))
+            asyncio.create_task(self._serve(session, caller, request.asking(i), id_, is_recorded, live))
             for i, id_ in enumerate(ids)
         ]
         try:
@@ -179,15 +178,15 @@ class CallServer:
         request: ChatRequest,
         call_id: CallId,
         is_recorded: bool,
-        live: Live | None = None,
+        live: Live,
+        is_told: bool = False,
     ) -> Served:
         """Samples and records one answer; one that is not to be recorded is forgotten once it is sent."""
         with session.cancellable() as number:
-            drawn = await self._sample(session, request, call_id, live)
+            drawn = await self._sample(session, request, call_id, live if is_told else None)
         prompt, generation = drawn.prompt, drawn.generation
         answer = finish(drawn.parsed, generation, request, call_id, caller.key)
-        told = live.said if live else ""
-        events = tuple(events_of(answer, drawn.begins, drawn.parsed.logprobs, generation.stop, told))
+        events = tuple(events_of(answer, drawn.begins, drawn.parsed.logprobs, generation.stop, live.said))
         if is_recorded:
             parent = _parent(prompt, session, time.monotonic())
             record = self._record(session, caller, request, drawn, answer, parent)
@@ -196,7 +195,7 @@ class CallServer:
                 record = rebuildable(record, session, answer, asked, number)
             await self._append(session, record, answer, prompt, number)
             whole_s = parent.whole_s if parent else time.monotonic()
-            self._remember(session, caller, request, asked, prompt, generation, answer, whole_s)
+            self._remember(session, caller, request, asked, prompt, generation, answer, whole_s, live)
         return Served(answer=answer, events=events)
 
     def _record(
@@ -298,6 +297,7 @@ class CallServer:
         generation: Generation,
         answer: Answer,
         whole_s: float,
+        live: Live,
     ) -> None:
         """Keeps the call for the next splice, if there is room."""
         if not self._parts.sessions.has_room(session):
@@ -327,7 +327,7 @@ class CallServer:
         if request.is_kept:
             session.conversations.keep(answer.call_id, (*request.messages[request.num_led :], message), caller.scope)
         said = session.history.remember(asked, message, call)
-        if session.is_unnamed:
+        if session.is_unnamed and not live.is_left:
             self._parts.sessions.leaves.add(Leaf(Said(caller.scope, said, call.tool_call_ids), session.key))
         self._parts.sessions.has_room(session)  # counts the call, which may push a captured trace out
 

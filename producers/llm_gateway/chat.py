@@ -168,11 +168,11 @@ class ChatEndpoints:
         # Each choice is a call of its own; more than there are slots take them all.
         others = min(request.num_answers, self._limit(session is not None)) - 1
         self._enter(session is not None, others, entered)
-        leaf, watches = None, []
+        taken, watches = list[Leaf](), []
         if session is None:
             parts.metrics.add(CALLS_CAPTURED)
             if asked.is_recorded:
-                caller, session, leaf = self._captured(asked, scope, request)
+                caller, session, taken = self._captured(asked, scope, request)
                 caller = msgspec.structs.replace(caller, scope=scope)
                 watches = [Watch(parts.outcomes, caller) for _ in range(request.num_answers)]
             else:
@@ -189,7 +189,8 @@ class ChatEndpoints:
             request=request,
             live=live,
             keep_alive_s=parts.config.keep_alive_s,
-            settled=functools.partial(self._settle, session, entered.pop_all().close, leaf, watches),
+            left=functools.partial(self._give_back, taken),
+            settled=functools.partial(self._settle, session, entered.pop_all().close, taken, watches),
         )
 
     async def _count(self, asked: _Asked, entered: contextlib.ExitStack) -> ASGIApp:
@@ -238,7 +239,7 @@ class ChatEndpoints:
             self._nesting.answered(caller.trace_id, results, (tool.id for tool in asked_for))
         return served
 
-    def _captured(self, asked: _Asked, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, Leaf | None]:
+    def _captured(self, asked: _Asked, scope: bytes, request: ChatRequest) -> tuple[Caller, Session, list[Leaf]]:
         """The session of a captured agent's call: of what it names, else of the only conversation that its messages
         continue, which is thereby taken, else of its own."""
         sessions, caller = self._parts.sessions, asked.caller
@@ -252,7 +253,7 @@ class ChatEndpoints:
             if key != caller.key:
                 caller = msgspec.structs.replace(caller, conversation_key=None if key == caller.trace_id else key)
         if caller.conversation_key or caller.rollout_id:
-            return caller, sessions.captured(caller.key), None
+            return caller, sessions.captured(caller.key), []
         said = last_said(splice_context(request), request.messages)
         leaf = sessions.leaves.take(Said(scope, *said)) if said else None
         if leaf is not None and (caller.trace_id is None or sessions.known(caller.key) is None):
@@ -263,7 +264,7 @@ class ChatEndpoints:
             caller = msgspec.structs.replace(caller, trace_id=TraceId(secrets.token_hex(16)))
         session = sessions.captured(caller.key)
         session.is_unnamed = True
-        return caller, session, leaf
+        return caller, session, [] if leaf is None else [leaf]
 
     async def _caller(self, http: Request) -> tuple[Caller, Session | None]:
         """Who asks, and in which attempt; None for a captured agent."""
@@ -277,7 +278,7 @@ class ChatEndpoints:
         self,
         session: Session,
         leave: Callable[[], None],
-        leaf: Leaf | None,
+        taken: list[Leaf],
         watches: Sequence[Watch],
         served: Served | None,
         error: BaseException | None,
@@ -288,15 +289,19 @@ class ChatEndpoints:
             session.calls.settle((served.answer, *served.others))
         for watch in watches:
             watch.settle(session.retries, is_delivered=is_delivered, error=error)
-        if leaf is not None and not is_delivered:
-            # Nobody has the answer: the client asks the same again.
-            self._parts.sessions.leaves.add(leaf)
+        if not is_delivered:
+            self._give_back(taken)
         # Any other 5xx is the answer to what this request holds: an agent that finds one would be tried again for it.
         session.last_fault = 503 if error is not None and status_of(error) == 503 else None
         if served is not None:
             self._parts.metrics.add(CALLS_SERVED, served.answer.outcome, num=1 + len(served.others))
         elif error is not None:
             self._parts.metrics.add(CALLS_FAILED, type(error).__name__)
+
+    def _give_back(self, taken: list[Leaf]) -> None:
+        """Nobody has the answer, or will: the client asks the same again."""
+        while taken:
+            self._parts.sessions.leaves.add(taken.pop())
 
     @property
     def num_inflight(self) -> int:

@@ -1,7 +1,8 @@
 """The ends of captured conversations of which nobody says what they belong to, so that the next request finds its own.
 
-In: after each answer to a request that named no rollout, conversation or trace, a digest of all that was said; before
-the next such request, the digest up to its last answer. Out: the key of the conversation that it continues, or None.
+In: after each answer to a request that named no rollout, conversation or trace, whose client still waits for it, a
+digest of all that was said; before the next such request, the digest up to its last answer. Out: the key of the
+conversation that it continues, or None.
 Invariant: a request joins only what the same client was answered, word for word, and only if exactly one such end is
 remembered that nothing has continued; two users who say the same and get the same stay apart. Tool-call ids, which the
 gateway drew, tell equal answers apart. Bounded: equal ends are forgotten together, or the last one left would look like
@@ -46,7 +47,7 @@ class Leaves:
         self._keys: OrderedDict[Said, list[str]] = OrderedDict()
 
     def add(self, leaf: Leaf) -> None:
-        """Remembers an end: of an answer, or one whose continuation came to nothing."""
+        """Remembers an end: of an answer, or one whose continuation comes to nothing, as far as its client knows."""
         keys = self._keys.setdefault(leaf.said, [])
         self._keys.move_to_end(leaf.said)
         # Equal choices, or a retry that is answered alike, are one conversation's still.

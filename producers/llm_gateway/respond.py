@@ -44,8 +44,10 @@ class CallResponse:
     """Whose clients wait."""
     request: ChatRequest
     live: Live
-    """Where the call leaves what can be told before it has ended."""
+    """Where the call leaves what can be told before it has ended, and hears that nobody waits for it any more."""
     keep_alive_s: float
+    left: Callable[[], None]
+    """Called at most once, before `settled`: the client has gone while the call runs."""
     settled: Callable[[Served | None, BaseException | None], None]
     """Called exactly once, when the call has ended and its answer was sent or could not be, with what the call gave:
     the result, whose outcome says whether the client has it, or the error."""
@@ -71,9 +73,13 @@ class CallResponse:
     async def _answer(self, call: asyncio.Task[Served], gone: asyncio.Task[None], send: Send) -> None:
         is_stream = self.request.is_stream
         call.add_done_callback(self.live.wake)
+        gone.add_done_callback(self.live.wake)
         while not call.done():
             if not await self.live.has_more(self.keep_alive_s if is_stream else None):
                 await self._push(send, b": keep-alive\n\n")
+            if gone.done() and not self.live.is_left:
+                self.live.is_left = True
+                self.left()
             await self._tell(send, self.live.take())
         if (error := _error_of(call)) is not None:
             problem = problem_of(error)

@@ -59,6 +59,8 @@ class Live:
     def __init__(self) -> None:
         self.begun = threading.Event()
         """Something was said; an event of threads, for that is what ends `retry`."""
+        self.is_left = False
+        """The client has gone before it had the answer."""
         self._started: Started | None = None
         self._pieces: list[str] = []
         self._num_taken = 0

@@ -58,6 +58,7 @@ class Request:
             request=ChatRequest(messages=(), is_stream=is_stream),
             live=Live(),
             keep_alive_s=0.001,
+            left=lambda: None,
             settled=lambda served, error: self.settled.append((served, error)),
         )
         self.task = asyncio.create_task(self._response({"type": "http"}, self._receive, self._send))
