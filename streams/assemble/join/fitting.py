@@ -163,7 +163,8 @@ def _groups(edges: Mapping[int, Mapping[int, bool]]) -> Iterable[dict[int, set[i
             if index not in seen:
                 seen.add(index)
                 group[index] = set(edges[index])
-                open_.extend(other for number in edges[index] for other in by_span[number])
+                # Each span's calls once: many may fit it.
+                open_.extend(other for number in edges[index] for other in by_span.pop(number, ()))
         if group:
             yield group
 
@@ -177,21 +178,26 @@ def _pairs(group: dict[int, set[int]], calls: Mapping[int, CallRecord], spans: S
 
 
 def _forced(group: Mapping[int, set[int]]) -> dict[int, int]:
+    """The pairs that follow from each other: of who fits one alone, that is no other's."""
     left = {index: set(found) for index, found in group.items()}
+    wanted: dict[int, set[int]] = defaultdict(set)
+    for index, found in left.items():
+        for number in found:
+            wanted[number].add(index)
+    sure = [(i, n) for i, found in left.items() for n in found if len(found) == 1 or len(wanted[n]) == 1]
     pairs: dict[int, int] = {}
-    while left:
-        wanted: dict[int, list[int]] = defaultdict(list)
-        for index, found in left.items():
-            for number in found:
-                wanted[number].append(index)
-        sure = {index: next(iter(found)) for index, found in left.items() if len(found) == 1}
-        sure |= {indices[0]: number for number, indices in wanted.items() if len(indices) == 1}
-        if not sure or len(set(sure.values())) != len(sure):
-            return {}
-        pairs |= sure
-        taken = set(sure.values())
-        left = {index: found - taken for index, found in left.items() if index not in sure}
-    return pairs
+    while sure:
+        index, number = sure.pop()
+        if index in pairs or number not in left[index]:
+            continue
+        pairs[index] = number
+        for other in wanted.pop(number) - {index}:
+            left[other].discard(number)
+            sure.extend((other, one) for one in left[other] if len(left[other]) == 1)
+        for one in left.pop(index) - {number}:
+            wanted[one].discard(index)
+            sure.extend((other, one) for other in wanted[one] if len(wanted[one]) == 1)
+    return pairs if len(pairs) == len(group) else {}
 
 
 def _in_order(

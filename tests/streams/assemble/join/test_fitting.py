@@ -123,3 +123,31 @@ def test_many_alike_cost_little() -> None:
     began = time.perf_counter()
     assert set(agents(calls, *spans, fact("POST", at=5000, end_ns=5001, trace_id="ab" * 16))) == {None}
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.slow
+def test_many_calls_that_fit_few_spans_cost_little() -> None:
+    """An agent that says the same a thousand times, of which a few spans are kept."""
+    spans = [model(f"m{n}", "north", n, n + 1, output_digest=digest_of("yes")) for n in range(64)]
+    calls = [call(f"c{n}", None, content="yes", trace_id=None) for n in range(1500)]
+    began = time.perf_counter()
+    assert set(agents(calls, *spans)) == {None}
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.slow
+def test_a_long_chain_of_likeness_costs_little() -> None:
+    """Each call is like the one before by its text, or by its tokens, so that each pair follows from another."""
+    most, calls, spans = 8000, [], []
+    for n in range(most):
+        text, prompt = f"text {n // 2}", [1] * (1 + (n + 1) // 2 % 90)
+        sampled = [7] * (1 + (n + 1) // 180)
+        calls.append(call(f"c{n}", None, prompt, sampled, content=text, trace_id=None))
+        tokens = {"input_tokens": len(prompt), "output_tokens": len(sampled)}
+        told = {"output_digest": digest_of(text)} if n % 2 else tokens
+        spans.append(model(f"m{n}", "north" if n % 4 else "south", n, n + 1, **told))
+    began = time.perf_counter()
+    joined = join_calls(calls, (NORTH, SOUTH, *spans))
+    assert [one.agent for one in joined[:5]] == ["south", "north", "north", "north", "south"]
+    assert {one.joined_by for one in joined} == {"content"}
+    assert time.perf_counter() - began < 5
