@@ -246,8 +246,8 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     episode_id: str
     reason: str
     """`deadline` (a count stayed incomplete), `idle` (an episode of which no runner spoke fell silent) or `bound` (too
-    many were open); of credit `feedback` (people had their time to rate it) or `unclaimed` (feedback that is about no
-    episode)."""
+    many were open); of credit `feedback` (people had their time to rate it), `bound` (others need its room) or
+    `unclaimed` (feedback that is about no episode)."""
     num_records: int = 0
     """Of `idle`: how many records of the episode were folded then; once it has more, it was not silent. 0: any."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -44,6 +44,8 @@ MAX_GROUP_SIZE = 4096
 OVERTAKEN = 1_000
 """Groups that close while one is open, when even what tasks gave up does not come: else lost groups take the room, and
 bytes, of good ones. A run has tens in the works at once."""
+_CROWDED = 0.9
+"""Share of the room above which the conversations that wait longest are proposed: beyond it one loses its calls."""
 
 
 class _OpenGroup:
@@ -85,14 +87,28 @@ class Credit(StageFold[_OpenGroup]):
         self._waiting.clear()
 
     def propose(self, now_s: float) -> Sequence[Output]:
-        """As Fold.propose; due are conversations that people had their time to rate."""
+        """As Fold.propose; due are conversations that people had their time to rate, and those that wait longest where
+        they leave little room for others."""
         proposals = []
+        for id_ in self._surplus():
+            self._waiting.hasten(id_)
         for reason, id_, key, partition in self._waiting.due(now_s):
             self.metrics.add(PROPOSALS, reason)
             value = EPISODE_SCORES.encode(Close(episode_id=id_, reason=reason))
             place = Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=value, partition=partition)
             proposals.append(place)
         return proposals
+
+    def _surplus(self) -> Iterator[str]:
+        limits = self._rules.streams
+        num_bytes = self._num_bytes - int(_CROWDED * limits.max_open_bytes)
+        num_open = len(self._open) - int(_CROWDED * limits.max_open_groups)
+        for id_, state in self._open.items():
+            if num_bytes <= 0 and num_open <= 0:
+                return
+            if state.members[min(state.members)][0].rollout_id is None:
+                num_bytes, num_open = num_bytes - state.num_bytes, num_open - 1
+                yield id_
 
     def _take(self, record: Record) -> Emission:
         if record.topic == self._scores_topic:

@@ -55,6 +55,8 @@ class _Due:
     next_s: float = 0.0
     last_offset: int = -1
     """Of feedback: of what was there when the clock started."""
+    is_surplus: bool = False
+    """Its time is over because others need the room."""
 
 
 class Waiting:
@@ -99,6 +101,10 @@ class Waiting:
         if not conversation.claims(reward):
             self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
 
+    def hasten(self, episode_id: str) -> None:
+        """An episode's time is over now."""
+        self._clocks[FEEDBACK, episode_id].is_surplus = True
+
     def due(self, now_s: float) -> Iterator[tuple[str, str, str, int]]:
         """(reason, id, key, partition) of what is to be closed; the clock starts when it is first looked at."""
         for (reason, id_), clock in self._clocks.items():
@@ -106,9 +112,10 @@ class Waiting:
                 clock.since_s = now_s
                 if reason == UNCLAIMED:
                     clock.last_offset = self._conversations[id_].said[-1][1].offset
-            if now_s - clock.since_s >= self.wait_s and now_s >= clock.next_s:
+            is_over = clock.is_surplus or now_s - clock.since_s >= self.wait_s
+            if is_over and now_s >= clock.next_s:
                 clock.next_s = now_s + _REPEAT_S
-                yield reason, id_, clock.key, clock.partition
+                yield "bound" if clock.is_surplus else reason, id_, clock.key, clock.partition
 
     def close(self, episode: Episode) -> tuple[Episode, list[Position]]:
         """An episode with all that was said of it, and the inputs that nothing waits for behind it."""

@@ -111,6 +111,26 @@ def test_feedback_on_nothing_is_let_go_after_the_wait() -> None:
     assert (run.groups(), run.num_late, run.undone()) == ([], 1, [])
 
 
+@pytest.mark.parametrize("bound", [{"max_open_bytes": 8_000}, {"max_open_groups": 6}])
+def test_the_longest_waiting_conversations_close_early_where_room_is_short(bound: dict[str, Any]) -> None:
+    """With what was said of them; none loses its calls."""
+    select = SelectConfig(capture_all=True, train=True)
+    run = Run()
+    run.streams = Streams(
+        config(reward_sources=("feedback",), select=select, feedback_wait_s=1_000.0, idle_s=IDLE_S, **bound)
+    )
+    keys = [f"{number:032x}" for number in range(1, 11)]
+    for number, key in enumerate(keys):
+        run.feed(*conversation((f"q{number}", True), key=key))
+        run.wait(12)
+        run.feed(said(1.0, "k", target=call_id(f"q{number}"), conversation_key=key))
+        run.wait(1)
+    assert keys[:4] <= [summary.group_id for summary, _ in run.groups()] < keys
+    run.wait(1_100)
+    assert [(summary.group_id, returns(rows)) for summary, rows in run.groups()] == [(key, [1.0]) for key in keys]
+    assert (run.num_late, run.undone()) == (0, [])
+
+
 def second_request(**changes: Any) -> Item:
     """Of the same conversation, in another trace, some seconds later."""
     given: dict[str, Any] = {"trace_id": "d" * 32, "conversation_key": KEY, "purpose": Purpose.UNKNOWN}
