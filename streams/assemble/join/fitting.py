@@ -75,11 +75,14 @@ class _Fits:
         """Number of a span that fits -> whether its text or its tokens say so."""
         caller = self._tree.get(call.trace_id, call.parent_span_id)
         text = digest_of(call.content)
-        alike = dict.fromkeys(self._by_tokens.get(_tokens(call), ()), True)
+        by_tokens = self._by_tokens.get(_tokens(call), [])
+        by_text = self._by_text.get(text, []) if text is not None else []
+        if max(len(by_tokens), len(by_text)) > _MAX_ALIKE:
+            return {}
+        alike = dict.fromkeys(by_tokens, True)
         around = self._around(caller) if caller is not None else []
         alike |= {number: number in alike for number in around}
-        if text is not None:
-            alike |= dict.fromkeys(self._by_text.get(text, ()), True)
+        alike |= dict.fromkeys(by_text, True)
         if len(alike) > _MAX_ALIKE:
             return {}
         found = {number: told for number, told in alike.items() if self._may_be(number, call, text, caller)}

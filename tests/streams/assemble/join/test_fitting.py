@@ -118,8 +118,8 @@ def test_the_order_does_not_matter(order: list[int], of_calls: list[int]) -> Non
 @pytest.mark.slow
 def test_many_alike_cost_little() -> None:
     """Spans that all fit all calls are left alone in little time."""
-    spans = [model(f"m{n}", "north", n, 10**6, input_tokens=1, output_tokens=1) for n in range(4000)]
-    calls = [call(f"c{n}", None, [1], [7], trace_id="ab" * 16, parent_span_id="POST") for n in range(4000)]
+    spans = [model(f"m{n}", "north", n, 10**6, input_tokens=1, output_tokens=1) for n in range(16_000)]
+    calls = [call(f"c{n}", None, [1], [7], trace_id="ab" * 16, parent_span_id="POST") for n in range(16_000)]
     began = time.perf_counter()
     assert set(agents(calls, *spans, fact("POST", at=5000, end_ns=5001, trace_id="ab" * 16))) == {None}
     assert time.perf_counter() - began < 5
