@@ -40,7 +40,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 async def serve_version(r: Rig, manifest: VersionManifest) -> None:
     """Publishes it and waits for its acknowledgement."""
-    writer = r.log.writer()
+    writer = r.signed.writer()
     writer.append(TOPICS.name(Topic.WEIGHTS), key=b"policy", value=WEIGHTS.encode(manifest)).result(5)
 
     def is_served() -> bool:
