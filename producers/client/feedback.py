@@ -11,6 +11,7 @@ PermissionError; a gateway that is away a ConnectionError after `patience_s`.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import secrets
@@ -89,7 +90,7 @@ def _refusal(request: urllib.request.Request) -> str | None:
         if error.code in _AGAIN:
             return told
         raise (PermissionError if error.code == 401 else ValueError)(told) from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         return f"expected the rewards gateway at {request.full_url}, got {error}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -164,6 +165,12 @@ async def test_what_is_wrong_is_refused_with_the_field_at_fault(
     assert door.metrics.value(FEEDBACK_REFUSED, "form" if param in (None, "rating") else param) == 1
 
 
+async def test_an_empty_comment_is_no_comment(door: Door) -> None:
+    """As a form sends a field that nobody filled in."""
+    assert (await door.post({"response_id": ANSWER, "value": 1, "reason": ""})).status_code == 202
+    assert [record.reason for _, record in door.written()] == [""]
+
+
 async def test_nan_is_no_value(door: Door) -> None:
     """JSON has none, and Python's clients send it all the same."""
     text = f'{{"response_id": "{ANSWER}", "value": NaN}}'
@@ -280,6 +287,27 @@ def test_the_client_sends_in_three_lines(url: str, memory_log: MemoryLog, monkey
         send_feedback(response_id=ANSWER, value=1, token="rf-wrong")
     memory_log.fail_next(UnavailableError("away"))
     assert send_feedback(response_id=ANSWER, value=0, idempotency_key="later") == "later"
+
+
+@pytest.mark.slow
+def test_a_gateway_that_answers_no_http_is_asked_again_and_then_told_of() -> None:
+    """Something else listens at its address."""
+
+    def answer(listening: socket.socket) -> None:
+        for _ in range(2):
+            asking, _address = listening.accept()
+            with asking:
+                asking.recv(65_536)
+                asking.sendall(b"garbage\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
+        thread = threading.Thread(target=answer, args=(listening,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ConnectionError, match="expected the rewards gateway at"):
+            send_feedback(response_id=ANSWER, value=1, url=url, token="t", patience_s=0.3)
+        thread.join(10)
 
 
 def test_the_client_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
