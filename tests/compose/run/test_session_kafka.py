@@ -117,16 +117,25 @@ def test_up_starts_shows_resumes_after_sigkill_and_stops(
     assert "Traceback" not in (folder / "err.txt").read_text()
 
 
+def broker_of(folder: Path, pid: int) -> psutil.Process:
+    """The Java that serves: where the class-data cache is missing, others make it meanwhile."""
+    port = int(json.loads((folder / "runs" / "mine" / "endpoints.json").read_text())["bootstrap_servers"].split(":")[1])
+
+    def serves(java: psutil.Process) -> bool:
+        places = java.net_connections("tcp")
+        return any(place.status == psutil.CONN_LISTEN and place.laddr.port == port for place in places)
+
+    (java,) = filter(serves, psutil.Process(pid).children(recursive=True))
+    return java
+
+
 def test_what_is_stopped_for_ten_seconds_survives_and_for_a_minute_is_restarted(
     folder: Path, start: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     """A worker and the broker at once: an outage of the broker makes no other process look frozen."""
     up = start()
     pids = {process["process"]: process["pid"] for process in wait_until_running(folder)["processes"]}
-    # Where the class-data cache is missing, another Java makes it meanwhile.
-    javas = [child for child in psutil.Process(pids["kafka"]).children(recursive=True) if "java" in child.name()]
-    (java,) = (child for child in javas if "AOTCacheOutput" not in " ".join(child.cmdline()))
-    stopped = [java, psutil.Process(pids["streams-assemble-0"])]
+    stopped = [broker_of(folder, pids["kafka"]), psutil.Process(pids["streams-assemble-0"])]
     for process in stopped:
         process.suspend()
     time.sleep(10)

@@ -216,7 +216,8 @@ async def test_the_scripted_engine_streams_as_vllm_does(engine: RunningEngine, e
         for (choice,) in choices[:-1]:
             assert [choice[name] for name in ("finish_reason", "stop_reason", "weight_versions")] == [None] * 3
         (last,) = choices[-1]
-        assert last["finish_reason"] and last["weight_versions"] and len(last["token_ids"]) == 1
+        # A client that is slow to read gets several tokens at once.
+        assert last["finish_reason"] and last["weight_versions"] and last["token_ids"]
         for (choice,) in choices:
             assert [entry["token_id"] for entry in choice["logprobs"]["content"]] == choice["token_ids"]
     assert script[0].keys() <= real[0].keys() and script[0]["choices"][0].keys() <= real[0]["choices"][0].keys()
