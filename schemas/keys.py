@@ -1,4 +1,4 @@
-"""How the key of a record is made; which topic has which is told by REGISTRY in `topics.py`, through which all import.
+"""How the key of a record is made; which topic has which is told by REGISTRY in `topics.py`.
 
 In: ids. Out: bytes. Invariant: records that have to stay in order, or to meet in one partition, have one key. The first
 line of each function is what docs/topics.md says of it.

@@ -36,15 +36,6 @@ __all__ = [
     "Topic",
     "TopicSpec",
     "Topics",
-    "closed_key",
-    "engine_key",
-    "episode_key",
-    "group_key",
-    "original_key",
-    "policy_key",
-    "process_key",
-    "rollout_key",
-    "trace_key",
 ]
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024

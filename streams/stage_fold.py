@@ -17,13 +17,14 @@ import msgspec
 
 from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
+from tracegrad.schemas.keys import closed_key, original_key
 from tracegrad.schemas.log.follow import decoded
 from tracegrad.schemas.log.protocol import Position, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import CLOSED_IDS_FORGOTTEN, Metrics
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import CLOSED, ClosedMarker
-from tracegrad.schemas.topics import Stage, Topic, Topics, closed_key, original_key
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .config import StreamRules
 

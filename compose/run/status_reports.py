@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.keys import process_key
 from tracegrad.schemas.log.protocol import Log, LogWriter, Position
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus
-from tracegrad.schemas.topics import Topic, Topics, process_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from .wiring import Wiring
 

@@ -32,6 +32,7 @@ import msgspec
 from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.credentials import bearer
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
+from tracegrad.schemas.keys import engine_key
 from tracegrad.schemas.log.follow import decoded, follow
 from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record
 from tracegrad.schemas.log.refusals import Refusals
@@ -52,7 +53,7 @@ from tracegrad.schemas.records.weights import (
     WeightFile,
     digest,
 )
-from tracegrad.schemas.topics import Topic, Topics, engine_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from .engine_control import EngineControl, EngineStatus
 

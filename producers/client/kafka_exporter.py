@@ -17,9 +17,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from tracegrad.schemas.errors import TracegradError
+from tracegrad.schemas.keys import trace_key
 from tracegrad.schemas.log.protocol import LogWriter
 from tracegrad.schemas.otlp.signal import TRACES
-from tracegrad.schemas.topics import Topics, trace_key
+from tracegrad.schemas.topics import Topics
 
 from ..otlp_gateway.split import split
 

@@ -21,9 +21,10 @@ from starlette.responses import JSONResponse, Response
 
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import split_episode_id
+from tracegrad.schemas.keys import rollout_key
 from tracegrad.schemas.metrics import AGENT_EVENTS
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, AGENT_SOURCE, REWARDS, Reward, is_usable
-from tracegrad.schemas.topics import Topic, rollout_key
+from tracegrad.schemas.topics import Topic
 
 from ..http_request import holder_of, read_object
 from .calls import Parts

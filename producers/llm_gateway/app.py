@@ -46,6 +46,7 @@ from tracegrad.schemas.errors import (
     TracegradError,
     UnavailableError,
 )
+from tracegrad.schemas.keys import episode_key, original_key
 from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.metrics import (
     ATTEMPTS_ENDED,
@@ -58,7 +59,7 @@ from tracegrad.schemas.metrics import (
 )
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallsClosed, Purpose
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.topics import Topic, Topics, episode_key, original_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
 from ..http_request import api_keys_of, holder_of, path_ids, read_object

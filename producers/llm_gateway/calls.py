@@ -23,6 +23,7 @@ import numpy as np
 
 from tracegrad.schemas.errors import RecordError, RequestError, UnavailableError
 from tracegrad.schemas.ids import CallId
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Headers, Log, Position
 from tracegrad.schemas.metrics import (
     CALLS,
@@ -34,7 +35,7 @@ from tracegrad.schemas.metrics import (
 )
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, Purpose
 from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
-from tracegrad.schemas.topics import Topic, Topics, episode_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..budget import Budget
 from .api.chat_request import ChatRequest, Message

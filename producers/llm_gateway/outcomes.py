@@ -21,11 +21,12 @@ import msgspec
 
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
 from tracegrad.schemas.ids import CallId, new_call
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.metrics import CALL_OUTCOMES_DROPPED, Metrics
 from tracegrad.schemas.records.calls import LLM_CALLS, CallEnded, CallOpen, CallOutcome, ToolCall
 from tracegrad.schemas.records.tokens import Ids
-from tracegrad.schemas.topics import Topic, episode_key
+from tracegrad.schemas.topics import Topic
 
 from .identity import Caller
 

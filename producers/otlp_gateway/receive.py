@@ -26,6 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tracegrad.schemas.credentials import Holder, masked, may_claim, proved_holder
 from tracegrad.schemas.errors import OverloadedError, ProofError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.ids import AttemptId, RolloutId, run_hash_of
+from tracegrad.schemas.keys import original_key, trace_key
 from tracegrad.schemas.log.protocol import LogWriter, Position, Record
 from tracegrad.schemas.metrics import (
     DEAD_LETTERS,
@@ -39,7 +40,7 @@ from tracegrad.schemas.metrics import (
 from tracegrad.schemas.otlp.salvage import DAMAGED
 from tracegrad.schemas.otlp.signal import TRACES, Signal
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
-from tracegrad.schemas.topics import Topic, Topics, original_key, trace_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..budget import Budget, Share, weigh_json
 from ..http_request import api_keys_of

@@ -28,10 +28,11 @@ from starlette.types import Lifespan
 
 from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import FEEDBACK, FEEDBACK_REFUSED, REQUESTS_REFUSED, Metrics
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
-from tracegrad.schemas.topics import Topic, Topics, episode_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
 from ..budget import Budget

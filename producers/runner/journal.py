@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from tracegrad.schemas.errors import OverloadedError, UnavailableError
+from tracegrad.schemas.keys import original_key, rollout_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, in_thread
 from tracegrad.schemas.log.protocol import Headers, Log, Position, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
@@ -21,7 +22,7 @@ from tracegrad.schemas.metrics import ATTEMPTS_BEGUN, DEAD_LETTERS, OUTCOMES, Me
 from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.rollouts import ROLLOUT_EVENTS, RolloutEvent, RolloutState
 from tracegrad.schemas.retry import retry_async
-from tracegrad.schemas.topics import Stage, Topic, Topics, original_key, rollout_key
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..rollout_histories import Histories
 

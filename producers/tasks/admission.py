@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, UnavailableError
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, group_id, new_attempt, rollout_id
+from tracegrad.schemas.keys import original_key, policy_key, rollout_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow
 from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
@@ -51,7 +52,7 @@ from tracegrad.schemas.records.rollouts import (
 from tracegrad.schemas.records.tasks import Task
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
-from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key, rollout_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..rollout_histories import event_of
 from .admission_state import AdmissionState, OpenRollout

@@ -18,6 +18,7 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of, is_rollout, waiting_id
+from tracegrad.schemas.keys import episode_key, group_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import (
     CALLS_JOINED_BY,
@@ -44,7 +45,7 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
 )
 from tracegrad.schemas.records.rollouts import Reward
-from tracegrad.schemas.topics import Stage, Topic, Topics, episode_key, group_key
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..ratings import pieces_of

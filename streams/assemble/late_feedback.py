@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 
 from tracegrad.schemas.fold import Output
+from tracegrad.schemas.keys import group_key
 from tracegrad.schemas.records.episodes import EPISODE_SCORES, Score
 from tracegrad.schemas.records.facts import Fact, RewardFact
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
-from tracegrad.schemas.topics import Topic, group_key
+from tracegrad.schemas.topics import Topic
 
 __all__ = ["divided", "feedback_in", "scores"]
 

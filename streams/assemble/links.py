@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tracegrad.schemas.fold import Output
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallEndedFact,
@@ -26,7 +27,7 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
     SpanKind,
 )
-from tracegrad.schemas.topics import Topic, episode_key
+from tracegrad.schemas.topics import Topic
 
 __all__ = [
     "MAX_FACTS_PER_RECORD",

@@ -20,13 +20,14 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, GroupId, episode_id, rollout_id
+from tracegrad.schemas.keys import group_key, policy_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, UNCLAIMED, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
-from tracegrad.schemas.topics import Stage, Topic, Topics, group_key, policy_key
+from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..ratings import pieces_of

@@ -12,7 +12,7 @@ import pytest
 
 from tracegrad.compose.kafka.client_settings import KafkaConfig
 from tracegrad.compose.kafka.topic_admin import CO_PARTITIONED, plan_topics, topics_markdown
-from tracegrad.schemas import topics as registry
+from tracegrad.schemas import keys
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunName
 from tracegrad.schemas.topics import INPUTS, REGISTRY, Stage, Topic, Topics
@@ -108,7 +108,7 @@ def test_normalize_reads_raw_topics_only() -> None:
     assert set(INPUTS[Stage.NORMALIZE]) == raw
 
 
-KEYS = {name for name in registry.__all__ if name.endswith("_key")}
+KEYS = set(keys.__all__)
 HANDED_ON = {"self._key", "output.key", "episode.key", "key"}
 """Made by a key function further up."""
 
@@ -138,15 +138,15 @@ def test_each_topic_names_a_key_function_and_each_function_has_a_topic() -> None
 
 def test_keys_are_the_ids_as_text() -> None:
     """Records of one episode, group, policy or engine have one key, whoever writes them."""
-    assert (registry.episode_key("r", "t"), registry.episode_key(None, "t"), registry.episode_key(None, None)) == (
+    assert (keys.episode_key("r", "t"), keys.episode_key(None, "t"), keys.episode_key(None, None)) == (
         b"r",
         b"t",
         b"",
     )
-    assert registry.episode_key("r", "t", conversation="c") == b"r"
-    assert registry.episode_key(None, "t", conversation="c") == b"c"
-    assert (registry.group_key("g", "e"), registry.group_key(None, "e")) == (b"g", b"e")
-    plain = (registry.trace_key, registry.rollout_key, registry.closed_key, registry.policy_key, registry.engine_key)
+    assert keys.episode_key("r", "t", conversation="c") == b"r"
+    assert keys.episode_key(None, "t", conversation="c") == b"c"
+    assert (keys.group_key("g", "e"), keys.group_key(None, "e")) == (b"g", b"e")
+    plain = (keys.trace_key, keys.rollout_key, keys.closed_key, keys.policy_key, keys.engine_key)
     assert [key("x") for key in plain] == [b"x"] * 5
 
 

@@ -24,6 +24,7 @@ from functools import partial
 
 from tracegrad.schemas.beat import acknowledged
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
+from tracegrad.schemas.keys import original_key, policy_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, read_to_end
 from tracegrad.schemas.log.protocol import AWAY_S, Log, LogWriter, Position, Record, TopicPartition
 from tracegrad.schemas.log.refusals import Refusals
@@ -33,7 +34,7 @@ from tracegrad.schemas.records.process_status import TRAINER
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS, EpochClaim, Lineage, RollbackRequest, VersionManifest
 from tracegrad.schemas.retry import retry
-from tracegrad.schemas.topics import Topic, Topics, original_key, policy_key
+from tracegrad.schemas.topics import Topic, Topics
 
 from ..batch.groups import Verdict
 from ..config import TrainerHandles

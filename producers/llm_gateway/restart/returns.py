@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from tracegrad.schemas.credentials import Holder
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, OverloadedError, UnavailableError
 from tracegrad.schemas.ids import AttemptId, EpisodeId, RolloutId, RunHash, episode_id, run_hash_of, split_episode_id
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.follow import follow
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.metrics import ATTEMPTS_NOT_REBUILT, ATTEMPTS_REBUILT, Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.topics import episode_key
 
 from ..config import LlmConfig
 from ..identity import Caller

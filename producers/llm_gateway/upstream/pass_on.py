@@ -27,9 +27,10 @@ from yarl import URL
 
 from tracegrad.schemas.errors import OverloadedError, RequestError, TracegradError
 from tracegrad.schemas.ids import new_call
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.metrics import UPSTREAM_CALLS, UPSTREAM_CALLS_UNRECORDED
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, UpstreamCall
-from tracegrad.schemas.topics import Topic, episode_key
+from tracegrad.schemas.topics import Topic
 
 from ..calls import Parts, halved
 from ..config import Upstream

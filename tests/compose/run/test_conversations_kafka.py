@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -26,6 +23,7 @@ from opentelemetry.trace import Tracer
 
 pytest.importorskip("torch")
 
+from tests.compose.run.running import RunningUp
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
 from tests.serving import until
@@ -42,7 +40,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.e2e, pytest.mark
 T = TypeVar("T")
 
 POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
-COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
 FILE = """
 run = "talks"
 policy.model = "{policy}"
@@ -56,28 +53,6 @@ STEP_S = 11.0
 """A tool's step: longer than the silence that ends an episode."""
 ASK = {"role": "user", "content": "what is 12 plus 30?"}
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
-
-
-class Run:
-    """A run in a folder, by its commands."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.err = folder / "err.txt"
-        with (folder / "out.jsonl").open("wb") as out, self.err.open("wb") as errors:
-            self.up = subprocess.Popen([*COMMAND, "up", "--json"], cwd=folder, stdout=out, stderr=errors)
-
-    def ask(self, *arguments: str) -> Any:
-        """What a command says in JSON; None where it says nothing yet."""
-        told = subprocess.run(
-            [*COMMAND, *arguments, "--json"], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
-        )
-        return json.loads(told.stdout) if told.stdout.strip() else None
-
-    def pids(self, name: str) -> list[int]:
-        """Of the processes that are called so, while they run."""
-        found = (self.ask("status") or {}).get("processes", [])
-        return [int(one["pid"]) for one in found if name in one["process"] and one.get("pid")]
 
 
 class Agent:
@@ -172,7 +147,7 @@ def test_a_conversation_is_one_episode_though_its_processes_are_killed(tmp_path:
     with running_engine(engine) as url:
         prefix = f"t{uuid.uuid4().hex[:12]}."
         (tmp_path / "tracegrad.toml").write_text(FILE.format(policy=POLICY, engine=url, broker=broker, prefix=prefix))
-        run = Run(tmp_path)
+        run = RunningUp(tmp_path)
         try:
             until(lambda: run.pids("assemble") and run.pids("llm"), 120)
             variables = run.ask("env")
@@ -206,8 +181,7 @@ def test_a_conversation_is_one_episode_though_its_processes_are_killed(tmp_path:
             assert report["calls"]["terms"].keys() <= {"in episodes", "open"}
             assert sum(report["calls"]["terms"].values()) == 2 * len(agents) + 2
         finally:
-            run.up.send_signal(signal.SIGINT)
-            run.up.wait(60)
+            run.end()
     judge(found, agents)
 
 

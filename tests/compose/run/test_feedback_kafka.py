@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from tests.compose.run.running import RunningUp
 from tests.fake_engine.scripted import ScriptedEngine
 from tests.producers.runner.rig import running_engine
 from tests.serving import until
@@ -33,7 +31,6 @@ from tracegrad.schemas.topics import Topic
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 POLICY = Path(__file__).parents[3] / "examples" / "calculator" / "policy"
-COMMAND = (sys.executable, "-m", "tracegrad.compose.cli")
 FILE = """
 run = "rated"
 policy.model = "{policy}"
@@ -53,30 +50,6 @@ trainer.groups_per_step = 4
 NUM_RATINGS = 200
 
 
-class Run:
-    """A run in a folder, by its commands."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.err = folder / "err.txt"
-        with (folder / "out.jsonl").open("wb") as out, self.err.open("wb") as errors:
-            self.up = subprocess.Popen([*COMMAND, "up", "--json"], cwd=folder, stdout=out, stderr=errors)
-
-    def ask(self, *arguments: str) -> Any:
-        """What a command says in JSON; None where it says nothing yet."""
-        told = subprocess.run(
-            [*COMMAND, *arguments, "--json"], cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
-        )
-        return json.loads(told.stdout) if told.stdout.strip() else None
-
-    def pid(self) -> int | None:
-        """Of the rewards gateway, while it runs."""
-        for process in (self.ask("status") or {}).get("processes", []):
-            if process["process"] == "rewards" and process.get("pid"):
-                return int(process["pid"])
-        return None
-
-
 def rated(number: int, response_id: str) -> str:
     """One person's thumb."""
     value = number % 2
@@ -93,10 +66,9 @@ def test_what_people_say_is_on_the_episode_though_its_gateway_is_killed(
         prefix = f"t{uuid.uuid4().hex[:12]}."
         settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=3.0)
         (tmp_path / "tracegrad.toml").write_text(settings)
-        run = Run(tmp_path)
+        run = RunningUp(tmp_path)
         try:
-            killed = until(run.pid, 120)
-            assert killed is not None, run.err.read_text()
+            (killed,) = until(lambda: run.pids("rewards"), 120)
             for name, value in run.ask("env", "--feedback").items():
                 monkeypatch.setenv(name, value)
             agents = run.ask("env")
@@ -114,8 +86,7 @@ def test_what_people_say_is_on_the_episode_though_its_gateway_is_killed(
             (episode,) = until(lambda: episodes(wiring, broker), 60)
             report = until(lambda: (found := run.ask("audit"))["missing"] == [] and found, 60)
         finally:
-            run.up.send_signal(signal.SIGINT)
-            run.up.wait(60)
+            run.end()
     records = read_to_end(KafkaLog(broker), wiring.topics.name(Topic.REWARDS))
     named = {REWARDS.decode(record.value).idempotency_key for record in records}
     assert named == {f"person-{number}" for number in range(NUM_RATINGS)}
@@ -131,9 +102,9 @@ def test_a_run_learns_from_conversations_that_people_rate(tmp_path: Path, broker
         prefix = f"t{uuid.uuid4().hex[:12]}."
         settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=0.5)
         (tmp_path / "tracegrad.toml").write_text(settings + TRAINING)
-        run = Run(tmp_path)
+        run = RunningUp(tmp_path)
         try:
-            until(run.pid, 120)
+            until(lambda: run.pids("rewards"), 120)
             given, agents = run.ask("env", "--feedback"), run.ask("env")
             url, token = given[REWARDS_URL], given[REWARD_TOKEN]
             answers = [until(lambda: asked(agents["OPENAI_BASE_URL"]), 60) for _ in range(9)]
@@ -150,8 +121,7 @@ def test_a_run_learns_from_conversations_that_people_rate(tmp_path: Path, broker
             )
             assert states
         finally:
-            run.up.send_signal(signal.SIGINT)
-            run.up.wait(60)
+            run.end()
     assert [(step.version, len(step.group_ids), step.skipped) for step in steps] == [(1, 4, ""), (2, 4, "")]
     assert report["episodes"]["terms"] == {"in groups": 8, "unscored": 1}
     assert report["groups"]["terms"] == {"trained": 8}

@@ -6,14 +6,14 @@ import pytest
 
 from tests.consumers.audit.small_run import RING, memory_log
 from tests.consumers.audit.test_forwarded import audited
-from tests.streams.assemble.test_feedback import CALLS, KEY, said
+from tests.streams.assemble.test_feedback import CALLS, KEY, rated_attempt, said
 from tests.streams.credit.test_conversations import TURNS, conversation, folded
 from tests.streams.credit.test_waiting import Run, second_request
-from tests.streams.make import RUN_HASH, TOPICS, Streams, call, closed, config, event, reward, rollout
+from tests.streams.make import RUN_HASH, TOPICS, Streams, config
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.records.rollouts import REWARDS, Reward
+from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.config import SelectConfig
 
@@ -60,14 +60,7 @@ def test_feedback_on_an_episode_that_is_not_on_the_log_is_named() -> None:
 
 def test_feedback_that_cannot_count_is_not_missed() -> None:
     """On a runner's attempt, whose reward is the grader's; in a run that takes none and reads another's topics."""
-    own = rollout(1)
-    calls = [call("z", own, [1], [2])]
-    streams = Streams(config(reward_sources=("grader:*", "feedback")))
-    rated = Reward(
-        rollout_id=own, attempt_id="a001", name="reward", value=-1.0, source="feedback", idempotency_key="k1"
-    )
-    streams.feed(*calls, closed(own, calls), rated, reward(own, 0.5), event(own))
-    assert missing(streams) == []
+    assert missing(rated_attempt()) == []
     streams = Streams(config(reward_sources=("grader:*",), select=SelectConfig(capture_all=True)))
     streams.feed(*CALLS, said(1.0, "k1"))
     for now_s in (0.0, 100.0):

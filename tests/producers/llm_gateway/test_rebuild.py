@@ -16,10 +16,11 @@ from tests.producers.llm_gateway.harness import ASK, ATTEMPT, CALC, ROLLOUT, TOP
 from tracegrad.producers.llm_gateway.splice import conversation_digest
 from tracegrad.schemas.errors import ConfigurationError, LogGapError, UnavailableError
 from tracegrad.schemas.ids import new_call
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.metrics import ATTEMPTS_NOT_REBUILT, ATTEMPTS_REBUILT
 from tracegrad.schemas.records.calls import LLM_CALLS, CallOutcome, CallsClosed
 from tracegrad.schemas.records.tokens import ids_from_bytes
-from tracegrad.schemas.topics import Topic, episode_key
+from tracegrad.schemas.topics import Topic
 
 pytestmark = pytest.mark.slow
 DELIVERED, GONE = CallOutcome.DELIVERED, CallOutcome.CLIENT_DISCONNECTED

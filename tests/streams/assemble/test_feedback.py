@@ -92,8 +92,8 @@ def test_where_no_gateway_takes_feedback_it_is_shown_and_ignored(sources: tuple[
     assert (episode.reward, episode.rewards, episode.num_unauthorised_rewards) == (None, (), 1)
 
 
-def test_feedback_on_a_runners_attempt_leaves_its_reward_to_the_grader() -> None:
-    """Under the awaited name too: whether it came before the end is chance."""
+def rated_attempt() -> Streams:
+    """A runner's attempt that its grader gave .5 and somebody else -1."""
     own = rollout(1)
     calls = [call("z", own, [1], [2])]
     streams = Streams(config(reward_sources=("grader:*", "feedback")))
@@ -101,7 +101,12 @@ def test_feedback_on_a_runners_attempt_leaves_its_reward_to_the_grader() -> None
         rollout_id=own, attempt_id="a001", name="reward", value=-1.0, source="feedback", idempotency_key="k1"
     )
     streams.feed(*calls, closed(own, calls), rated, reward(own, 0.5), event(own))
-    (episode,) = (EPISODES.decode(value) for value in streams.values(Topic.EPISODES))
+    return streams
+
+
+def test_feedback_on_a_runners_attempt_leaves_its_reward_to_the_grader() -> None:
+    """Under the awaited name too: whether it came before the end is chance."""
+    (episode,) = (EPISODES.decode(value) for value in rated_attempt().values(Topic.EPISODES))
     assert (episode.reward, [one.source for one in episode.rewards]) == (0.5, ["grader:grade"])
 
 
