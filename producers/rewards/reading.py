@@ -81,5 +81,5 @@ class Reading:
                 self._receipts.close_group(value)
             case ClosedMarker():
                 self._receipts.close_episode(value, record)
-            case _:
-                self._receipts.score(value, record)
+            case Score():
+                self._receipts.come_behind(value, record)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.episodes import UNCLAIMED, ClosedMarker, Score
-from tracegrad.schemas.records.facts import Close
+from tracegrad.schemas.records.episodes import LATE, ClosedMarker, Score
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
 
 __all__ = ["Receipts"]
@@ -34,8 +33,6 @@ class _Piece:
     reward: Reward | None = None
     """None: what became of it was read before it was."""
     waits_since_ms: int | None = None
-    behind: str | None = None
-    """The conversation of which an episode had closed when it came, while nobody knows what becomes of it."""
     is_late: bool = False
     joined: set[str] = field(default_factory=set)
     """Episodes, or groups, which have the same ids."""
@@ -54,8 +51,6 @@ class Receipts:
         self._pieces: OrderedDict[str, _Piece] = OrderedDict()
         self._by_key: dict[str, dict[str, None]] = {}
         """Idempotency key -> its pieces."""
-        self._behind: dict[str, dict[str, None]] = {}
-        """Key of a conversation -> pieces that came behind an episode of it."""
 
     def accept(self, reward: Reward) -> None:
         """A piece that is on the log."""
@@ -75,26 +70,19 @@ class Receipts:
             else:
                 piece.joined.add(marker.id)
 
-    def score(self, score: Score | Close, record: Record) -> None:
-        """A piece that came behind, or that nothing waits for it."""
-        if isinstance(score, Score):
-            id_ = piece_id(score.reward)
-            piece = self._piece(id_)
-            piece.is_late = not self._trains
-            piece.waits_since_ms = max(piece.waits_since_ms or 0, record.timestamp_ms)
-            if self._trains and not piece.joined:
-                piece.behind = score.key
-                self._behind.setdefault(score.key, {})[id_] = None
-        elif score.reason == UNCLAIMED:
-            for id_ in self._behind.pop(score.episode_id, ()):
-                self._pieces[id_].is_late, self._pieces[id_].behind = True, None
+    def come_behind(self, score: Score, record: Record) -> None:
+        """A piece that came when its episode had closed."""
+        piece = self._piece(piece_id(score.reward))
+        piece.waits_since_ms = max(piece.waits_since_ms or 0, record.timestamp_ms)
 
     def close_group(self, marker: ClosedMarker) -> None:
-        """A conversation that is credited, with all that counts of it."""
+        """A conversation that is credited, with all that counts of it; or what is for nothing."""
         for id_ in marker.heard:
             piece = self._piece(id_)
-            piece.joined.add(marker.id)
-            self._settle(id_, piece)
+            if marker.disposition == LATE:
+                piece.is_late = True
+            else:
+                piece.joined.add(marker.id)
 
     def of(self, key: str) -> list[dict[str, Any]]:
         """What became of all that was said under an idempotency key; empty: unknown."""
@@ -121,16 +109,9 @@ class Receipts:
             piece = self._pieces[id_] = _Piece()
             while len(self._pieces) > _MAX_PIECES:
                 oldest, gone = self._pieces.popitem(last=False)
-                self._settle(oldest, gone)
                 if gone.reward is not None:
                     _drop(self._by_key, gone.reward.idempotency_key, oldest)
         return piece
-
-    def _settle(self, id_: str, piece: _Piece) -> None:
-        """Nothing more is to be heard of its conversation."""
-        if piece.behind is not None:
-            _drop(self._behind, piece.behind, id_)
-            piece.behind = None
 
 
 def _drop(table: dict[str, dict[str, None]], key: str, id_: str) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "EPISODES",
     "EPISODE_SCORES",
     "FEEDBACK",
+    "LATE",
     "UNCLAIMED",
     "AppliedReward",
     "ClosedMarker",
@@ -208,6 +209,8 @@ def why_excluded(episode: Episode, policy: str) -> str:
 
 FEEDBACK = "feedback"
 """Why credit's clock proposes to close a conversation: people had their time to rate it."""
+LATE = "late"
+"""Of a marker on `closed_groups` that closes nothing: it names feedback that is for nothing."""
 UNCLAIMED = "unclaimed"
 """Likewise: what they said is about nothing that waits."""
 
@@ -228,7 +231,7 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     disposition: str
     """`emitted`, `not_selected`, `unattributed` or `forwarded` (to the key of its conversation); of a conversation's
-    group `unscored` too."""
+    group `unscored` too; LATE."""
     num_calls: int = 0
     forwarded_to: str | None = None
     """The key to which its facts went, and later ones go."""

@@ -24,9 +24,9 @@ from tracegrad.schemas.keys import group_key, policy_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, UNCLAIMED, ClosedMarker, Episode, Score
+from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, LATE, UNCLAIMED, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import Close
-from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
+from tracegrad.schemas.records.rollouts import GroupRef, Reward, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
@@ -112,6 +112,7 @@ class Credit(StageFold[_OpenGroup]):
                 yield id_
 
     def _take(self, record: Record) -> Emission:
+        self._waiting.saw(record.timestamp_ms)
         if record.topic == self._scores_topic:
             return self._take_score(record)
         episode = EPISODES.decode(record.value)
@@ -130,7 +131,7 @@ class Credit(StageFold[_OpenGroup]):
         self._refusals.accept(record)
         if isinstance(event, Score):
             if not self._rules.select.train:
-                return self._let_go([record.position])
+                return self._let_go([(event.reward, record.position)])
             self._waiting.hear(event.key, event.reward, record.position)
             return Emission()
         if event.reason == UNCLAIMED:
@@ -143,10 +144,19 @@ class Credit(StageFold[_OpenGroup]):
         state.positions.append(record.position)
         return self._credit_conversation(event.episode_id, state)
 
-    def _let_go(self, late: Sequence[Position], *more: Position) -> Emission:
-        """Feedback that is about nothing that waits."""
+    def _let_go(self, late: Sequence[tuple[Reward, Position]], *more: Position) -> Emission:
+        """Feedback that is about nothing that waits; a marker tells of it, under a name that no group has."""
         self.metrics.add(FEEDBACK_LATE, num=len(late))
-        return Emission(done=tuple(sorted((*late, *more))))
+        done = tuple(sorted((*(position for _, position in late), *more)))
+        if not late:
+            return Emission(done=done)
+        heard = pieces_of(reward for reward, _ in late)
+        marker = ClosedMarker(id=f"late/{done[0].partition}/{done[0].offset}", disposition=LATE, heard=heard)
+        return Emission(marker=self._told(marker, done[0].partition), done=done)
+
+    def _remember(self, marker: ClosedMarker) -> None:
+        if marker.disposition != LATE:
+            super()._remember(marker)
 
     def _ends_here(self, episode: Episode) -> str:
         """Why the episode joins no group; empty when it does."""
@@ -184,7 +194,7 @@ class Credit(StageFold[_OpenGroup]):
         state.take(group.member, episode, value)
         state.positions.append(record.position)
         if episode.rollout_id is None:
-            if not self._waiting.add(episode, record.partition):
+            if not self._waiting.add(episode, record.partition, record.timestamp_ms):
                 return self._credit_conversation(group.id, state)
         else:
             self.metrics.add(CREDIT_EPISODES, "in_groups")

@@ -51,6 +51,8 @@ class _Due:
 
     key: str
     partition: int
+    at_ms: int | None = None
+    """Of an episode: when its record was written, by the writer's clock; None: it counts from when it is looked at."""
     since_s: float | None = None
     next_s: float = 0.0
     last_offset: int = -1
@@ -70,19 +72,26 @@ class Waiting:
         self._foreseen: OrderedDict[str, int] = OrderedDict()
         """Episode that is not here -> where its close was proposed."""
         self._num_said = 0
+        self._latest_ms = 0
+        """When the latest of all records was written: what has passed on the log since an episode's close, a worker
+        that takes over does not wait for again."""
 
     def clear(self) -> None:
         """Forgets all."""
         self._conversations.clear()
         self._clocks.clear()
         self._foreseen.clear()
-        self._num_said = 0
+        self._num_said = self._latest_ms = 0
 
-    def add(self, episode: Episode, partition: int) -> bool:
+    def saw(self, at_ms: int) -> None:
+        """A record that was written then."""
+        self._latest_ms = max(self._latest_ms, at_ms)
+
+    def add(self, episode: Episode, partition: int, at_ms: int) -> bool:
         """An episode that waits; False: it does not, for that its time is over stands on the log."""
         key = _key_of(episode)
         self._at(key, partition).episodes[episode.episode_id] = episode
-        self._clocks[FEEDBACK, episode.episode_id] = _Due(key, partition)
+        self._clocks[FEEDBACK, episode.episode_id] = _Due(key, partition, at_ms)
         return self.wait_s > 0 and episode.episode_id not in self._foreseen
 
     def foresee(self, episode_id: str, offset: int) -> None:
@@ -106,10 +115,12 @@ class Waiting:
         self._clocks[FEEDBACK, episode_id].is_surplus = True
 
     def due(self, now_s: float) -> Iterator[tuple[str, str, str, int]]:
-        """(reason, id, key, partition) of what is to be closed; the clock starts when it is first looked at."""
+        """(reason, id, key, partition) of what is to be closed; the clock starts when it is first looked at, of an
+        episode at its close, as far as the log tells."""
         for (reason, id_), clock in self._clocks.items():
             if clock.since_s is None:
-                clock.since_s = now_s
+                passed_ms = 0 if clock.at_ms is None else self._latest_ms - clock.at_ms
+                clock.since_s = now_s - passed_ms / 1000
                 if reason == UNCLAIMED:
                     clock.last_offset = self._conversations[id_].said[-1][1].offset
             is_over = clock.is_surplus or now_s - clock.since_s >= self.wait_s
@@ -138,22 +149,22 @@ class Waiting:
         self._settle(key, conversation)
         return rated_anew(episode, about), done
 
-    def drop(self, key: str) -> list[Position]:
+    def drop(self, key: str) -> list[tuple[Reward, Position]]:
         """What was said of a conversation, and is about no episode of it that waits; nothing where this worker's clock
         did not propose it: what another had not read is no reason to lose it here."""
         conversation, clock = self._conversations.get(key), self._clocks.get((UNCLAIMED, key))
         if conversation is None or clock is None or not clock.next_s:
             return []
         del self._clocks[UNCLAIMED, key]
-        gone = {
-            position
-            for reward, position in conversation.said
-            if position.offset <= clock.last_offset and not conversation.claims(reward)
-        }
-        conversation.said = [one for one in conversation.said if one[1] not in gone]
+        gone: list[tuple[Reward, Position]] = []
+        rest: list[tuple[Reward, Position]] = []
+        for reward, position in conversation.said:
+            is_gone = position.offset <= clock.last_offset and not conversation.claims(reward)
+            (gone if is_gone else rest).append((reward, position))
+        conversation.said = rest
         self._num_said -= len(gone)
         self._settle(key, conversation)
-        return sorted(gone)
+        return gone
 
     def _settle(self, key: str, conversation: _Conversation) -> None:
         """Feedback that is about nothing that waits has a clock of its own; who has nothing is forgotten."""

@@ -23,7 +23,7 @@ from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, LATE, Score
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.ratings import is_about
@@ -46,7 +46,8 @@ def read(records: Iterable[tuple[Topic, Record]], *, trains: bool = True) -> Rec
         if topic is Topic.REWARDS:
             receipts.accept(REWARDS.decode(record.value))
         elif topic is Topic.EPISODE_SCORES:
-            receipts.score(EPISODE_SCORES.decode(record.value), record)
+            if isinstance(score := EPISODE_SCORES.decode(record.value), Score):
+                receipts.come_behind(score, record)
         elif topic is Topic.CLOSED_EPISODES:
             receipts.close_episode(CLOSED.decode(record.value), record)
         elif topic is Topic.CLOSED_GROUPS:
@@ -139,9 +140,16 @@ def test_receipts_agree_with_what_was_credited(seed: int) -> None:
     run = Run()
     run.feed(*conversation(*TURNS))
     pieces: list[Reward] = []
+    ended: dict[str, str] = {}
     second: Item | None = second_request()
     for number in range(12):
         run.wait(draw.choice([0.5, 5, 15, 40]))
+        receipts = receipts_of(run)
+        for reward in pieces:
+            key = reward.idempotency_key
+            now = receipts.of(key)[0]["state"]
+            assert ended.get(key, now) == now
+            ended |= {key: now} if now in ("joined", "late") else {}
         if second is not None and draw.random() < 0.3:
             run.feed(second)
             second = None
@@ -150,9 +158,11 @@ def test_receipts_agree_with_what_was_credited(seed: int) -> None:
         run.feed(pieces[-1])
     run.wait(300)
     credited: dict[str, set[str]] = {}
+    late: set[str] = set()
     for value in run.streams.values(Topic.CLOSED_GROUPS):
         marker = CLOSED.decode(value)
-        for heard in marker.heard:
+        late |= {*marker.heard} if marker.disposition == LATE else set()
+        for heard in marker.heard if marker.disposition != LATE else ():
             credited.setdefault(heard, set()).add(marker.id)
     receipts = receipts_of(run, shuffled=seed)
     for reward in pieces:
@@ -166,7 +176,7 @@ def test_receipts_agree_with_what_was_credited(seed: int) -> None:
             }
             assert set(piece["episodes"]) <= about
     num_joined = sum(receipts.of(reward.idempotency_key)[0]["state"] == "joined" for reward in pieces)
-    assert num_joined == len(credited)
+    assert (num_joined, len(pieces) - num_joined) == (len(credited), len(late - credited.keys()))
     assert {KEY, stretch_id(KEY, call_id("z"))} >= set().union(*credited.values())
 
 

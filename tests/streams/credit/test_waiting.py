@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
+from tests.schemas.released import GOLDEN
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.test_conversations import TURNS, conversation, returns
 from tests.streams.make import Item, Streams, call, call_id, config
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.metrics import FEEDBACK_LATE
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES
 from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
+from tracegrad.streams.credit.waiting import Waiting
+from tracegrad.streams.ratings import pieces_of
 
 WAIT_S = 60.0
 IDLE_S = 10.0
@@ -26,9 +29,9 @@ IDLE_S = 10.0
 class Run:
     """Of a run that trains on what is captured, with a clock."""
 
-    def __init__(self, wait_s: float = WAIT_S) -> None:
+    def __init__(self, wait_s: float = WAIT_S, **changes: Any) -> None:
         select = SelectConfig(capture_all=True, train=True)
-        rules = config(reward_sources=("feedback",), select=select, feedback_wait_s=wait_s, idle_s=IDLE_S)
+        rules = config(reward_sources=("feedback",), select=select, feedback_wait_s=wait_s, idle_s=IDLE_S, **changes)
         self.streams = Streams(rules)
         self.now_s = 0.0
 
@@ -87,8 +90,9 @@ def test_what_nobody_rated_in_time_trains_nothing() -> None:
     run.wait(80)
     run.feed(said(1.0, "k1"))
     run.wait(100)
-    (marker,) = (CLOSED.decode(value) for value in run.streams.values(Topic.CLOSED_GROUPS))
-    assert (marker.id, marker.disposition) == (KEY, "unscored")
+    marker, late = (CLOSED.decode(value) for value in run.streams.values(Topic.CLOSED_GROUPS))
+    assert (marker.id, marker.disposition, marker.heard) == (KEY, "unscored", ())
+    assert (late.disposition, late.heard) == ("late", pieces_of([said(1.0, "k1")]))
     assert (run.groups(), run.num_late, run.undone()) == ([], 1, [])
 
 
@@ -255,3 +259,35 @@ def test_a_worker_that_takes_over_gives_the_same() -> None:
         assert run.undone() == []
         expected.update(run.streams.values(Topic.TRANSITIONS))
     assert len(expected) == 1
+
+
+def test_a_worker_that_takes_over_waits_for_the_rest_of_the_time() -> None:
+    """Else an episode whose workers are restarted before its time is over would wait for ever."""
+    episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
+    waiting = Waiting(60.0)
+    waiting.saw(1_000)
+    waiting.add(episode, 0, 1_000)
+    assert [*waiting.due(500.0), *waiting.due(559.0)] == []
+    waiting.clear()
+    # The log goes on meanwhile.
+    for at_ms in (1_000, 51_000, 40_000):
+        waiting.saw(at_ms)
+    waiting.add(episode, 0, 1_000)
+    assert [*waiting.due(700.0), *waiting.due(709.0)] == []
+    assert [reason for reason, *_ in waiting.due(710.0)] == ["feedback"]
+
+
+def test_late_feedback_takes_no_room_from_what_is_closed() -> None:
+    """Else a flood of it would make a worker that takes over forget groups, and write them once more."""
+    run = Run(max_closed_ids=2)
+    run.feed(*conversation(*TURNS), said(1.0, "k1"))
+    run.wait(80)
+    for number in range(5):
+        run.feed(said(1.0, f"late-{number}"))
+        run.wait(70)
+    assert (len(run.groups()), run.num_late) == (1, 5)
+    credit = run.streams.credit
+    credit.reset()
+    credit.restore(run.streams.log[Topic.CLOSED_GROUPS])
+    (again,) = run.streams.log[Topic.EPISODES]
+    assert credit.fold(again).done == (again.position,)
