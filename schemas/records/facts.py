@@ -87,6 +87,7 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     tool_call_id: str | None = None
     """The id that the gateway minted, when the framework repeats it."""
     tool_status: ToolStatus = ToolStatus.UNKNOWN
+    """Of a tool's span, or of an OTHER one that is the far side of its execution (MCP's server)."""
     tool_status_from: str = ""
     """What the status was read from: `span_status`, `exception`, `attribute`, `result`, `text`; or nothing."""
     error_type: str | None = None

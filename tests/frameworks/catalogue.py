@@ -286,8 +286,8 @@ CATALOGUE = (
         environment="openai_agents",
         instrumentors=(f"{OI}.openai_agents:OpenAIAgentsInstrumentor",),
         delegations={"transfer_to_expert": {}},
-        note="of a tool that failed the agent is told a text that may mean anything, and the server's own span, which "
-        "says so, is another process's.",
+        note="of a tool that failed the agent is told a text that may mean anything; the server's own span says so, "
+        "where that process exports too.",
     ),
     _lightning("agentops", note="an operation is no tool, for nothing says whether it is one."),
     _lightning("otel", note="its tracer makes no span of a call."),

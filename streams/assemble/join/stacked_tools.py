@@ -5,12 +5,13 @@ In: the spans of an episode and their tree. Out: its tools' spans, each with the
 those without any id one an execution, the innermost. A span tells of the same execution as the one above that names
 the same tool, unless both have ids and these differ; no agent and no model lies between. Above may be a place that is
 no tool's span but knows the id (a step of LlamaIndex). The outermost that has more than the end of its span to judge by
-is believed: it saw whether a failure within was dealt with.
+is believed: it saw whether a failure within was dealt with. Where none has, or that one is in doubt, the far side of
+the execution is (MCP's server), else the ends of the spans if each of them tells something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -26,8 +27,10 @@ _MAX_ABOVE = 16
 
 def executions(spans: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
     """The tools' spans, in the order of `spans`."""
+    spans = list(spans)
     anonymous: dict[Place, SpanFact] = {}
     stacks = [_stack(span, tree) for span in spans if span.kind is SpanKind.TOOL]
+    served = _served(spans, tree)
     for stack in stacks:
         if not any(span.tool_call_id for span in stack):
             outermost = place_of(stack[-1])
@@ -35,7 +38,11 @@ def executions(spans: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
             if old is None or leaf_rank(tree, stack[0]) > leaf_rank(tree, old):
                 anonymous[outermost] = stack[0]
     kept = {place_of(span) for span in anonymous.values()}
-    return [_whole(stack) for stack in stacks if any(span.tool_call_id for span in stack) or place_of(stack[0]) in kept]
+    return [
+        _whole(stack, served)
+        for stack in stacks
+        if any(span.tool_call_id for span in stack) or place_of(stack[0]) in kept
+    ]
 
 
 def leaf_rank(tree: SpanTree, span: SpanFact) -> tuple[int, int, str, str]:
@@ -60,15 +67,34 @@ def _stack(span: SpanFact, tree: SpanTree) -> list[SpanFact]:
     return stack
 
 
-def _whole(stack: list[SpanFact]) -> SpanFact:
-    if len(stack) == 1:
-        return stack[0]
-    call_id = next((span.tool_call_id for span in stack if span.tool_call_id), None)
+def _served(spans: Iterable[SpanFact], tree: SpanTree) -> dict[Place, SpanFact]:
+    """Place of a tool's span -> the far side of its execution, where there is one."""
+    found: dict[Place, SpanFact] = {}
+    for span in spans:
+        if span.kind is SpanKind.OTHER and span.tool_status_from:
+            step = tree.parent(span)
+            for _ in range(_MAX_ABOVE):
+                if step is None or step.kind is not SpanKind.OTHER:
+                    break
+                step = tree.parent(step)
+            if step is not None and step.kind is SpanKind.TOOL:
+                old = found.get(place_of(step))
+                found[place_of(step)] = span if old is None else max(old, span, key=lambda one: leaf_rank(tree, one))
+    return found
+
+
+def _whole(stack: list[SpanFact], served: Mapping[Place, SpanFact]) -> SpanFact:
     judged = [span for span in reversed(stack) if span.kind is SpanKind.TOOL]
-    best = next((span for span in judged if not _is_weak(span)), judged[0])
+    best = next((span for span in judged if not _is_weak(span)), None)
+    if best is None or best.tool_status is ToolStatus.UNKNOWN:
+        far = next((served[place_of(span)] for span in stack if place_of(span) in served), None)
+        # That a wrapper ended well says nothing of what its transport does not tell.
+        best = far or best or next((span for span in judged if not span.tool_status_from), judged[0])
+    if len(stack) == 1 and best is stack[0]:
+        return stack[0]
     return msgspec.structs.replace(
         stack[0],
-        tool_call_id=call_id,
+        tool_call_id=next((span.tool_call_id for span in stack if span.tool_call_id), None),
         tool_status=best.tool_status,
         tool_status_from=best.tool_status_from,
         error_type=best.error_type,

@@ -38,6 +38,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str | None = None
     results: tuple[object, ...] = ()
     """Of a tool: what it returned, in each form that the span holds."""
+    serves_tool: bool = False
+    """It is the far side of a tool's execution, which knows how that ended."""
     declared: tuple[object, ...] = ()
     """Likewise, the statuses that the framework gave the result."""
     output_digest: str | None = None

@@ -50,7 +50,7 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
     if others:
         names, reading = "+".join(sorted(readings)), _merged(list(readings.values()))
     status, status_from = ToolStatus.UNKNOWN, ""
-    if reading.kind is SpanKind.TOOL:
+    if reading.kind is SpanKind.TOOL or reading.serves_tool:
         status, status_from = judge(span, reading.tool_name or span.name, reading.results, reading.declared)
     response_id = reading.response_id
     meaning = Meaning(
@@ -80,6 +80,7 @@ def _merged(readings: list[Reading]) -> Reading:
         response_id=_one(response_ids, lambda id_: canonical_call(id_) is not None),
         tool_name=_one(reading.tool_name for reading in named),
         tool_call_id=_one((reading.tool_call_id for reading in agreed), lambda id_: key_in(id_) is not None),
+        serves_tool=any(reading.serves_tool for reading in agreed),
         results=tuple(result for reading in agreed for result in reading.results),
         declared=tuple(said for reading in agreed for said in reading.declared),
         output_digest=_one(reading.output_digest for reading in agreed),

@@ -2,10 +2,13 @@
 
 A span that serves a model's request is not the agent's, whatever it says: the agent's own stands above it. LiteLLM's
 span of the raw request knows the response's id, under the provider's name. An MCP `tools/call` executes a tool, once:
-the server's side of it is no second execution (the client's side within a framework's tool span is told by the tree).
+the server's side of it is no second execution, and knows how it ended (the client's side within a framework's tool span
+is told by the tree).
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from tracegrad.schemas.attributes import GEN_AI_OPERATION_NAME, GEN_AI_TOOL_NAME
 from tracegrad.schemas.records.facts import SpanKind
@@ -24,6 +27,7 @@ _RAW_IDS = tuple(f"llm.{provider}.id" for provider in _PROVIDERS)
 _METHOD = "mcp.method.name"
 _RPC = ("rpc.system", "rpc.system.name", "rpc.method")
 _CALL = "tools/call"
+_SERVED = msgspec.structs.replace(WRAPPER, serves_tool=True)
 
 
 def _read_vllm(span: SpanView) -> Reading | None:
@@ -42,8 +46,10 @@ def _read_mcp(span: SpanView) -> Reading | None:
         method = span.text(_RPC[2])
     if method is None:
         return None
-    if method != _CALL or span.is_server:
+    if method != _CALL:
         return WRAPPER
+    if span.is_server:
+        return _SERVED
     name = span.text(GEN_AI_TOOL_NAME)
     _, is_called, target = span.name.partition(f"{_CALL} ")
     return Reading(kind=SpanKind.TOOL, is_guess=name is None, tool_name=name or (target if is_called else None))

@@ -30,6 +30,8 @@ _EXIT_CODES = ("process.exit.code", "process.exit_code", "exit_code")
 _RETURNED = frozenset({"gcp.vertex.agent", "agentscope"})
 """Scopes of frameworks (ADK, AgentScope) whose tools return their errors, and whose spans end well all the same: where
 one does not hold what was returned, nothing tells."""
+_MCP = ("mcp.method.name", "rpc.system", "rpc.system.name")
+"""An MCP client's span ends well though the tool failed: its error is a result, which the server knows. Likewise."""
 _ABSENT = frozenset({"", "none", "null"})
 """An `error.type` that a client made of the absence of one."""
 JUDGED_KEYS = frozenset((ERROR_TYPE, *_STATUSES, *_FLAGS, *_EXIT_CODES))
@@ -94,7 +96,7 @@ class ToolJudge:
             return ToolStatus.SUCCEEDED, "attribute"
         # What was cut may have held a sign, and nobody says whether a recorded exception was dealt with.
         is_clean = span.status == STATUS_OK or not (span.is_cut or span.has_exception)
-        is_clean &= span.scope not in _RETURNED
+        is_clean &= span.scope not in _RETURNED and (span.is_server or span.text(*_MCP) is None)
         return (ToolStatus.SUCCEEDED, "span_status") if is_clean else (ToolStatus.UNKNOWN, "")
 
     def _of_results(self, name: str, results: Sequence[object]) -> tuple[Sign, str]:

@@ -16,7 +16,7 @@ from tests.streams.normalize.rows_of_conventions import (
     TOOL_MESSAGE,
     Row,
 )
-from tracegrad.schemas.records.facts import digest_of
+from tracegrad.schemas.records.facts import ToolStatus, digest_of
 
 PLATFORMS: dict[str, Row] = {
     "langsmith llm": (
@@ -188,7 +188,7 @@ OTHERS: dict[str, Row] = {
     "mcp call": (
         "tools/call f",
         {"mcp.method.name": "tools/call", "gen_ai.tool.name": "f"},
-        {**RAN, "tool_name": "f"},
+        {"kind": "tool", "tool_status": ToolStatus.UNKNOWN, "tool_name": "f"},
     ),
     "mcp by rpc": ("MCP send tools/call f", {"rpc.system": "mcp", "rpc.method": "tools/call"}, {"tool_name": "f"}),
     "mcp list": ("tools/list", {"mcp.method.name": "tools/list"}, {"kind": "other"}),

@@ -75,6 +75,17 @@ def test_the_server_s_side_of_a_call_is_none_of_the_agent_s() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "status"), [({}, "succeeded"), ({"error.type": "tool_error"}, "failed")], ids=["ran", "failed"]
+)
+def test_an_mcp_server_knows_how_its_tool_ended(more: dict[str, Any], status: str) -> None:
+    """Its client's span ends well either way, and alone tells nothing."""
+    name, attributes = "tools/call f", {"mcp.method.name": "tools/call", "gen_ai.tool.name": "f"}
+    client, server = spoken(name, attributes), spoken(name, attributes | more)
+    server.kind = Span.SPAN_KIND_SERVER
+    assert (fact(client).tool_status.value, fact(server).tool_status.value) == ("unknown", status)
+
+
+@pytest.mark.parametrize(
     ("operation", "event", "attributes", "expected"),
     [
         ("chat", "gen_ai.choice", {"index": 0, "message": json.dumps(MESSAGE)}, ASKED),

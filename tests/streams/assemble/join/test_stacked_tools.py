@@ -70,6 +70,33 @@ def test_the_outermost_that_has_a_sign_is_believed(
 
 
 @pytest.mark.parametrize(
+    ("outer", "server", "expected"),
+    [
+        ((SUCCEEDED, "span_status"), (FAILED, "attribute"), "failed"),
+        ((SUCCEEDED, "span_status"), (SUCCEEDED, "span_status"), "succeeded"),
+        ((SUCCEEDED, "span_status"), (UNKNOWN, ""), "unknown"),
+        ((UNKNOWN, "text"), (FAILED, "attribute"), "failed"),
+        ((SUCCEEDED, "attribute"), (FAILED, "attribute"), "succeeded"),
+        ((FAILED, "result"), (SUCCEEDED, "span_status"), "failed"),
+    ],
+    ids=["hidden", "ran", "silent", "doubtful", "dealt_with", "raised_after"],
+)
+def test_the_far_side_of_a_transport_tells_what_that_does_not(
+    outer: tuple[ToolStatus, str], server: tuple[ToolStatus, str], expected: str
+) -> None:
+    """MCP's server, another process: what the framework's span has a sign of, it knows better."""
+    far = fact("server", SpanKind.OTHER, parent="GET", tool_status=server[0], tool_status_from=server[1])
+    spans = (
+        tool("outer", tool_status=outer[0], tool_status_from=outer[1]),
+        tool("mcp", "outer", tool_status=UNKNOWN, tool_status_from=""),
+        fact("GET", parent="mcp"),
+        far,
+    )
+    assert seen(*spans) == [("mcp", None, expected)]
+    assert seen(*(one for one in spans if one.span_id != "outer"))[0][2] == server[0].value
+
+
+@pytest.mark.parametrize(
     "spans",
     [
         (tool("outer"), tool("inner", "outer", tool_name="fetch")),
