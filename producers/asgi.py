@@ -25,10 +25,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tracegrad.schemas.beat import beat
 from tracegrad.schemas.errors import UnavailableError
 
+from .exposure import bind
+
 __all__ = ["serve"]
 
 _POLL_S = 0.1
-_BACKLOG = 1024
 _MAX_HEADER_BYTES = 16 * 1024
 _HEADER_TIMEOUT_S = 10.0
 """Each connection is a file descriptor, and uvicorn waits for a header for ever."""
@@ -103,22 +104,12 @@ def _bounded(app: ASGIApp) -> ASGIApp:
     return bounded
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    except OSError as error:
-        raise UnavailableError(
-            f"expected a free port at {host}:{port}, got {error}; end what holds it or set another"
-        ) from error
-
-
 def serve(
     app: ASGIApp,
     *,
     host: str,
     port: int,
+    fd: int | None = None,
     stop: threading.Event,
     name: str,
     grace_s: int = 5,
@@ -127,9 +118,10 @@ def serve(
 ) -> None:
     """Serves until `stop` is set or `is_over`. Blocks; port 0 takes a free one, which the log line names.
 
+    `fd` is a socket that listens there already, held by who started this process; None: one is bound here.
     Raises UnavailableError when the address is taken, or the application cannot start.
     """
-    bound = _bind(host, port)
+    bound = bind(host, port) if fd is None else socket.socket(fileno=fd)
     config = uvicorn.Config(
         _bounded(app),
         # The faster parser, httptools, has no bound on what it waits for.

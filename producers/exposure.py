@@ -6,11 +6,14 @@ Apart from `asgi.py`, so that settings can be checked without loading a server.
 from __future__ import annotations
 
 import ipaddress
+import socket
 
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.section import Port, Section
 
-__all__ = ["ListenConfig"]
+__all__ = ["ListenConfig", "bind"]
+
+_BACKLOG = 1024
 
 
 class ListenConfig(Section, frozen=True, kw_only=True):
@@ -33,3 +36,15 @@ class ListenConfig(Section, frozen=True, kw_only=True):
             raise ConfigurationError(
                 f"host: expected 127.0.0.1, since there is no token, got {self.host!r}; set a token to listen elsewhere"
             )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 takes a free one. Raises UnavailableError when the address is taken."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    except OSError as error:
+        raise UnavailableError(
+            f"expected a free port at {host}:{port}, got {error}; end what holds it or set another"
+        ) from error

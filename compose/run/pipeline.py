@@ -181,11 +181,12 @@ def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> li
         if not settings.engine.urls and settings.policy.model is not None:
             found += [_serve(wiring, "engine", layer=1, ordinal=ordinal) for ordinal in range(settings.engine.replicas)]
         found += [
-            _serve(wiring, "otlp", layer=1, health=wiring.endpoints.otlp_endpoint),
-            _serve(wiring, "llm", layer=2, health=wiring.endpoints.llm_url),
+            _serve(wiring, "otlp", layer=1, listens=(settings.otlp.host, wiring.endpoints.otlp_endpoint)),
+            _serve(wiring, "llm", layer=2, listens=(settings.llm.host, wiring.endpoints.llm_url)),
         ]
         if settings.feedback is not None:
-            found.append(_serve(wiring, "rewards", layer=1, health=wiring.endpoints.feedback_url))
+            listens = (settings.feedback.host, wiring.endpoints.feedback_url)
+            found.append(_serve(wiring, "rewards", layer=1, listens=listens))
     if only in (None, Part.STREAMS):
         found += [
             _serve(wiring, "streams", layer=2, stage=stage, ordinal=ordinal)
@@ -233,7 +234,7 @@ def _serve(
     *,
     layer: int,
     is_job: bool = False,
-    health: str | None = None,
+    listens: tuple[str, str] | None = None,
     stage: Stage | None = None,
     ordinal: int = 0,
 ) -> ProcessSpec:
@@ -245,7 +246,7 @@ def _serve(
     if stage is not None or ordinal:
         argv += ["--ordinal", str(ordinal)]
     threads = {"OMP_NUM_THREADS": str(wiring.settings.trainer.threads)} if name == "trainer" else {}
-    url = f"{health}/health" if health else None
+    host, url = listens or ("", "")
     process = process_name(name, stage.value if stage else None, ordinal)
     is_engine = name == "engine"
     return ProcessSpec(
@@ -253,9 +254,10 @@ def _serve(
         argv=tuple(argv),
         is_hopeless=_is_misconfigured if is_engine else None,
         env={**ENVIRONMENT, **threads},
+        listens_at=(host, port_of(url)) if url else None,
         layer=layer,
         is_job=is_job,
-        is_ready=(lambda: answers(url)) if url else None,
+        is_ready=(lambda: answers(f"{url}/health")) if url else None,
         # Becomes another program, which gives no beats.
         beats=None if is_engine else wiring.run_dir.beats / process,
         ask_work=(lambda: num_served(wiring.endpoints.engine_urls[ordinal])) if is_engine else None,

@@ -29,6 +29,7 @@ from tracegrad.schemas.records.process_status import ProcessState, SupervisedPro
 
 from ..beats import BeatRecord, read_beat
 from ..die_with_parent import guarded
+from ..listening import Listening
 
 __all__ = ["Child", "ProcessSpec"]
 
@@ -51,6 +52,9 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     env: Mapping[str, str] = {}
     """Put over the supervisor's own environment."""
+    listens_at: tuple[str, int] | None = None
+    """Host and port where the supervisor listens for it, so that nobody is refused while it is started again; None:
+    it listens by itself, or not at all."""
     layer: int = 0
     """Started in ascending order, stopped in descending order; equal layers together."""
     is_job: bool = False
@@ -95,6 +99,7 @@ class Child:
         self._struck = ""
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._listening = Listening(*spec.listens_at) if spec.listens_at else None
 
     @property
     def pid(self) -> int | None:
@@ -111,6 +116,7 @@ class Child:
             # The launcher is what is executed: it would find out too late.
             if shutil.which(self.spec.argv[0]) is None:
                 raise FileNotFoundError(errno.ENOENT, "no such program")
+            variables, fds = self._listening.inherited() if self._listening else ({}, ())
             with self.log_path.open("ab") as log:
                 self._log_start = log.tell()
                 self._process = subprocess.Popen(
@@ -118,7 +124,8 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **self.spec.env},
+                    env={**os.environ, **self.spec.env, **variables},
+                    pass_fds=fds,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -183,6 +190,11 @@ class Child:
         if self._struck or self._silent_s <= self.beat.within_s:
             return ""
         return f"frozen: no sign of life for {self._silent_s:.0f} s ({self.beat.doing or 'at work'})"
+
+    def stop_listening(self) -> None:
+        """It is not started again: who connects is refused once the process has stopped listening too."""
+        if self._listening is not None:
+            self._listening.close()
 
     def ask_to_stop(self) -> None:
         """SIGTERM to the process itself: it ends its own helpers in order."""

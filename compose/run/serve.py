@@ -35,6 +35,7 @@ from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..beats import beating
 from ..kafka.errors import Seldom
+from ..listening import inherited_fd
 from ..loopback import without_proxy
 from ..printable_log import log_to_stderr
 from .run_dir import RunDir
@@ -62,7 +63,7 @@ def serve(name: str, run_dir: Path, *, stage: str | None = None, ordinal: int = 
         _check_release(name, folder)
         process = process_name(name, stage, ordinal)
         with folder.lock(f"serve-{process}", wait_s=_LOCK_WAIT_S):
-            wiring, metrics = Wiring(folder), Metrics()
+            wiring, metrics = Wiring(folder, listening_fd=inherited_fd(os.environ)), Metrics()
             # The engine becomes another program, which reports nothing; its supervisor does.
             with contextlib.ExitStack() as shown:
                 if name != "engine":

@@ -246,7 +246,10 @@ class Supervisor:
     def _stop(self, children: Sequence[Child]) -> None:
         """By layer, the highest first; the layers above a stubborn one never wait for it twice."""
         for layer in sorted({child.spec.layer for child in children}, reverse=True):
-            running = [child for child in children if child.spec.layer == layer and child.state is ProcessState.RUNNING]
+            of_layer = [child for child in children if child.spec.layer == layer]
+            for child in of_layer:
+                child.stop_listening()
+            running = [child for child in of_layer if child.state is ProcessState.RUNNING]
             if self._num_interrupts < 2:
                 for child in running:
                     child.ask_to_stop()

@@ -51,8 +51,9 @@ _ACK_SHARE = 0.8
 class Wiring:
     """Builds what each process of a run is given."""
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: RunDir, *, listening_fd: int | None = None) -> None:
+        """`listening_fd`: what a gateway inherits from its supervisor (compose/listening.py)."""
+        self.run_dir, self._listening_fd = run_dir, listening_fd
         self.settings, self.record, self.endpoints = run_dir.settings, run_dir.record, run_dir.endpoints
         self.topics = self.settings.topics
 
@@ -100,6 +101,7 @@ class Wiring:
         export_timeout_s = min(_EXPORT_TIMEOUT_S, agent.flush_timeout_s) if agent else _EXPORT_TIMEOUT_S
         return OtlpHandles(
             port=port_of(self.endpoints.otlp_endpoint),
+            fd=self._listening_fd,
             grpc_port=port_of(self.endpoints.otlp_grpc) if self.endpoints.otlp_grpc else None,
             run_hash=self.record.hash,
             key=self.run_dir.key(),
@@ -111,6 +113,7 @@ class Wiring:
         engine = self.settings.engine
         return LlmHandles(
             port=port_of(self.endpoints.llm_url),
+            fd=self._listening_fd,
             run_hash=self.record.hash,
             key=self.run_dir.key(),
             engines=tuple(
@@ -133,6 +136,7 @@ class Wiring:
             )
         return config, FeedbackHandles(
             port=port_of(url),
+            fd=self._listening_fd,
             run_hash=self.record.hash,
             key=self.run_dir.key(),
             trains=self.settings.select.train,

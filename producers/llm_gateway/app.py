@@ -281,6 +281,7 @@ def run(
         gateway.application,
         host=config.host,
         port=handles.port,
+        fd=handles.fd,
         stop=stop,
         name="llm gateway",
         grace_s=10,

@@ -168,3 +168,5 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Who answers for other models, in the order of the settings."""
     trains_captured: bool = False
     """The run trains on captured calls: they are sampled as an attempt's, by versions that are known."""
+    fd: int | None = None
+    """A socket that listens there already, held by the supervisor; None: the gateway binds one."""

@@ -132,7 +132,7 @@ def run(
     writer = log.writer()
     try:
         gateway = OtlpGateway(config, handles, topics=topics, writer=writer, metrics=metrics)
-        serve(gateway.app, host=config.host, port=handles.port, stop=stop, name="otlp gateway")
+        serve(gateway.app, host=config.host, port=handles.port, fd=handles.fd, stop=stop, name="otlp gateway")
         logger.info("otlp gateway stopped: %s", metrics.snapshot())
     finally:
         writer.close()

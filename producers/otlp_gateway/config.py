@@ -43,3 +43,5 @@ class OtlpHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Shorter than the agents' export timeout, so that they hear 503 and send again."""
     grpc_port: int | None = None
     """None: HTTP alone; 0: a free one."""
+    fd: int | None = None
+    """A socket that listens there already, held by the supervisor; None: the gateway binds one."""

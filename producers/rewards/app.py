@@ -179,6 +179,7 @@ def run(
             gateway.app,
             host=config.host,
             port=handles.port,
+            fd=handles.fd,
             stop=stop,
             name="rewards gateway",
             is_over=lambda: reading.fatal is not None,

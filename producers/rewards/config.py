@@ -85,3 +85,5 @@ class FeedbackHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The run trains on conversations that were rated."""
     starts: dict[TopicPartition, int] = {}
     """Where the run began on topics that it shares with others."""
+    fd: int | None = None
+    """A socket that listens there already, held by the supervisor; None: the gateway binds one."""

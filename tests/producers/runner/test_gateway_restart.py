@@ -1,7 +1,8 @@
 """The LLM gateway is killed between the calls of running attempts, and during them; real Kafka, hosts and clients.
 
-Eight attempts of three calls each. After their first call the gateway is killed and comes back: none is aborted. During
-their second it is killed again: agents whose client asks again go on in the same attempt, the others are made again.
+Eight attempts of three calls each. After their first call the gateway is killed, they make their second while it is
+dead, and it comes back: none is aborted. During the second it is killed again: agents whose client asks again go on in
+the same attempt, the others are made again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +23,10 @@ from tests.producers.keys import KEY, RUN_HASH
 from tests.producers.llm_gateway.harness import GENERATE, full_prompt
 from tests.producers.runner.rig import Rig, running_engine
 from tests.producers.runner.test_runner import PLAIN
-from tests.serving import free_port, is_healthy, until
+from tests.serving import is_healthy, until
 from tests.versions import publish
 from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.producers.exposure import bind
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.schemas.log.signed import SignedLog
@@ -92,9 +95,11 @@ def grade(task, output, attempt):
 
 
 class Gateway:
-    """One that can be killed; it keeps its port."""
+    """One that can be killed; who starts it listens for it."""
 
     def __init__(self, bootstrap: str, handles: LlmHandles, topics: Topics) -> None:
+        assert handles.fd is not None
+        self._fd = handles.fd
         told = (msgspec.json.encode(record).decode() for record in (handles, topics))
         self.url = f"http://127.0.0.1:{handles.port}"
         self._command = [sys.executable, "-c", GATEWAY, bootstrap, *told]
@@ -102,7 +107,7 @@ class Gateway:
 
     def start(self) -> None:
         """Returns when it answers."""
-        self._process = subprocess.Popen(self._command)
+        self._process = subprocess.Popen(self._command, pass_fds=[self._fd])
         until(lambda: is_healthy(self.url), what="the gateway")
 
     def kill(self) -> None:
@@ -114,10 +119,17 @@ class Gateway:
 @contextmanager
 def running(rig: Rig, kafka: KafkaLog) -> Iterator[Gateway]:
     """The engine and a gateway process, which the rig's runner will ask."""
-    with running_engine(rig.engine) as engine_url:
+    with running_engine(rig.engine) as engine_url, bind("127.0.0.1", 0) as held:
         publish(rig.log, rig.topics, 0, claims=True)
         engines = (EngineRef(id="e0", url=engine_url),)
-        handles = LlmHandles(port=free_port(), run_hash=RUN_HASH, key=KEY, engines=engines, renders_locally=False)
+        handles = LlmHandles(
+            port=held.getsockname()[1],
+            fd=held.fileno(),
+            run_hash=RUN_HASH,
+            key=KEY,
+            engines=engines,
+            renders_locally=False,
+        )
         gateway = Gateway(kafka.bootstrap_servers, handles, rig.topics)
         rig.llm_url = gateway.url
         try:
@@ -160,10 +172,12 @@ def test_attempts_outlive_a_gateway_that_is_killed(kafka_log: KafkaLog, fresh_to
 
         until(lambda: are_at(0, 8), 120, what="all between their first and second call")
         gateway.kill()
-        gateway.start()
         rig.engine.delay_s = 4.0
         num_asked = sum(path == GENERATE for path, _ in rig.engine.requests)
         (tmp_path / "go.0").touch()
+        # Each agent looks twenty times in that time, and asks; the hasty ones ask once.
+        time.sleep(1.0)
+        gateway.start()
         until(
             lambda: sum(path == GENERATE for path, _ in rig.engine.requests) >= num_asked + 8,
             120,
