@@ -122,9 +122,13 @@ class GatewayClient:
                 if strangers:
                     logger.info("another LLM gateway process answers: telling of %d open attempts", len(strangers))
                     telling = (self._begin_again(key, known) for key, known in strangers)
-                    await asyncio.gather(*telling, return_exceptions=True)
-                    for _, known in strangers:
-                        known.gateway = now
+                    for (key, known), failure in zip(
+                        strangers, await asyncio.gather(*telling, return_exceptions=True), strict=True
+                    ):
+                        if failure is None:
+                            known.gateway = now
+                        else:
+                            logger.warning("%s: telling of it again in %g s: %s", key, _WATCH_S, failure)
 
     async def _begin_again(self, key: str, known: _Open) -> None:
         """Whether it comes to that is seen by the attempt's calls and its end. Raises UnavailableError."""

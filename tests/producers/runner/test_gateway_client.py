@@ -43,6 +43,8 @@ class Gateway:
     name: str = "first"
     since: dict[str, int] | None = field(default_factory=lambda: {"0": 7})
     can_rebuild: bool = True
+    refusals: int = 0
+    """So many of /begin are refused first."""
     known: set[str] = field(default_factory=set)
     begun: list[Any] = field(default_factory=list)
     """Bodies of /begin."""
@@ -55,6 +57,9 @@ class Gateway:
         """Of a process that is new, only with what the first one told."""
         body = await request.json()
         self.begun.append(body)
+        if self.refusals:
+            self.refusals -= 1
+            return JSONResponse({}, 400)
         if self.name == "second" and not (self.can_rebuild and body.get("since") == self.since):
             return JSONResponse({}, 409)
         self.known.add(request.path_params["attempt"])
@@ -101,6 +106,18 @@ async def test_open_attempts_are_told_again_when_another_process_answers(monkeyp
         assert gateway.begun[2] == {**gateway.begun[0], "since": {"0": 7}}
         await asyncio.sleep(0.05)
         assert len(gateway.begun) == 3 and gateway.known == {ATTEMPT}
+
+
+async def test_an_attempt_that_could_not_be_told_is_told_again_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its next call would be refused though its records are there."""
+    monkeypatch.setattr(gateway_client, "_WATCH_S", 0.01)
+    gateway = Gateway()
+    async with client_of(gateway) as client:
+        await client.begin(REQUEST, ATTEMPT, HOST)
+        gateway.restart()
+        gateway.refusals = 2
+        await until(lambda: gateway.known == {ATTEMPT})
+        assert len(gateway.begun) == 4
 
 
 @pytest.mark.parametrize("can_rebuild", [True, False])
