@@ -27,8 +27,8 @@ STATUS_ERROR = 2
 _STATUSES = ("gen_ai.tool.status", "gen_ai.tool.call.status", "tool.status", "tool.call.status")
 _FLAGS = ("gen_ai.tool.is_error", "gen_ai.tool.call.is_error", "tool.is_error", "mcp.tool.is_error")
 _EXIT_CODES = ("process.exit.code", "process.exit_code", "exit_code")
-_RETURNED = frozenset({"gcp.vertex.agent", "agentscope"})
-"""Scopes of frameworks (ADK, AgentScope) whose tools return their errors, and whose spans end well all the same: where
+_RETURNED = frozenset({"gcp.vertex.agent", "agentscope", "openinference.instrumentation.autogen_agentchat"})
+"""Scopes whose tools return their errors (ADK, AgentScope, AutoGen), and whose spans end well all the same: where
 one does not hold what was returned, nothing tells."""
 _MCP = ("mcp.method.name", "rpc.system", "rpc.system.name")
 """An MCP client's span ends well though the tool failed: its error is a result, which the server knows. Likewise."""
