@@ -6,7 +6,7 @@ those without any id one an execution, the innermost. A span tells of the same e
 the same tool, unless both have ids and these differ; no agent and no model lies between. Above may be a place that is
 no tool's span but knows the id (a step of LlamaIndex). The outermost that has more than the end of its span to judge by
 is believed: it saw whether a failure within was dealt with. Where none has, or that one is in doubt, the far side of
-the execution is (MCP's server), else the ends of the spans if each of them tells something.
+the execution is (MCP's server), else the end of the innermost, if it tells something.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _whole(stack: list[SpanFact], served: Mapping[Place, SpanFact]) -> SpanFact:
     best = next((span for span in judged if not _is_weak(span)), None)
     if best is None or best.tool_status is ToolStatus.UNKNOWN:
         far = next((served[place_of(span)] for span in stack if place_of(span) in served), None)
-        # That a wrapper ended well says nothing of what its transport does not tell.
-        best = far or best or next((span for span in judged if not span.tool_status_from), judged[0])
+        # That a wrapper ended well says nothing of what the span within does not tell.
+        best = far or best or judged[-1]
     if len(stack) == 1 and best is stack[0]:
         return stack[0]
     return msgspec.structs.replace(

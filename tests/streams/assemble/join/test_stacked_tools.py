@@ -55,8 +55,10 @@ def test_a_step_that_knows_the_id_lends_it() -> None:
         ((FAILED, "exception"), (SUCCEEDED, "result"), "failed"),
         ((UNKNOWN, ""), (SUCCEEDED, "result"), "succeeded"),
         ((UNKNOWN, "text"), (SUCCEEDED, "span_status"), "unknown"),
+        ((UNKNOWN, ""), (SUCCEEDED, "span_status"), "succeeded"),
+        ((SUCCEEDED, "span_status"), (UNKNOWN, ""), "unknown"),
     ],
-    ids=["dealt_with", "hidden", "raised_after", "silent", "doubtful"],
+    ids=["dealt_with", "hidden", "raised_after", "silent", "doubtful", "silent_above", "silent_within"],
 )
 def test_the_outermost_that_has_a_sign_is_believed(
     outer: tuple[ToolStatus, str], inner: tuple[ToolStatus, str], expected: str
