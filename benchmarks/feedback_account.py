@@ -1,0 +1,154 @@
+"""What came of a crowd's thumbs: how good the policy is, and where each thumb went. For benchmarks/feedback.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, REWARDS
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.transitions import decode_group
+from tracegrad.schemas.records.weights import WEIGHT_ACKS
+from tracegrad.schemas.topics import Topic
+
+CALCULATOR = Path(__file__).resolve().parents[1] / "examples" / "calculator"
+LAST = 640
+MAX_TURNS = 3
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calc",
+            "description": "Evaluate one operation on two whole numbers, such as 12+34.",
+            "parameters": {"type": "object", "properties": {"expr": {"type": "string"}}, "required": ["expr"]},
+        },
+    }
+]
+
+
+def log_of(wiring: Wiring) -> Log:
+    return wiring.log()
+
+
+def steps_of(wiring: Wiring) -> list[TrainingStep]:
+    """What the trainer did, the surviving steps."""
+    records = read_to_end(log_of(wiring), wiring.topics.name(Topic.TRAINING_STEPS))
+    found = (TRAINING_STEPS.decode(record.value) for record in records)
+    by_version = {step.version: step for step in found if isinstance(step, TrainingStep)}
+    return [by_version[version] for version in sorted(by_version)]
+
+
+def served_by(wiring: Wiring) -> list[int]:
+    """Versions that engines said they serve."""
+    topic = wiring.topics.name(Topic.WEIGHT_ACKS)
+    return [WEIGHT_ACKS.decode(one.value).version for one in read_to_end(log_of(wiring), topic)]
+
+
+def mean_of_last(answers: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the last conversations: the mean outcome of all their answers, and of the first and the second questions."""
+    ended = sorted(answers, key=lambda answer: answer["at"])
+    kept = {one["conversation"] for one in [one for one in ended if one["turn"] == 0][-LAST:]}
+    last = [answer for answer in answers if answer["conversation"] in kept]
+
+    def mean(of: list[dict[str, Any]]) -> float:
+        return round(sum(answer["right"] for answer in of) / max(1, len(of)), 4)
+
+    return {
+        "mean": mean(last),
+        "first": mean([one for one in last if one["turn"] == 0]),
+        "second": mean([one for one in last if one["turn"] == 1]),
+    }
+
+
+def curve(answers: list[dict[str, Any]], points: int = 20) -> list[float]:
+    """Mean outcome of all answers in the order of their time, in equal parts."""
+    right = [answer["right"] for answer in sorted(answers, key=lambda answer: answer["at"])]
+    size = max(1, len(right) // points)
+    parts = (right[at : at + size] for at in range(0, size * points, size))
+    return [round(sum(part) / len(part), 3) for part in parts if part]
+
+
+def greedy(wiring: Wiring) -> float:
+    """The share of held-out questions that the served version answers rightly at temperature 0."""
+    tasks = [json.loads(line) for line in (CALCULATOR / "eval.jsonl").read_text().splitlines()][:128]
+    url = f"{wiring.endpoints.engine_urls[0]}/v1/chat/completions"
+    headers = {"content-type": "application/json", "authorization": f"Bearer {wiring.engine_token}"}
+    sys.path.insert(0, str(CALCULATOR))
+    from chain import calculate
+
+    def solve(task: dict[str, Any]) -> bool:
+        messages: list[Any] = [{"role": "user", "content": task["input"]}]
+        for _ in range(MAX_TURNS):
+            body = {"model": wiring.settings.policy.name, "messages": messages, "tools": TOOLS}
+            body |= {"max_tokens": 48, "temperature": 0.0}
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=120) as response:
+                message = json.load(response)["choices"][0]["message"]
+            if not message.get("tool_calls"):
+                return str(message["content"]).strip() == task["expected"]
+            messages.append({key: message[key] for key in ("role", "content", "tool_calls")})
+            for call in message["tool_calls"]:
+                try:
+                    content = calculate(str(json.loads(call["function"]["arguments"])["expr"]))
+                except (ValueError, KeyError, TypeError):
+                    content = "error: syntax"
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+        return False
+
+    with ThreadPoolExecutor(16) as asking:
+        return round(sum(asking.map(solve, tasks)) / len(tasks), 4)
+
+
+def traced(lines: list[dict[str, Any]], wiring: Wiring, raters: dict[str, str]) -> dict[str, Any]:
+    """Each accepted thumb by the crowd's file, against the topic, the receipts and the turns that were trained on."""
+    said: dict[str, list[float]] = defaultdict(list)
+    for line in sorted((one for one in lines if "key" in one), key=lambda one: one["at"]):
+        said[line["key"]].append(line["value"])
+    found: dict[str, set[float]] = defaultdict(set)
+    for record in read_to_end(log_of(wiring), wiring.topics.name(Topic.REWARDS)):
+        reward = REWARDS.decode(record.value)
+        if reward.source == FEEDBACK_SOURCE and reward.value is not None:
+            found[reward.idempotency_key].add(reward.value)
+    states = {key: _receipt(key, raters) for key in said}
+    parts: dict[str, float] = {}
+    for record in read_to_end(log_of(wiring), wiring.topics.name(Topic.TRANSITIONS)):
+        for row in decode_group(record.value)[1]:
+            for turn in row.turns:
+                thumbs = [part.value for part in turn.reward_parts if part.rule == "thumb"]
+                parts[turn.call_id] = sum(thumbs) if thumbs else parts.get(turn.call_id, -1.0)
+    by_answer: dict[str, list[float]] = defaultdict(list)
+    for key, values in said.items():
+        answer = key.partition(":")[2]
+        if answer.startswith("chatcmpl-") and states[key] == "joined":
+            by_answer[answer].append(values[-1])
+    trained = {answer: values for answer, values in by_answer.items() if answer in parts}
+    wrong = [one for one, values in trained.items() if abs(parts[one] - sum(values) / len(values)) > 1e-6]
+    return {
+        "accepted": len(said),
+        "lost": sum(not set(values) <= found[key] for key, values in said.items()),
+        "states": Counter(states.values()),
+        "refused": sum("error" in line for line in lines if line.get("forged") or "rated" in line),
+        "unauthorised": sum(line.get("status") == 401 for line in lines),
+        "answers_joined": len(by_answer),
+        "answers_in_transitions": len(trained),
+        "answers_with_another_mean": len(wrong),
+    }
+
+
+def _receipt(key: str, raters: dict[str, str]) -> str:
+    url = f"{raters['TRACEGRAD_REWARDS_URL']}/v1/rewards/{key}"
+    headers = {"authorization": f"Bearer {raters['TRACEGRAD_REWARD_TOKEN']}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
+            return "+".join(sorted({piece["state"] for piece in json.load(response)["pieces"]}))
+    except urllib.error.HTTPError as error:
+        return f"status {error.code}"
