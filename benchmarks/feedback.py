@@ -117,7 +117,7 @@ class Measured:
             agents = until(lambda: self.ask("env"), "the run's addresses", START_S)
             raters = until(lambda: self.ask("env", "--feedback"), "the rewards gateway's", START_S)
             wiring = Wiring(RunDir.open(self.folder / "runs" / "feedback"))
-            until(lambda: self._isserved_by(wiring), "an engine with a version", START_S)
+            until(lambda: self._is_served(wiring), "an engine with a version", START_S)
             ready_s = time.monotonic() - began
             serve = [*map(str, (programs / "opentelemetry-instrument", programs / "uvicorn"))]
             serve += ["server:app", "--port", str(port), "--no-access-log"]
@@ -198,7 +198,7 @@ class Measured:
         return is_all and not (left and terms.get("waiting", 0) >= wiring.settings.trainer.groups_per_step)
 
     def _judge(self, wiring: Wiring, raters: dict[str, str]) -> dict[str, Any]:
-        until(lambda: self._isserved_by(wiring), "the last version to be served", 120)
+        until(lambda: self._is_served(wiring), "the last version to be served", 120)
         lines = [json.loads(line) for line in self.crowd_file.read_text().splitlines()]
         answers = [line for line in lines if "turn" in line]
         steps = steps_of(wiring)
