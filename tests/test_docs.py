@@ -26,7 +26,10 @@ ROOMS = (
     "tests",
     "benchmarks",
 )
-YOURS = {"my_agent.py", "agent.py", "file.py", "tasks.jsonl", "train.jsonl.gz", "eval.jsonl", "tracegrad.toml"}
+YOURS = {
+    *("my_agent.py", "agent.py", "file.py", "tasks.jsonl", "train.jsonl.gz", "eval.jsonl", "tracegrad.toml"),
+    "feedback_client.py",
+}
 """Files of the reader's own, or that a command beside them makes."""
 MADE = {
     "config.json",

@@ -183,10 +183,18 @@ class KafkaAdmin:
         with self._asking("list offsets") as client:
             request = {partition_of(where): spec for where in wanted}
             futures = client.list_offsets(request, request_timeout=_TIMEOUT_S)
-            return {
+            found = {
                 TopicPartition(partition.topic, partition.partition): future.result(_TIMEOUT_S).offset
                 for partition, future in futures.items()
             }
+        for where, offset in found.items():
+            # librdkafka 2.16 answers OFFSET_INVALID (-1001), and no error, of a broker that was frozen meanwhile.
+            if offset < 0:
+                raise UnavailableError(
+                    f"expected an offset of {where.topic!r} partition {where.partition}, got {offset}: the broker "
+                    "has not said"
+                )
+        return found
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """The group's committed next offsets of a topic; partitions without one are absent."""
