@@ -132,7 +132,8 @@ class Measured:
 
     def _is_served(self, wiring: Wiring) -> bool:
         """Whether some engine serves the newest version."""
-        return bool(served_by(wiring)) and max(served_by(wiring)) >= len(steps_of(wiring))
+        newest = max((step.version for step in steps_of(wiring)), default=0)
+        return max(served_by(wiring), default=-1) >= newest
 
     def _visit(self, wiring: Wiring, crowd: list[str], path: dict[str, str], raters: dict[str, str]) -> None:
         given, settings = self._given, wiring.settings

@@ -40,11 +40,11 @@ def log_of(wiring: Wiring) -> Log:
 
 
 def steps_of(wiring: Wiring) -> list[TrainingStep]:
-    """What the trainer did, the surviving steps."""
+    """What the trainer did, in order: of a step that was taken anew what it did last."""
     records = read_to_end(log_of(wiring), wiring.topics.name(Topic.TRAINING_STEPS))
     found = (TRAINING_STEPS.decode(record.value) for record in records)
-    by_version = {step.version: step for step in found if isinstance(step, TrainingStep)}
-    return [by_version[version] for version in sorted(by_version)]
+    by_number = {step.step: step for step in found if isinstance(step, TrainingStep)}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def served_by(wiring: Wiring) -> list[int]:

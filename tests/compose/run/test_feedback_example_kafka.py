@@ -4,6 +4,8 @@ killed once. Every thumb ends as its receipt says."""
 from __future__ import annotations
 
 import json
+import operator
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +14,32 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.fake_engine.scripted import ScriptedEngine
+from tests.fake_engine.scripted import Reply, ScriptedEngine
 from tests.producers.runner.rig import running_engine
 
 pytestmark = [pytest.mark.kafka, pytest.mark.torch, pytest.mark.e2e, pytest.mark.timeout(500)]
 
 ROOT = Path(__file__).parents[3]
 CONVERSATIONS = 60
+VERBS = {
+    **dict.fromkeys(("plus", "and"), operator.add),
+    **dict.fromkeys(("minus", "less"), operator.sub),
+    **dict.fromkeys(("times", "by"), operator.mul),
+    **dict.fromkeys(("over", "per"), operator.floordiv),
+}
+
+
+def answering(prompt: str, draw: int) -> Reply:
+    """Every other question rightly: the batch has advantages. In few tokens, for what is cut short trains nothing."""
+    a, first, b, second, c = re.findall(r"what is (\d+) (\w+) (\d+) (\w+) (\d+)\?", prompt)[-1]
+    right = VERBS[second](VERBS[first](int(a), int(b)), int(c))
+    return Reply(str(right) if draw % 2 else "unknown")
 
 
 def test_every_thumb_of_a_crowd_ends_as_its_receipt_says(tmp_path: Path) -> None:
     """None is lost and none counted twice, though each process but the engine is killed on the way; a forged one, by
     whatever way it comes, counts for nothing."""
-    with running_engine(ScriptedEngine()) as engine:
+    with running_engine(ScriptedEngine(policy=answering)) as engine:
         command = [sys.executable, str(ROOT / "benchmarks" / "feedback.py"), str(tmp_path / "run"), "--kill"]
         command += ["--conversations", str(CONVERSATIONS), "--at-once", "4", "--set", f"engine.url={engine}"]
         command += ["--set", "trainer.groups_per_step=8", "--set", "trainer.steps=2", "--ungraded"]
