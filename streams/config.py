@@ -7,6 +7,8 @@ ConfigurationError with the key and the remedy.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
@@ -30,6 +32,12 @@ class SelectConfig(Section, frozen=True, kw_only=True):
     train: bool = False
     """Train on the episodes without a rollout that people rated (docs/feedback.md): each is a group of its own. Such a
     run has no [tasks]."""
+    unscored: Literal["drop", "air"] = "drop"
+    """Of such a run the conversations that nobody rated: they train nothing, or `air` alone pays them, by which a
+    policy may learn to earn nothing else."""
+    sampling: Literal["forced", "asked"] = "forced"
+    """Of such a run: calls are sampled as `[policy]` says, or as the agent asks. Then those that are cut (top_p, top_k,
+    min_p, logit_bias) train nothing."""
     capture_all: bool | None = None
     """Every episode without a rollout, whatever its service and agent; None: `up` does, when no other key of this
     section names anything, for it is there to show what arrives; `train` does not."""

@@ -85,6 +85,11 @@ class RunSettings(Section, frozen=True, kw_only=True):
         self._check_names()
         if self.select.train:
             self._check_conversations()
+        elif (self.select.unscored, self.select.sampling) != ("drop", "forced"):
+            raise ConfigurationError(
+                "[select] unscored and sampling are of a run that trains on captured traffic: set train = true, or "
+                "leave them out"
+            )
         self._check_held_out()
         trainer, served = self.trainer, self.engine.dtype or "auto"
         published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype

@@ -125,6 +125,7 @@ class Wiring:
             renders_locally=engine.tool_call_parser == "hermes" and engine.tool_parser_plugin is None,
             upstreams=tuple(upstream(one, environ) for one in self.settings.upstream),
             trains_captured=self.settings.select.train,
+            samples_as_asked=self.settings.select.sampling == "asked",
         )
 
     def feedback(self) -> tuple[FeedbackConfig, FeedbackHandles]:

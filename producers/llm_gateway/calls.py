@@ -257,8 +257,10 @@ class CallServer:
         else:
             prompt, grammar = await build_prompt(renderer, self._parts.ends, session.history, request, waits)
         metrics.add(SPLICES, prompt.outcome.kind, prompt.outcome.reason)
-        purpose = sampled_as(session.purpose, trains_captured=self._parts.handles.trains_captured)
-        sampling = decide(request, purpose, self._parts.policy, grammar)
+        handles = self._parts.handles
+        purpose = sampled_as(session.purpose, trains_captured=handles.trains_captured)
+        as_whose = session.purpose if handles.samples_as_asked else purpose
+        sampling = decide(request, as_whose, self._parts.policy, grammar)
         ids: list[int] = prompt.ids.tolist()
         begins = started(call_id, request.model or self._parts.policy.name, len(ids))
         text = renderer.live(request, ids) if live else None

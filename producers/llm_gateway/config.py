@@ -168,5 +168,7 @@ class LlmHandles(msgspec.Struct, frozen=True, kw_only=True):
     """Who answers for other models, in the order of the settings."""
     trains_captured: bool = False
     """The run trains on captured calls: they are sampled as an attempt's, by versions that are known."""
+    samples_as_asked: bool = False
+    """Of such a run: by versions that are known, yet as the agent asks."""
     fd: int | None = None
     """A socket that listens there already, held by the supervisor; None: the gateway binds one."""

@@ -265,6 +265,9 @@ def _masked(
         return "not_chosen"
     if record.is_constrained:
         return "constrained"
+    used = record.sampling_used
+    if used.top_p < 1 or used.top_k > 0 or used.min_p > 0:
+        return "cut_sampling"
     return "truncated" if record.is_truncated else ""
 
 

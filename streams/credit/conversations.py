@@ -5,8 +5,8 @@
 R is what was said of the conversation as a whole, a_u what AIR paid call u, f_j the rating of answer j. Its stretch are
 the calls from the last user message before it up to j itself, whoever made them: a tool's caller and the agents it
 called worked for that answer, the answers before that message were rated by themselves. In: episodes without a rollout.
-Out: such episodes with a group, returns. What nobody rated trains nothing, whatever AIR pays it: a policy that is
-trained on AIR alone learns to earn that.
+Out: such episodes with a group, returns. What nobody rated trains nothing, whatever AIR pays it (unless `[select]
+unscored = "air"`): a policy that is trained on AIR alone learns to earn that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def as_group(episode: Episode) -> Episode:
 
 
 def as_rated(episode: Episode) -> Episode:
-    """A rated one, with an R: nothing was said of the whole where answers alone were rated."""
+    """One that is to train, with an R: nothing was said of the whole where answers alone were rated, or none."""
     return msgspec.structs.replace(episode, reward=0.0 if episode.reward is None else episode.reward)
 
 

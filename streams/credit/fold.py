@@ -213,11 +213,11 @@ class Credit(StageFold[_OpenGroup]):
         return self._credit_in_part(oldest_id, oldest) if is_surplus or is_overtaken else Emission()
 
     def _credit_conversation(self, group_id: str, state: _OpenGroup) -> Emission:
-        """Closes a group of one with all that was said of it; what nobody rated trains nothing."""
+        """Closes a group of one with all that was said of it; what nobody rated trains nothing, unless AIR may."""
         episode, rank = state.members[0]
         episode, positions = self._waiting.close(episode)
         state.positions += positions
-        if episode.is_rated:
+        if episode.is_rated or self._rules.select.unscored == "air":
             self.metrics.add(CREDIT_EPISODES, "in_groups")
             state.members[0] = (as_rated(episode), rank)
             return self._credit(group_id, state, heard=pieces_of(episode.rewards))

@@ -117,6 +117,11 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
         ("[select]\ntrain = true\n", r"\[select\] train: a run trains on \[tasks\] or on captured traffic"),
         ("[feedback.names.x]\nlow = 1.0\nhigh = 0.5\n", r"\[feedback.names.x\] expected low < high"),
+        (
+            '[select]\nunscored = "air"\n',
+            r"\[select\] unscored and sampling are of a run that trains on captured traffic",
+        ),
+        ('[select]\nsampling = "asked"\n', r"\[select\] unscored and sampling are of a run that trains on captured"),
         ("[select]\nruns = [7]\n", r"\[select\] runs: expected list of text, got \[7\]"),
         ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set a token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),

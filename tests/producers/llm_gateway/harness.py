@@ -124,6 +124,7 @@ def config(
     policy: PolicyConfig = POLICY,
     upstreams: tuple[Upstream, ...] = (),
     trains_captured: bool = False,
+    samples_as_asked: bool = False,
     **settings: Any,
 ) -> tuple[LlmConfig, PolicyConfig, LlmHandles]:
     """Settings with waits that a test can afford."""
@@ -138,6 +139,7 @@ def config(
         renders_locally=renders_locally,
         upstreams=upstreams,
         trains_captured=trains_captured,
+        samples_as_asked=samples_as_asked,
     )
     return LlmConfig(**(waits | settings)), policy, handles
 

@@ -27,6 +27,15 @@ async def test_the_sampling_is_the_policys_where_the_call_is_to_train(
         assert (call.sampling_used.max_tokens, call.sampling_asked["temperature"]) == (8, 0.2)
 
 
+async def test_the_agents_own_sampling_is_kept_where_the_run_says_so() -> None:
+    """By versions that are known all the same; what is cut is masked when episodes are made."""
+    async with rig(trains_captured=True, samples_as_asked=True) as r:
+        assert (await r.post(PATH, ASKED | {"logit_bias": {}}))[0] == 200
+        (call,) = r.calls()
+        assert (call.sampling_used.temperature, call.sampling_used.top_p) == (0.2, 0.5)
+        assert [span.version for span in call.versions] == [0] and not call.is_constrained
+
+
 async def test_an_unknown_version_answers_nothing_that_is_to_train() -> None:
     """The call waits, and is sampled by one that is known."""
     async with rig(ScriptedEngine(label="default"), trains_captured=True) as r:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.make import Item, Streams, call, call_id, config, llm_span, otlp, tool_call, tool_span
 from tracegrad.schemas.metrics import CREDIT_EPISODES
-from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.calls import Purpose, SamplingParameters
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
@@ -32,9 +32,9 @@ def conversation(*turns: tuple[str, bool], key: str = KEY, **changes: Any) -> li
     return calls
 
 
-def folded(*items: Item, train: bool = True, **changes: Any) -> Streams:
+def folded(*items: Item, train: bool = True, unscored: Literal["drop", "air"] = "drop", **changes: Any) -> Streams:
     """Of a run that trains on what is captured."""
-    select = SelectConfig(capture_all=True, train=train)
+    select = SelectConfig(capture_all=True, train=train, unscored=unscored)
     streams = Streams(config(reward_sources=("feedback",), select=select, **changes))
     streams.feed(*items)
     for now_s in (0.0, 100.0):
@@ -97,12 +97,27 @@ def test_air_pays_in_rated_conversations_only() -> None:
     assert unrated.credit.metrics.value(CREDIT_EPISODES, "unscored") == 1  # type: ignore[attr-defined]
     _, rows = group_of(spans, *calls, said(0.5, "k1"), air=rule)
     assert returns(rows) == [0.75, 0.5]
+    summary, rows = group_of(spans, *calls, air=rule, unscored="air")
+    assert (summary.members[0].reward, returns(rows)) == (0.0, [0.25, 0.0])
 
 
 @pytest.mark.parametrize("items", [(), (said(1.0, "k1"),)], ids=["unrated", "rated"])
 def test_a_run_that_does_not_ask_for_it_trains_on_nothing_captured(items: tuple[Item, ...]) -> None:
     """The default."""
     assert folded(*conversation(*TURNS), *items, train=False).values(Topic.TRANSITIONS) == []
+
+
+@pytest.mark.parametrize(
+    ("used", "masked"),
+    [({"top_p": 0.9}, "cut_sampling"), ({"top_k": 20}, "cut_sampling"), ({"min_p": 0.1}, "cut_sampling"), ({}, "")],
+    ids=str,
+)
+def test_a_call_that_was_sampled_from_a_part_of_the_tokens_trains_nothing(used: dict[str, Any], masked: str) -> None:
+    """Its logprobs are those of another distribution than the policy's. Another temperature the loss knows."""
+    sampling = SamplingParameters(temperature=0.7, **used)
+    _, (row,) = group_of(*conversation(*TURNS[:1], sampling_used=sampling), said(1.0, "k1"))
+    assert [turn.masked for turn in row.turns] == [masked]
+    assert row.loss_mask.any() == (not masked)
 
 
 def test_what_cannot_train_is_told_in_its_group() -> None:
