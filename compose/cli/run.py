@@ -194,6 +194,14 @@ def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
         'give your agent these variables (or: eval "$(tracegrad env --shell)"):',
         *(f"  {name}={value}" for name, value in found.items()),
         f"  and {asked}; run it under `opentelemetry-instrument`",
+        *(
+            [
+                "feedback on its answers goes to a gateway of its own: "
+                "`tracegrad env --feedback` says where, and with what token"
+            ]
+            if settings.feedback is not None
+            else []
+        ),
         "waiting for its first span",
     ]
     show.result("env", {"variables": found, "models": names}, lines)

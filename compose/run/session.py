@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tracegrad.consumers.views.run_state import RunState
-from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
+from tracegrad.consumers.views.terminal import ArrivalLines, Lines, StepLines, TrafficLines
 from tracegrad.consumers.views.watch import Watcher, stream_lag
 from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.producers.runner.sandbox import Sandbox
@@ -249,6 +249,12 @@ def _ended_otherwise(outcome: Outcome, wiring: Wiring, show: Show) -> int:
 
 def watch_steps(wiring: Wiring, show: Show) -> Watcher:
     """The live view of a training run."""
+    return Watcher(
+        wiring.log(), wiring.topics, run_state(wiring), _step_lines(wiring), show.event, begin=wiring.run_dir.starts
+    )
+
+
+def _step_lines(wiring: Wiring) -> StepLines:
     log = wiring.log()
 
     def lag() -> int | None:
@@ -257,13 +263,20 @@ def watch_steps(wiring: Wiring, show: Show) -> Watcher:
         except TracegradError:
             return None
 
-    lines = StepLines(lag, wiring.settings.alarms.on)
-    return Watcher(log, wiring.topics, run_state(wiring), lines, show.event, begin=wiring.run_dir.starts)
+    return StepLines(lag, wiring.settings.alarms.on)
 
 
 def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
-    """The live view of `up`: what arrives from now on."""
-    return Watcher(wiring.log(), wiring.topics, run_state(wiring), ArrivalLines(), show.event, begin="end")
+    """The live view of `up`: what arrives from now on, and what is learnt from it."""
+    settings = wiring.settings
+    lines: Lines = ArrivalLines()
+    if settings.select.train and settings.feedback is not None:
+        lines = TrafficLines(
+            _step_lines(wiring),
+            wait_s=settings.streams.idle_s + settings.feedback.wait_s,
+            max_staleness=settings.trainer.max_staleness,
+        )
+    return Watcher(wiring.log(), wiring.topics, run_state(wiring), lines, show.event, begin="end")
 
 
 def run_state(wiring: Wiring) -> RunState:

@@ -113,7 +113,7 @@ class JsonShow(Show):
 
     def event(self, event: Event) -> None:
         fields: dict[str, Any] = {} if event.step is not None else {"text": event.text}
-        for told in (event.step, event.held_out):
+        for told in (event.step, event.held_out, event.traffic):
             if told is not None:
                 fields |= msgspec.to_builtins(told)
         self.result(event.kind, fields, [])

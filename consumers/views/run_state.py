@@ -20,7 +20,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Purpose, UpstreamCall
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.held_out import HeldOutPasses
 from tracegrad.schemas.records.otlp import decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, ProcessStatus, SupervisedProcess
@@ -31,6 +31,7 @@ from tracegrad.schemas.topics import Topic, Topics
 
 from .joins import Joins
 from .recent import Recent
+from .traffic import Traffic
 
 __all__ = ["RunState"]
 
@@ -57,6 +58,7 @@ class RunState:
             topics.name(Topic.WEIGHT_ACKS): (WEIGHT_ACKS.decode, self._ack),
             topics.name(Topic.ROLLOUT_EVENTS): (ROLLOUT_EVENTS.decode, self._event),
             topics.name(Topic.EPISODES): (EPISODES.decode, self._episode),
+            topics.name(Topic.CLOSED_GROUPS): (CLOSED.decode, self._closed),
             topics.name(Topic.OTLP_SPANS): (decode_spans, self._spans),
             topics.name(Topic.LLM_CALLS): (LLM_CALLS.decode, self._call),
             topics.name(Topic.PROCESS_STATUS): (PROCESS_STATUS.decode, self._process),
@@ -85,6 +87,8 @@ class RunState:
         """Its name, and the service that it is of."""
         self.joins = Joins()
         """Whether captured calls and spans meet."""
+        self.traffic = Traffic()
+        """Who rates what is captured."""
         self.first_call: CallRecord | None = None
         self.first_upstream_call: UpstreamCall | None = None
         self.num_upstream_calls = 0
@@ -169,6 +173,7 @@ class RunState:
         self.num_episodes += 1
         self.last_episode = episode
         self.joins.episode(episode)
+        self.traffic.episode(episode)
         group = episode.group
         if group is None or not episode.is_final:
             return
@@ -181,6 +186,9 @@ class RunState:
         if self._num_members[group.id] == group.size:
             del self._num_members[group.id]
             self._num_closed_groups += 1
+
+    def _closed(self, marker: ClosedMarker) -> None:
+        self.traffic.closed(marker)
 
     def _spans(self, request: ExportTraceServiceRequest) -> None:
         first = next(spans_of(request), None)

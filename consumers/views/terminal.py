@@ -21,8 +21,9 @@ from tracegrad.schemas.topics import Topic
 
 from .held_out import HeldOut, held_out_of, held_out_text
 from .run_state import RunState
+from .traffic import TrafficLine, versions_per_s
 
-__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "process_lines"]
+__all__ = ["ArrivalLines", "Event", "Lines", "StepLine", "StepLines", "TrafficLines", "process_lines"]
 
 _PATIENCE_S = 20.0
 """After a first sign of the agent, how long the other signs may take before their absence is said."""
@@ -68,10 +69,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     """`step`, `alarm`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`,
-    `unjoined`."""
+    `unjoined`, `traffic`, `stale`."""
     text: str
     step: StepLine | None = None
     held_out: HeldOut | None = None
+    traffic: TrafficLine | None = None
 
 
 class Lines(Protocol):
@@ -172,6 +174,43 @@ class ArrivalLines:
             if event not in self._said:
                 self._said.add(event)
                 yield event
+
+
+class TrafficLines:
+    """Of `up` that trains on what arrives: both, and who rates, after each step."""
+
+    def __init__(self, steps: StepLines, *, wait_s: float, max_staleness: int) -> None:
+        """`wait_s`: from a conversation's last call to the end of its time for feedback."""
+        self._steps, self._arrivals = steps, ArrivalLines()
+        self.topics: tuple[Topic, ...] = (
+            *dict.fromkeys((*steps.topics, *self._arrivals.topics)),
+            Topic.CLOSED_GROUPS,
+        )
+        self._wait_s, self._max_staleness = wait_s, max_staleness
+        self._last_step = 0
+        self._is_stale = False
+
+    def news(self, state: RunState, now_s: float) -> Iterator[Event]:
+        """As Lines.news."""
+        yield from self._arrivals.news(state, now_s)
+        yield from self._steps.news(state, now_s)
+        step = state.newest_step
+        if step is None or step.step <= self._last_step:
+            return
+        self._last_step = step.step
+        pace = versions_per_s(state.steps)
+        behind = None if pace is None else pace * self._wait_s
+        if (line := state.traffic.line(behind)) is not None:
+            yield Event(kind="traffic", text=line.text, traffic=line)
+        is_stale = behind is not None and behind > self._max_staleness
+        if is_stale and not self._is_stale:
+            yield Event(
+                kind="stale",
+                text=f"feedback is awaited for {behind:.1f} versions, more than [trainer] max_staleness = "
+                f"{self._max_staleness}: what is rated late is excluded as `stale`; raise [trainer] groups_per_step, "
+                "or lower [feedback] wait_s",
+            )
+        self._is_stale = is_stale
 
 
 def _arrived(state: RunState, now_s: float) -> Iterator[Event]:

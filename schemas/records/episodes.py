@@ -90,9 +90,9 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
     outcome: CallOutcome = CallOutcome.UNKNOWN
     masked: str = ""
-    """Why the call leaves the loss: `constrained`, `truncated`, `client_disconnected`, `superseded`, `outcome_unknown`,
-    `missing_parent` (its prompt rests on a call that is not here before it), `not_chosen` (one of several answers to a
-    request, of which the agent made nothing); else empty."""
+    """Why the call leaves the loss: `constrained`, `cut_sampling` (from a part of the tokens), `truncated`,
+    `client_disconnected`, `superseded`, `outcome_unknown`, `missing_parent` (its prompt rests on a call that is not
+    here before it), `not_chosen` (one of several answers to a request, of which the agent made nothing); else empty."""
     splice: SpliceOutcome
     tools: tuple[ToolExecution, ...] = ()
     rewards: tuple[AppliedReward, ...] = ()

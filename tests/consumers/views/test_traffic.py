@@ -1,0 +1,71 @@
+"""What `up` says of the traffic that it trains on: who rates, by version, what can train, how old it is by then."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.consumers.audit.small_run import small_run
+from tests.consumers.views.folding import fold_all, new_state, read
+from tests.streams.assemble.test_feedback import said
+from tests.streams.credit.test_conversations import conversation, folded
+from tests.streams.make import TOPICS, Streams
+from tracegrad.consumers.views.run_state import RunState
+from tracegrad.consumers.views.terminal import Event, StepLines, TrafficLines
+from tracegrad.consumers.views.traffic import RatedShare, TrafficLine
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.calls import SamplingParameters
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.topics import Topic
+
+RATED, UNRATED = "a1" * 16, "b2" * 16
+
+
+def traffic() -> Streams:
+    """A rated conversation and one that nobody rated, of which one call of three cannot train."""
+    cut = SamplingParameters(temperature=1.0, top_p=0.5)
+    rated = conversation(("a", True), ("b", False), key=RATED)
+    unrated = conversation(("c", True), key=UNRATED, sampling_used=cut, trace_id="d" * 32)
+    return folded(*rated, *unrated, said(1.0, "k1", conversation_key=RATED))
+
+
+def at_pace(state: RunState, lines: TrafficLines, seconds: float, begin: int = 1) -> list[Event]:
+    """What is said of five steps, so many seconds apart, each a version."""
+    known = next(iter(fold_all(new_state(), small_run(), [Topic.TRAINING_STEPS]).steps))
+    events: list[Event] = []
+    for number in range(begin, begin + 5):
+        step = replace(known, step=number, version=number, ended_at_ms=int(1e12 + number * seconds * 1000))
+        name, value = TOPICS.name(Topic.TRAINING_STEPS), TRAINING_STEPS.encode(step)
+        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
+        events += lines.news(state, 0.0)
+    return events
+
+
+@pytest.mark.parametrize("order", [(Topic.EPISODES, Topic.CLOSED_GROUPS), (Topic.CLOSED_GROUPS, Topic.EPISODES)])
+def test_the_share_that_was_rated_and_can_train_is_told_after_each_step(order: tuple[Topic, ...]) -> None:
+    """By version, since who rates is not everybody; whichever topic is read first, and read twice."""
+    lines, state = TrafficLines(StepLines(), wait_s=9.0, max_staleness=8), new_state()
+    read(lines, state, traffic(), (*order, *order))
+    (*_, last) = [event.traffic for event in at_pace(state, lines, 3.0) if event.kind == "traffic"]
+    assert last == TrafficLine(
+        num_rated=1, num_closed=2, num_trainable=2, num_calls=3,
+        by_version=(RatedShare(version=3, num_rated=1, num_closed=2),), versions_behind=3.0,
+    )  # fmt: skip
+    assert last.text == (
+        "rated 1 of 2 conversations (v3 1/2); 2 of 3 calls can train; feedback is awaited for 3.0 versions"
+    )
+
+
+def test_a_wait_of_more_versions_than_may_train_is_said_once_with_what_to_change() -> None:
+    """And again when it was well meanwhile."""
+    lines, state = TrafficLines(StepLines(), wait_s=60.0, max_staleness=8), new_state()
+    (stale,) = [event for event in at_pace(state, lines, 3.0) if event.kind == "stale"]
+    assert "awaited for 20.0 versions" in stale.text and "groups_per_step" in stale.text
+    assert not [event for event in at_pace(state, lines, 3.0, begin=6) if event.kind == "stale"]
+
+
+def test_nothing_is_said_of_traffic_before_any_has_closed() -> None:
+    """Nor of groups of tasks."""
+    lines, state = TrafficLines(StepLines(), wait_s=9.0, max_staleness=8), new_state()
+    events = read(lines, state, small_run(), (Topic.EPISODES, Topic.CLOSED_GROUPS, Topic.TRAINING_STEPS))
+    assert "step" in {event.kind for event in events} and "traffic" not in {event.kind for event in events}
