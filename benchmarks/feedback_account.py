@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
@@ -23,6 +24,8 @@ from tracegrad.schemas.topics import Topic
 CALCULATOR = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 LAST = 640
 MAX_TURNS = 3
+READ_S = 30.0
+"""How far the rewards gateway, a reader of the topics, may be behind them."""
 TOOLS = [
     {
         "type": "function",
@@ -147,8 +150,13 @@ def traced(lines: list[dict[str, Any]], wiring: Wiring, raters: dict[str, str]) 
 def _receipt(key: str, raters: dict[str, str]) -> str:
     url = f"{raters['TRACEGRAD_REWARDS_URL']}/v1/rewards/{key}"
     headers = {"authorization": f"Bearer {raters['TRACEGRAD_REWARD_TOKEN']}"}
+    deadline = time.monotonic() + READ_S
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
-            return "+".join(sorted({piece["state"] for piece in json.load(response)["pieces"]}))
+        while True:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
+                states = {piece["state"] for piece in json.load(response)["pieces"]}
+            if not states & {"accepted", "waiting"} or time.monotonic() > deadline:
+                return "+".join(sorted(states))
+            time.sleep(0.5)
     except urllib.error.HTTPError as error:
         return f"status {error.code}"

@@ -63,8 +63,7 @@ class RunState:
             topics.name(Topic.LLM_CALLS): (LLM_CALLS.decode, self._call),
             topics.name(Topic.PROCESS_STATUS): (PROCESS_STATUS.decode, self._process),
         }
-        self._run = run
-        self._policy = policy
+        self._run, self._policy = run, policy
         self._lineage = Lineage(policy)
         self._steps: Recent[int, TrainingStep] = Recent(_STEPS)
         self._ended: Recent[str, None] = Recent(remembered)
@@ -85,10 +84,8 @@ class RunState:
         """Process -> its supervisor's last word on it."""
         self.first_span: tuple[str, str] | None = None
         """Its name, and the service that it is of."""
-        self.joins = Joins()
-        """Whether captured calls and spans meet."""
-        self.traffic = Traffic()
-        """Who rates what is captured."""
+        self.joins, self.traffic = Joins(), Traffic()
+        """Whether captured calls and spans meet; who rates what is captured."""
         self.first_call: CallRecord | None = None
         self.first_upstream_call: UpstreamCall | None = None
         self.num_upstream_calls = 0

@@ -111,7 +111,7 @@ def test_a_run_learns_from_conversations_that_people_rate(tmp_path: Path, broker
             wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
             until(lambda: len(episodes(wiring, broker)) == 9, 30)
             keys = [
-                send_feedback(response_id=str(answer), value=number % 2, name="thumb", url=url, token=token)
+                send_feedback(response_id=str(answer), value=number / 7, name="thumb", url=url, token=token)
                 for number, answer in enumerate(answers[1:])
             ]
             steps = until(lambda: (found := steps_of(wiring, broker))[1:] and found, 120)
