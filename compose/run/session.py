@@ -32,7 +32,7 @@ from .settings import RunSettings
 from .show import Show
 from .status_reports import StatusReports
 from .supervisor import Outcome, OutcomeKind, Supervisor
-from .wiring import Wiring, upstream
+from .wiring import Wiring, source_keys, upstream
 
 __all__ = ["INTERRUPTED", "ReportMaker", "run_session", "run_state", "watch_arrivals"]
 
@@ -79,6 +79,7 @@ def run_session(
             if only in ENGINE_PARTS:
                 for one in settings.upstream:
                     upstream(one, os.environ)
+                source_keys(settings.feedback, os.environ)
                 check_before_start(settings, run_dir, show.say)
             wiring = Wiring(prepare_run(settings, path))
             _ = wiring.keys  # one that is missing is said before any process starts

@@ -14,10 +14,11 @@ process does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -41,6 +42,7 @@ from .config import FeedbackConfig, FeedbackHandles
 from .read_feedback import FIELDS, read_feedback
 from .reading import Reading
 from .receipts import Receipts
+from .sources.polls import Polls
 
 __all__ = ["RewardsGateway", "run"]
 
@@ -137,12 +139,16 @@ class RewardsGateway:
                 results.append({"idempotency_key": reward.idempotency_key})
         if not accepted:
             return JSONResponse({"results": results}, results[0]["error"]["status"] if len(results) == 1 else 400)
+        await self.accept(accepted)
+        return JSONResponse({"results": results}, 202)
+
+    async def accept(self, rewards: Sequence[Reward]) -> None:
+        """Returns when the log has acknowledged all of them. Raises as the log does, and TimeoutError."""
         async with asyncio.timeout(_ACK_TIMEOUT_S):
-            await asyncio.gather(*(asyncio.wrap_future(self._append(reward)) for reward in accepted))
-        for reward in accepted:
+            await asyncio.gather(*(asyncio.wrap_future(self._append(reward)) for reward in rewards))
+        for reward in rewards:
             self._metrics.add(FEEDBACK, reward.name)
             self._receipts.accept(reward)
-        return JSONResponse({"results": results}, 202)
 
     def _append(self, reward: Reward) -> Any:
         key = episode_key(reward.rollout_id or None, None, conversation=reward.conversation_key)
@@ -172,8 +178,15 @@ def run(
     try:
         receipts = Receipts(trains=handles.trains, wait_s=config.wait_s)
         reading = Reading(receipts, handles, topics=topics, log=log, metrics=metrics)
+
+        @contextlib.asynccontextmanager
+        async def beside(application: Starlette) -> AsyncIterator[None]:
+            polls = Polls(config, handles, accept=gateway.accept, metrics=metrics)
+            async with reading.beside(application), polls.beside(application):
+                yield
+
         gateway = RewardsGateway(
-            config, handles, topics=topics, writer=writer, metrics=metrics, receipts=receipts, beside=reading.beside
+            config, handles, topics=topics, writer=writer, metrics=metrics, receipts=receipts, beside=beside
         )
         serve(
             gateway.app,
