@@ -31,7 +31,7 @@ class SelectConfig(Section, frozen=True, kw_only=True):
 
     train: bool = False
     """Train on the episodes without a rollout that people rated (docs/feedback.md): each is a group of its own. Such a
-    run has no [tasks]."""
+    run has held-out [tasks] alone."""
     unscored: Literal["drop", "air"] = "drop"
     """Of such a run the conversations that nobody rated: they train nothing, or `air` alone pays them, by which a
     policy may learn to earn nothing else."""

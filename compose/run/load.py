@@ -67,6 +67,11 @@ def load(
         _check_paths(settings)
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error}") from error
+    if for_training and settings.select.train:
+        raise ConfigurationError(
+            f"{source}: [select] train: a run that trains on captured traffic goes on until a person stops it; start "
+            "it by `tracegrad up`, or leave the key out"
+        )
     if for_training:
         settings.policy.needed_model()
     for section in ("agent", "tasks", "reward"):

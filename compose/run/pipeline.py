@@ -5,7 +5,7 @@
        otlp                      stops after llm, which sends it its last spans
        rewards                   where there is a [feedback]
     2  llm, streams, weight-sync
-    3  runner, tasks             when both gateways answer
+    3  runner, tasks             when both gateways answer; where there are tasks to run
 
 In: checked settings. Out: a prepared RunDir and ProcessSpecs for the supervisor. Invariant: preparing the same run
 again changes nothing that is on the log, and keeps its ports where they are free.
@@ -170,7 +170,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> li
 
     Args:
         wiring: of a prepared run.
-        for_training: with tasks and runner, until they are done; else until a person stops it.
+        for_training: it trains on tasks, until they are done; else until a person stops it.
         only: this part; None: all.
     """
     found: list[ProcessSpec] = []
@@ -198,7 +198,7 @@ def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> li
             _serve(wiring, "trainer", layer=1, is_job=True),
             *(_serve(wiring, "weight-sync", layer=2, ordinal=ordinal) for ordinal in range(len(wiring.engine_ids))),
         ]
-    if for_training:
+    if for_training or (settings.only_holds_out and only is None):
         found += [_serve(wiring, "runner", layer=3), _serve(wiring, "tasks", layer=3, is_job=True)]
     return found
 

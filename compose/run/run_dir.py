@@ -236,6 +236,8 @@ class RunDir:
             for key in keys
             # A run without tasks has no such section.
             if getattr(getattr(before, section), key, None) != getattr(getattr(settings, section), key, None)
+            # Of tasks that are held out alone no groups are made.
+            and not (section == "tasks" and before.select.train and settings.select.train)
         ]
         if changed:
             raise ConfigurationError(

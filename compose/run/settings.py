@@ -85,6 +85,8 @@ class RunSettings(Section, frozen=True, kw_only=True):
         self._check_names()
         if self.select.train:
             self._check_conversations()
+        elif self.tasks is not None and self.tasks.file is None:
+            raise ConfigurationError("[tasks] file is missing; add it, or pass --tasks FILE")
         elif (self.select.unscored, self.select.sampling) != ("drop", "forced"):
             raise ConfigurationError(
                 "[select] unscored and sampling are of a run that trains on captured traffic: set train = true, or "
@@ -112,9 +114,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     def _check_conversations(self) -> None:
         """Of a run that trains on captured traffic."""
         if self.tasks is not None:
-            raise ConfigurationError(
-                "[select] train: a run trains on [tasks] or on captured traffic, not on both; leave one of them out"
-            )
+            self._check_only_held_out(self.tasks)
         if self.feedback is None:
             raise ConfigurationError("[select] train: nobody could rate what is captured; add a section [feedback]")
         if ":" in self.algorithm.recipe:
@@ -125,6 +125,24 @@ class RunSettings(Section, frozen=True, kw_only=True):
             raise ConfigurationError(
                 "[select] train: a conversation is compared with those of its batch, for it has no group; set "
                 '[algorithm] recipe = "rloo_batch"'
+            )
+
+    def _check_only_held_out(self, tasks: TasksConfig) -> None:
+        """Of the tasks of a run that trains on captured traffic."""
+        if tasks.file is not None:
+            raise ConfigurationError(
+                "[select] train: a run trains on [tasks] file or on captured traffic, not on both; leave one of them "
+                "out (held-out tasks, [tasks] eval_file, may stay)"
+            )
+        if tasks.eval_file is None:
+            raise ConfigurationError(
+                "[select] train: of [tasks] such a run uses held-out tasks alone: name their eval_file, or leave the "
+                "section out"
+            )
+        if lacking := [f"[{name}]" for name in ("agent", "reward") if getattr(self, name) is None]:
+            raise ConfigurationError(
+                f"[tasks] eval_file: held-out tasks need an agent that works on them and a grader: add "
+                f"{' and '.join(lacking)}, or leave [tasks] out"
             )
 
     def _check_held_out(self) -> None:
@@ -146,6 +164,11 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 f"[trainer] keep_versions = {kept}: [tasks] eval_every keeps the best version, which may be older when "
                 f"its pass begins; raise it to {needed} at least, or set 0, which keeps all"
             )
+
+    @property
+    def only_holds_out(self) -> bool:
+        """Whether tasks and runner have held-out tasks alone, beside the traffic that the run trains on."""
+        return self.select.train and self.tasks is not None
 
     @property
     def topics(self) -> Topics:

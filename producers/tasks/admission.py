@@ -3,6 +3,7 @@
     version 0 served -> held-out pass -> training groups, paced -> last version served -> held-out pass -> done
                                          held-out passes beside them
 
+A run that trains on captured traffic admits no training groups: what is left are the passes.
 In: the dataset; `rollouts`, `rollout_events`, `episodes`, `training_steps`, `weights` (held-out passes), `weight_acks`,
 `process_status`, from where the run began. Out: `rollouts`; held-out passes and their scores on `weights`
 (held_out.py), by which the trainer knows the best version; a final `rollout_events` record for a rollout that nobody
@@ -97,7 +98,8 @@ class TaskAdmission:
         fills = -(-handles.concurrency // config.group_size)
         self._max_running = config.max_running or fills + 1
         self._limits = Limits(time_s=handles.time_limit_s, max_attempts=config.max_attempts)
-        self._tasks = read_tasks(config.file)
+        self._tasks = read_tasks(config.file) if config.file is not None else ()
+        """Of training; none in a run that trains on captured traffic."""
         self.codecs: dict[str, Codec[Any]] = {
             topics.name(Topic.ROLLOUTS): ROLLOUTS,
             topics.name(Topic.ROLLOUT_EVENTS): ROLLOUT_EVENTS,
@@ -168,9 +170,9 @@ class TaskAdmission:
         if progress.acked is None:
             return self._wait("an engine to acknowledge version 0")
         self._held_out.advance(progress)
-        due = self._held_out.due
+        due = self._held_out.due(progress.step)
         if progress.step < self._handles.steps:
-            if due is None or due.number > 0:
+            if self._tasks and (due is None or due.number > 0):
                 self._check_lost(progress)
                 self._admit_training()
             return False
@@ -205,7 +207,7 @@ class TaskAdmission:
             self._pace,
             self._handles,
             max_running=self._max_running,
-            last_step=self._held_out.last_step,
+            last_step=self._held_out.last_step(progress.step),
         )
         for index in range(progress.admitted, progress.admitted + room):
             self._admit_group(index)

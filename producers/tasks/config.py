@@ -18,12 +18,12 @@ __all__ = ["PaceConfig", "TasksConfig", "TasksHandles"]
 
 
 class TasksConfig(Section, frozen=True, kw_only=True):
-    """`[tasks]`: what it is trained on. A task is a JSON line `{id, input, expected?}`."""
+    """`[tasks]`: what it is trained on, and measured by. A task is a JSON line `{id, input, expected?}`."""
 
-    file: File
-    """Training tasks."""
+    file: File | None = None
+    """Training tasks; required, but in a run that trains on captured traffic, which has none."""
     eval_file: File | None = None
-    """Held-out tasks, run greedily before and after; None: no score."""
+    """Held-out tasks, run greedily before and after, also in a run that trains on captured traffic; None: no score."""
     eval_every: Whole = 0
     """Steps from one pass over the held-out tasks to the next, while training goes on; 0: only before and after. The
     version that scores best is kept."""

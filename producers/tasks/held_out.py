@@ -5,8 +5,9 @@
 In: the state, a turn at a time. Out: the records of a pass, requests for its rollouts. Invariants: what is due follows
 from the records of the passes before and from the settings alone, so that a restart goes on with the same pass, and a
 run that is resumed with more steps gets passes for them; training goes on beside a pass as far as to the next one's
-step, so that passes never pile up; a rollout that is lost is left out and holds up no pass. Failure: ConfigurationError
-when the file of held-out tasks changed during a pass.
+step, so that passes never pile up; where training waits for none, as on captured traffic, those that it has overtaken
+are left out; a rollout that is lost is left out and holds up no pass. Failure: ConfigurationError when the file of
+held-out tasks changed during a pass.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ def next_step(step: int, every: int, steps: int) -> int:
     return min((step // every + 1) * every, steps) if every else steps
 
 
-def next_pass(newest: HeldOutPass | None, every: int, steps: int) -> DuePass | None:
+def next_pass(newest: HeldOutPass | None, every: int, steps: int, *, done: int = 0) -> DuePass | None:
     """The pass that follows the newest one, or that one while it has no score; None: the last one is over.
 
-    From a run's beginning on pass p is that of step min(p * every, steps).
+    From a run's beginning on pass p is that of step min(p * every, steps). Where so many steps are `done` that training
+    is beyond the step of the one after it, it is that of the newest step at which one was due.
     """
     if newest is None:
         return DuePass(0, 0, 0)
@@ -61,6 +63,8 @@ def next_pass(newest: HeldOutPass | None, every: int, steps: int) -> DuePass | N
     if newest.step >= steps:
         return None
     step = next_step(newest.step, every, steps)
+    if every and done > next_step(step, every, steps):
+        step = steps if done >= steps else done // every * every
     return DuePass(newest.number + 1, step, newest.first_group + newest.num_tasks)
 
 
@@ -98,27 +102,26 @@ class HeldOut:
         self._every = config.eval_every
         self._num_samples = config.eval_samples
         self._tasks = read_tasks(config.eval_file) if config.eval_file else ()
+        self._paces = config.file is not None
         self._staleness = pace.staleness
         self._handles = handles
         self._state = state
         self._ask, self._tell, self._wait = ask, tell, wait
         self._num_running = num_running
 
-    @property
-    def due(self) -> DuePass | None:
-        """The pass that is under way, or the next one; None: there is none."""
+    def due(self, done: int) -> DuePass | None:
+        """The pass that is under way, or the next one, after so many steps; None: there is none."""
         newest = self._state.held_out.newest
         is_under_way = newest is not None and newest.score is None
-        return next_pass(newest, self._every, self._handles.steps) if self._tasks or is_under_way else None
+        return next_pass(newest, self._every, self._handles.steps, done=done) if self._tasks or is_under_way else None
 
-    @property
-    def last_step(self) -> int:
+    def last_step(self, done: int) -> int:
         """How far training may go now."""
-        return last_step(self.due, self._every, self._handles.steps, staleness=self._staleness)
+        return last_step(self.due(done), self._every, self._handles.steps, staleness=self._staleness)
 
     def advance(self, progress: RunProgress) -> None:
         """A turn of the pass that is due now, if one is."""
-        due, newest = self.due, self._state.held_out.newest
+        due, newest = self.due(progress.step), self._state.held_out.newest
         if due is None or progress.acked is None:
             return
         if newest is not None and newest.number == due.number:
@@ -155,7 +158,8 @@ class HeldOut:
         known = [[score for score in task if score is not None] for task in scores]
         num_lacking = begun.num_tasks * begun.num_samples - sum(map(len, known))
         if num_lacking:
-            behind = "; training waits for it" if 0 < self.last_step <= progress.step < self._handles.steps else ""
+            is_awaited = 0 < self.last_step(progress.step) <= progress.step < self._handles.steps
+            behind = "; training waits for it" if is_awaited and self._paces else ""
             self._wait(f"held-out pass {begun.number}, step {begun.step}", f"{num_lacking} episodes to come{behind}")
             return
         score = score_of(known, begun.num_samples)

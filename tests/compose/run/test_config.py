@@ -115,7 +115,7 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ('[kafka]\nbootstrap_servers = ""\n', r"\[kafka\] bootstrap_servers: expected host:port, got nothing"),
         ('[kafka.client]\nfoo = "1"\n', r"\[kafka\] client: foo is not allowed; expected one of"),
         ('[kafka.topics]\nepisodes = "mine"\n', r"\[kafka.topics\] episodes: only .* can be renamed"),
-        ("[select]\ntrain = true\n", r"\[select\] train: a run trains on \[tasks\] or on captured traffic"),
+        ("[select]\ntrain = true\n", r"\[select\] train: a run trains on \[tasks\] file or on captured traffic"),
         ("[feedback.names.x]\nlow = 1.0\nhigh = 0.5\n", r"\[feedback.names.x\] expected low < high"),
         (
             '[select]\nunscored = "air"\n',
@@ -156,6 +156,50 @@ def test_training_on_captured_traffic_needs_raters_and_a_baseline_without_groups
         return
     with pytest.raises(ConfigurationError, match=message):
         load(file, environ={}, flags={})
+
+
+TRAFFIC = """
+run = "x"
+select.train = true
+feedback.names = {}
+algorithm.recipe = "rloo_batch"
+"""
+AGENT, GRADER = 'agent.callable = "agent.py:solve"\n', 'reward.grader = "grade.py:grade"\n'
+HELD_OUT = 'tasks.eval_file = "tasks.jsonl"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HELD_OUT, r"\[tasks\] eval_file: .* add \[agent\] and \[reward\], or leave \[tasks\] out"),
+        (HELD_OUT + AGENT, r"\[tasks\] eval_file: .* add \[reward\], or leave"),
+        (HELD_OUT + GRADER, r"\[tasks\] eval_file: .* add \[agent\], or leave"),
+        ("tasks.eval_every = 5\n" + AGENT + GRADER, r"held-out tasks alone: name their eval_file, or leave"),
+        (HELD_OUT + 'tasks.file = "tasks.jsonl"\n' + AGENT + GRADER, r"leave one .* out \(held-out .* may stay\)"),
+        (HELD_OUT + "tasks.eval_samples = 2\n" + AGENT + GRADER, r"eval_samples = 2: greedy.*validation_temperature"),
+        (AGENT + GRADER, ""),
+        (HELD_OUT + AGENT + GRADER, ""),
+    ],
+    ids=["no-agent-no-grader", "no-grader", "no-agent", "no-file", "both", "alike", "none", "all"],
+)
+def test_held_out_tasks_beside_captured_traffic_need_who_runs_and_who_grades_them(
+    folder: Path, text: str, message: str
+) -> None:
+    """What is lacking is named; with all of it there, and with no held-out tasks, the file loads."""
+    file = write(folder, TRAFFIC + text)
+    if not message:
+        assert load(file, environ={}, flags={}).only_holds_out == (HELD_OUT in text)
+        return
+    with pytest.raises(ConfigurationError, match=message):
+        load(file, environ={}, flags={})
+
+
+def test_training_tasks_are_asked_for_where_they_are_trained_on(folder: Path) -> None:
+    """By `up` too, as ever; and `train` refuses a run that trains on its traffic."""
+    with pytest.raises(ConfigurationError, match=r"\[tasks\] file is missing; add it, or pass --tasks FILE"):
+        load(write(folder, 'run = "x"\n' + HELD_OUT), environ={}, flags={})
+    with pytest.raises(ConfigurationError, match=r"\[select\] train: .* start it by `tracegrad up`"):
+        load(write(folder, TRAFFIC), environ={}, flags={}, for_training=True)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tracegrad.compose.run.run_dir import RunDir, RunKey, write_record
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.producers.llm_gateway.config import LlmConfig, PolicyConfig
+from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.producers.runner.config import AgentConfig, RewardConfig
 from tracegrad.producers.tasks.config import TasksConfig
 from tracegrad.schemas.credentials import credential, engine_holder
@@ -34,7 +35,7 @@ from tracegrad.schemas.metrics import UNVERIFIED, Metrics
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal
 from tracegrad.streams.config import SelectConfig, StreamsConfig
-from tracegrad.trainer.config import TrainerConfig
+from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig
 
 SETTINGS = RunSettings(
     run="mine",
@@ -203,6 +204,34 @@ def test_the_processes_of_a_training_run(tmp_path: Path) -> None:
     assert found["kafka"].layer < found["engine"].layer < found["llm"].layer < found["runner"].layer
     only = [spec.name for spec in specs(wiring, for_training=False, only=Part.CAPTURE)]
     assert only == ["kafka", "engine", "otlp", "llm"]
+
+
+CAPTURING = msgspec.structs.replace(
+    SETTINGS,
+    tasks=TasksConfig(eval_file="/somewhere/eval.jsonl"),
+    select=SelectConfig(train=True),
+    feedback=FeedbackConfig(),
+    algorithm=AlgorithmConfig(recipe="rloo_batch"),
+)
+"""Trains on captured traffic, with held-out tasks."""
+
+
+def test_a_run_on_captured_traffic_has_tasks_and_runner_where_something_is_held_out(tmp_path: Path) -> None:
+    """Besides what it has without; a part of it has neither."""
+    wiring = Wiring(prepare_run(CAPTURING, tmp_path / "with"))
+    without = Wiring(prepare_run(msgspec.structs.replace(CAPTURING, tasks=None), tmp_path / "without"))
+    names, fewer = ([spec.name for spec in specs(one, for_training=False)] for one in (wiring, without))
+    assert names == [*fewer, "runner", "tasks"]
+    for part in Part:
+        assert not {"runner", "tasks"} & {spec.name for spec in specs(wiring, for_training=False, only=part)}
+    assert wiring.tasks().rewards_awaited == ("reward",)
+    assert "/somewhere/eval.jsonl" in wiring.runner().hidden
+
+
+def test_held_out_tasks_may_be_added_to_a_run_on_captured_traffic(tmp_path: Path) -> None:
+    """And taken away: nothing on its log is of a group's size."""
+    for tasks in (None, CAPTURING.tasks, None):
+        prepare_run(msgspec.structs.replace(CAPTURING, tasks=tasks), tmp_path)
 
 
 @pytest.mark.parametrize(

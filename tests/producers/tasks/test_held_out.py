@@ -212,6 +212,64 @@ def test_a_pass_takes_no_training_group_its_place(world: World) -> None:
     assert len(world.requests(Purpose.TRAIN)) == 2 * G * 2 + 2 * G * 2, "two batches ahead, as eta 1 has it"
 
 
+def beside_traffic(world: World) -> World:
+    """The same in a run that trains on captured traffic: groups come on their own."""
+    world.config = msgspec.structs.replace(world.config, file=None)
+    world.start()
+    return world
+
+
+def test_a_run_on_captured_traffic_admits_held_out_tasks_alone(world: World, now: list[float]) -> None:
+    """Before its first step, every second one and at its end; it is complete when the last pass has its score, whatever
+    restarts in between. Nothing of the pace holds it."""
+    beside_traffic(world).ack(0)
+    for number, step in enumerate((0, 2, 4, 6, 7)):
+        while world.step < step:
+            world.train()
+            world.ack(world.step)
+        world.start()
+        world.turn()
+        asked = world.requests(Purpose.VALIDATION)[2 * number :]
+        assert [request.task_id for request in asked] == ["e0", "e1"]
+        for request in asked[:1]:
+            world.end(request)
+        assert not world.turn()
+        world.start()
+        world.turn()
+        for request in asked[1:]:
+            world.end(request)
+        now[0] += 10.0
+        is_done = world.turn()
+    assert is_done
+    assert world.requests(Purpose.TRAIN) == [] and len(world.requests(Purpose.VALIDATION)) == 10
+    assert [word.step for word in Play(world, 0).words()] == [0, 0, 2, 2, 4, 4, 6, 6, 7, 7]
+
+
+def test_a_pass_that_training_has_overtaken_is_left_out(world: World) -> None:
+    """The one after a slow pass is that of the newest step at which one was due: they never pile up."""
+    beside_traffic(world).ack(0)
+    world.turn()
+    for step in range(1, 6):
+        world.train()
+        world.ack(step)
+    finish(world, 0)
+    finish(world, 2)
+    assert [word.step for word in Play(world, 0).words()] == [0, 0, 4, 4]
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 40), st.integers(0, 40))
+def test_no_pass_is_due_of_a_step_that_is_long_past(every: int, steps: int, newest: int, done: int) -> None:
+    """At most one pass is behind; each is of a step of the passes' own; none is left out that training awaits."""
+    newest, done = min(newest // every * every, steps), min(done, steps)
+    one = next_pass(held_out(0, 0.5, version=0, step=newest), every, steps, done=done)
+    if one is None:
+        assert newest == steps
+        return
+    first = next_step(newest, every, steps)
+    assert one.step == first if done <= next_step(first, every, steps) else done - every < one.step <= done
+    assert first <= one.step and (one.step % every == 0 or one.step == steps)
+
+
 def finish(world: World, first: int) -> None:
     """Plays the pass whose rollouts begin with that one."""
     world.turn()
