@@ -159,7 +159,7 @@ class Trainer:
             started_at_ms = _now_ms()
             self._store.look()
             batch, read_s = self._read()
-            if batch is None:
+            if batch is None or (self._store.state.step == 0 and not self._policy_log.await_score(self._stop)):
                 break
             waited = time.perf_counter() - started - read_s
             self._train(batch, seconds={"wait": waited, "read": read_s}, started_at_ms=started_at_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.versions import held_out
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.records.weights import WEIGHTS
+from tracegrad.trainer.store.policy_log import PolicyLog
 from tracegrad.trainer.store.store import Store
 
 pytestmark = pytest.mark.torch
@@ -129,3 +131,30 @@ def test_a_rollback_reaches_the_best_version(
     assert (max(versions), versions[6].base_version) == (7, 4)
     assert weights[6] == weights[4] != weights[5]
     assert folders(tmp_path) == [0, 4, 7]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_first_step_waits_for_a_held_out_pass_that_began_before_it(
+    is_stopped: bool, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its groups are there, as those of traffic are: the score before training is that of version 0. The pass
+    after the first step holds up nothing; who is told to stop meanwhile has trained nothing."""
+    look, wait, stop = PolicyLog.look, PolicyLog.await_score, threading.Event()
+    looks: list[int] = []
+
+    def looked(self: PolicyLog) -> None:
+        looks.append(len(steps_of(log)))
+        if len(looks) == 5:
+            stop.set() if is_stopped else say(log, [held_out(0, 0.5, version=0), held_out(1, since=1)])
+        look(self)
+
+    def waited(self: PolicyLog, told: threading.Event) -> bool:
+        with monkeypatch.context() as patched:
+            patched.setattr(PolicyLog, "look", looked)
+            return wait(self, told)
+
+    monkeypatch.setattr(PolicyLog, "await_score", waited)
+    say(log, [held_out(0)])
+    train(log, config_of(untied, tmp_path), stop)
+    assert looks[:5] == [0] * 5 and len(looks) < 8
+    assert [step.step for step in steps_of(log)] == ([] if is_stopped else [1, 2, 3, 4])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 import uuid
 from collections import deque
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 
-from tracegrad.schemas.beat import acknowledged
+from tracegrad.schemas.beat import acknowledged, beat
 from tracegrad.schemas.errors import FencedError, RecordError, UnavailableError
 from tracegrad.schemas.keys import original_key, policy_key
 from tracegrad.schemas.log.follow import Chunk, decoded, follow, read_to_end
@@ -100,6 +101,16 @@ class PolicyLog:
         """Takes what has come since. Raises FencedError on a higher claim."""
         self._take(next(self._chunks))
         self._require()
+
+    def await_score(self, stop: threading.Event) -> bool:
+        """Waits for that of the pass before training, if it is under way: tasks admits nothing meanwhile, but traffic
+        comes on its own. False: told to stop. Raises FencedError on a higher claim."""
+        while (first := self.lineage.held_out.by_number.get(0)) is not None and first.score is None:
+            if stop.is_set():
+                return False
+            beat()
+            self.look()
+        return True
 
     def check(self) -> None:
         """Reads to the topic's present end. Raises FencedError on a higher claim."""
