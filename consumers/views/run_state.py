@@ -17,7 +17,7 @@ import msgspec
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import RunHash, episode_id, run_hash_of
+from tracegrad.schemas.ids import RunHash, attempt_of, episode_id, run_hash_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, CallRecord, LlmCall, Purpose, UpstreamCall
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
@@ -83,7 +83,8 @@ class RunState:
         self.supervised: Recent[str, SupervisedProcess] = Recent(remembered)
         """Process -> its supervisor's last word on it."""
         self.first_span: tuple[str, str] | None = None
-        """Its name, and the service that it is of."""
+        """Its name, and the service that it is of. Spans, calls and episodes of held-out rollouts are no part of what
+        arrives."""
         self.joins, self.traffic = Joins(), Traffic()
         """Whether captured calls and spans meet; who rates what is captured."""
         self.first_call: CallRecord | None = None
@@ -167,8 +168,9 @@ class RunState:
             return
         self.open_attempts.pop(id_, None)
         self._ended[id_] = None
-        self.num_episodes += 1
-        self.last_episode = episode
+        if episode.purpose is not Purpose.VALIDATION:
+            self.num_episodes += 1
+            self.last_episode = episode
         self.joins.episode(episode)
         self.traffic.episode(episode)
         group = episode.group
@@ -188,13 +190,15 @@ class RunState:
         self.traffic.closed(marker)
 
     def _spans(self, request: ExportTraceServiceRequest) -> None:
-        first = next(spans_of(request), None)
-        if first is not None and self.first_span is None:
-            self.first_span = (first[2].name, service_of(first[0]))
+        if self.first_span is None:
+            arrived = (one for one in spans_of(request) if attempt_of(one[2].trace_id.hex(), (self._run,)) is None)
+            if (first := next(arrived, None)) is not None:
+                self.first_span = (first[2].name, service_of(first[0]))
 
     def _call(self, call: LlmCall) -> None:
         if isinstance(call, CallRecord):
-            self.first_call = self.first_call or call
+            if call.purpose is not Purpose.VALIDATION:
+                self.first_call = self.first_call or call
             self.joins.call(call)
         elif isinstance(call, UpstreamCall):
             self.first_upstream_call = self.first_upstream_call or call

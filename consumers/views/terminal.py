@@ -147,10 +147,11 @@ class StepLines:
 
     def _passes(self, state: RunState) -> Iterator[Event]:
         """Each as its score is there; of the first that it began too, for nothing else moves meanwhile."""
-        while (one := state.held_out.by_number.get(self._next_pass)) is not None:
+        for number in sorted(number for number in state.held_out.by_number if number >= self._next_pass):
+            one = state.held_out.by_number[number]
             held_out = held_out_of(one)
             if held_out is not None:
-                self._next_pass += 1
+                self._next_pass = number + 1
                 text = f"held-out at step {held_out.step}: {held_out_text(held_out)}"
                 yield Event(kind="validation", text=text, held_out=held_out)
                 continue

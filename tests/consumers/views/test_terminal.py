@@ -9,12 +9,14 @@ from msgspec.structs import replace
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state, read
-from tests.streams.make import TOPICS, agent_span, call, otlp
+from tests.streams.make import TOPICS, agent_span, call, otlp, rollout
+from tests.versions import held_out
 from tracegrad.compose.run.show import JsonShow
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.records.calls import LLM_CALLS
+from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
 from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic
 
 
@@ -42,6 +44,28 @@ def test_each_held_out_pass_is_said_once_with_its_interval_and_its_version() -> 
     assert (line["kind"], line["step"], line["mean"], line["low"], line["version"], line["versions"]) == (
         "validation", 2, 1.0, 1.0, 2, [{"version": 2, "share": 1.0}],
     )  # fmt: skip
+
+
+def test_who_begins_to_read_in_the_midst_is_told_of_the_passes_from_there_on() -> None:
+    """As `up` does when its run is started again: of one that had begun its score, and then the next ones."""
+    lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.WEIGHTS)
+    words = [held_out(3, 0.5, version=6, step=6), held_out(4, step=8), held_out(4, 1.0, version=8, step=8)]
+    said = []
+    for offset, word in enumerate(words):
+        state.fold(Record(topic=name, partition=0, offset=offset, key=None, value=WEIGHTS.encode(word)), 0.0)
+        said += [event.text.split(":")[0] for event in lines.news(state, 0.0)]
+    assert said == ["held-out at step 6", "held-out at step 8"]
+
+
+def test_held_out_rollouts_are_no_arrivals() -> None:
+    """Nobody waits for them, and what lacks beside them is lacking: only the agent that is no runner's is told of."""
+    lines, state = ArrivalLines(), new_state()
+    spans = otlp(agent_span(rollout(0) + "a001", 1, "helper"))
+    record = Record(topic=TOPICS.name(Topic.OTLP_SPANS), partition=0, offset=0, key=None, value=spans)
+    state.fold(record, 0.0)
+    made = call("a", rollout(0), purpose=Purpose.VALIDATION)
+    state.fold(replace(record, topic=TOPICS.name(Topic.LLM_CALLS), value=LLM_CALLS.encode(made)), 0.0)
+    assert list(lines.news(state, 30.0)) == [] and state.first_sign_s is None
 
 
 def test_an_alarm_is_said_when_it_begins() -> None:
