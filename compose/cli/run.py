@@ -119,12 +119,23 @@ def up(
 
     Example: tracegrad up --model models/small
     """
+    from ..run.report import tell_results
+
     flags: dict[str, Any] = {"run": run, "policy.model": model, "kafka.bootstrap_servers": bootstrap_servers}
     flags |= _set_flags(set_ or [])
     if file is None and not Path("tracegrad.toml").is_file():
         flags["run"] = run or "up"
     settings = _capturing(load_settings(file, flags, for_training=False))
-    _run(settings, runs_dir, as_json=as_json, for_training=False, only=only, watch=_watch_arrivals)
+    last_words = tell_results if settings.only_holds_out and only is None else None
+    _run(
+        settings,
+        runs_dir,
+        as_json=as_json,
+        for_training=False,
+        only=only,
+        watch=_watch_arrivals,
+        last_words=last_words,
+    )
 
 
 def env(

@@ -1,8 +1,8 @@
 """The end of a training run: what was learnt, and what became of every call, episode and group.
 
 In: a run whose broker still answers. Out: lines for people, results.json, chart.svg and audit.json in the run's
-`results/`, and whether the checks passed. Invariant: True only if every id is accounted for. `account` also answers
-`tracegrad audit`. Failure: UnavailableError.
+`results/`, and whether the checks passed; `tell_results` is the first part of it, for a run that a person ends.
+Invariant: True only if every id is accounted for. `account` also answers `tracegrad audit`. Failure: UnavailableError.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tracegrad.consumers.views.chart import draw
 from tracegrad.consumers.views.held_out import held_out_text
 from tracegrad.consumers.views.results import RESULTS_TOPICS, Best, Results, results_of
 from tracegrad.consumers.views.watch import fold_present
+from tracegrad.schemas.errors import UnavailableError
+from tracegrad.schemas.log.follow import PATIENCE_S
 from tracegrad.schemas.records.versions import parse_label
 
 from ..files import write_atomically
@@ -26,21 +28,17 @@ from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
-__all__ = ["account", "make_report", "newest_folder", "report_lines"]
+__all__ = ["account", "make_report", "newest_folder", "report_lines", "tell_results"]
 
 _NAMED = 20
+_LAST_WORDS_S = 3.0
+"""A run that a person stops waits no longer for a broker that may be what failed."""
 
 
 def make_report(wiring: Wiring, show: Show) -> bool:
     """Reads, checks, writes and prints; returns whether the checks passed."""
-    log = wiring.log()
     folder = wiring.run_dir.results
-    state = run_state(wiring)
-    fold_present(log, wiring.topics, state, RESULTS_TOPICS)
-    results = results_of(state, run=wiring.record.name)
-    write_record(folder / "results.json", results)
-    write_atomically(folder / "chart.svg", draw(results).encode())
-    _show_results(results, show)
+    _make_results(wiring, show, patience_s=PATIENCE_S)
     report = account(wiring, is_live=False)
     write_record(folder / "audit.json", report)
     show.result("audit", msgspec.to_builtins(report), report_lines(report))
@@ -51,6 +49,23 @@ def make_report(wiring: Wiring, show: Show) -> bool:
         [f"results and chart: {folder}", f"model: {model or 'none was published'}"],
     )
     return report.is_complete
+
+
+def tell_results(wiring: Wiring, show: Show) -> None:
+    """Results and chart of what there is, while the processes run; waits for a few seconds at most."""
+    try:
+        _make_results(wiring, show, patience_s=_LAST_WORDS_S)
+    except UnavailableError as error:
+        show.say(f"no results: {error}")
+
+
+def _make_results(wiring: Wiring, show: Show, *, patience_s: float) -> None:
+    state, folder = run_state(wiring), wiring.run_dir.results
+    fold_present(wiring.log(), wiring.topics, state, RESULTS_TOPICS, patience_s=patience_s)
+    results = results_of(state, run=wiring.record.name)
+    write_record(folder / "results.json", results)
+    write_atomically(folder / "chart.svg", draw(results).encode())
+    _show_results(results, show)
 
 
 def account(wiring: Wiring, *, is_live: bool) -> Report:

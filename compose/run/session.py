@@ -34,12 +34,13 @@ from .status_reports import StatusReports
 from .supervisor import Outcome, OutcomeKind, Supervisor
 from .wiring import Wiring, source_keys, upstream
 
-__all__ = ["INTERRUPTED", "ReportMaker", "run_session", "run_state", "watch_arrivals"]
+__all__ = ["INTERRUPTED", "LastWords", "ReportMaker", "run_session", "run_state", "watch_arrivals"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
 WatchFactory = Callable[[Wiring, Show], Watcher]
 ReportMaker = Callable[[Wiring, Show], bool]
+LastWords = Callable[[Wiring, Show], None]
 
 
 def run_session(
@@ -52,6 +53,7 @@ def run_session(
     keep: bool = False,
     watch: WatchFactory | None = None,
     report: ReportMaker | None = None,
+    last_words: LastWords | None = None,
 ) -> int:
     """Runs the pipeline until it is done or a person stops it.
 
@@ -64,17 +66,19 @@ def run_session(
         keep: after the report, go on until Ctrl-C, so that the topics can be looked at.
         watch: makes the live view, once the topics are there; None: steps.
         report: makes the report; returns whether its checks passed.
+        last_words: said before the first process is stopped, whatever ends the run.
     """
     try:
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
         settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
-        if for_training and settings.tasks is not None:
+        runs_tasks = for_training or (settings.only_holds_out and only is None)
+        if runs_tasks and settings.tasks is not None:
             for file in filter(None, (settings.tasks.file, settings.tasks.eval_file)):
                 read_tasks(file)
         run_dir = RunDir(path.resolve())
         with run_dir.lock():
-            if for_training and settings.agent is not None:
+            if runs_tasks and settings.agent is not None:
                 check_agent(settings.agent, show.say)
             if only in ENGINE_PARTS:
                 for one in settings.upstream:
@@ -84,7 +88,7 @@ def run_session(
             wiring = Wiring(prepare_run(settings, path))
             _ = wiring.keys  # one that is missing is said before any process starts
             processes = specs(wiring, for_training=for_training, only=only)
-            onlookers = _Onlookers(wiring, show, watch or watch_steps)
+            onlookers = _Onlookers(wiring, show, watch or watch_steps, last_words)
             return _supervise(onlookers, processes, ends_with_jobs=for_training, keep=keep, report=report)
     finally:
         # Whatever was raised, the terminal gets its cursor back.
@@ -133,10 +137,11 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
 class _Onlookers:
     """Who reads from and tells the broker beside the processes; they leave before the first process is stopped."""
 
-    def __init__(self, wiring: Wiring, show: Show, watch: WatchFactory) -> None:
+    def __init__(self, wiring: Wiring, show: Show, watch: WatchFactory, last_words: LastWords | None = None) -> None:
         self.wiring = wiring
         self.show = show
         self._watch = watch
+        self._last_words = last_words
         self._reports: StatusReports | None = None
         self._watcher: Watcher | None = None
 
@@ -161,6 +166,8 @@ class _Onlookers:
         """Waits a few seconds at most; called once a run of the supervisor."""
         if self._watcher is not None:
             self._watcher.close()
+            if self._last_words is not None:
+                self._last_words(self.wiring, self.show)
         if self._reports is not None:
             self._reports.close()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tracegrad.schemas.errors import TracegradError
-from tracegrad.schemas.log.follow import follow, read_to_end
+from tracegrad.schemas.log.follow import PATIENCE_S, follow, read_to_end
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.retry import retry
 from tracegrad.schemas.topics import INPUTS, STREAMS, Topic, Topics
@@ -28,10 +28,12 @@ _REPORTS = 2_000
 """A run of a dozen processes writes so many in two minutes."""
 
 
-def fold_present(log: Log, topics: Topics, state: RunState, which: Iterable[Topic]) -> None:
+def fold_present(
+    log: Log, topics: Topics, state: RunState, which: Iterable[Topic], *, patience_s: float = PATIENCE_S
+) -> None:
     """Folds topics from their beginning to their present end. Raises UnavailableError."""
     for topic in which:
-        for record in read_to_end(log, topics.name(topic)):
+        for record in read_to_end(log, topics.name(topic), patience_s=patience_s):
             state.fold(record, time.monotonic())
 
 
