@@ -6,10 +6,25 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.consumers.audit.small_run import attempt
 from tests.streams.assemble.test_feedback import KEY, said
-from tests.streams.make import Item, Streams, call, call_id, config, llm_span, otlp, tool_call, tool_span
+from tests.streams.make import (
+    RUN_HASH,
+    Item,
+    Streams,
+    call,
+    call_id,
+    config,
+    llm_span,
+    otlp,
+    rollout,
+    tool_call,
+    tool_span,
+)
 from tracegrad.schemas.metrics import CREDIT_EPISODES
 from tracegrad.schemas.records.calls import Purpose, SamplingParameters
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
@@ -32,10 +47,16 @@ def conversation(*turns: tuple[str, bool], key: str = KEY, **changes: Any) -> li
     return calls
 
 
-def folded(*items: Item, train: bool = True, unscored: Literal["drop", "air"] = "drop", **changes: Any) -> Streams:
+def folded(
+    *items: Item,
+    train: bool = True,
+    unscored: Literal["drop", "air"] = "drop",
+    sources: tuple[str, ...] = ("feedback",),
+    **changes: Any,
+) -> Streams:
     """Of a run that trains on what is captured."""
     select = SelectConfig(capture_all=True, train=train, unscored=unscored)
-    streams = Streams(config(reward_sources=("feedback",), select=select, **changes))
+    streams = Streams(config(reward_sources=sources, select=select, **changes))
     streams.feed(*items)
     for now_s in (0.0, 100.0):
         streams.tick(now_s)
@@ -125,3 +146,25 @@ def test_what_cannot_train_is_told_in_its_group() -> None:
     _, (row,) = group_of(*conversation(*TURNS, versions=()), said(1.0, "k1"))
     assert not row.loss_mask.any()
     assert {turn.masked for turn in row.turns} == {"bad_versions"}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("target", [None, "1a"])
+def test_a_held_out_rollout_is_no_conversation_whatever_is_said_of_it(is_late: bool, target: str | None) -> None:
+    """Of the same agent, in a run that trains on all that is captured: its episode has its grader's reward and ends
+    there, and the conversation beside it trains as without it."""
+    alone = folded(*conversation(*TURNS), said(0.5, "k1"))
+    group = GroupRef(id=RUN_HASH + "e" * 16, size=1, member=0, index=0)
+    items = attempt(1, group, Purpose.VALIDATION)
+    about: dict[str, Any] = {"conversation_key": None, "rollout_id": rollout(1), "attempt_id": "a001", "name": "thumb"}
+    rating = said(0.5, "k2", target=call_id(target) if target else None, **about)
+    sources = ("feedback", "grader:*")
+    both = folded(*(items if is_late else [rating, *items]), *conversation(*TURNS), said(0.5, "k1"), sources=sources)
+    if is_late:
+        both.feed(rating)
+        both.tick(300.0)
+    assert both.values(Topic.TRANSITIONS) == alone.values(Topic.TRANSITIONS) != []
+    found = {episode.purpose: episode for episode in map(EPISODES.decode, both.values(Topic.EPISODES))}
+    assert len(both.values(Topic.EPISODES)) == 2
+    assert (found[Purpose.VALIDATION].reward, found[Purpose.UNKNOWN].reward) == (1.0, 0.5)
+    assert not both.values(Topic.DEAD_LETTERS)
