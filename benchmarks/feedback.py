@@ -4,10 +4,10 @@
 
 Starts `tracegrad up` with examples/feedback, its chat server in an environment of its own, and its crowd, a process
 each. `--kill` ends each of the run's processes once on the way by SIGKILL. Forged thumbs are written to the topic, past
-the gateway, all the while. Afterwards: greedy answers of the last version to 128 held-out questions; the mean outcome
-of the last 640 conversations; and an account of each thumb by the crowd's own file: accepted, on the topic, joined or
-late, and of what joined whether the turn has the mean of what was said of it last. In the folder: result.json,
-crowd.jsonl, logs.
+the gateway, all the while. Afterwards: greedy answers of the last version to 128 held-out questions, which is the run's
+own last pass (none where its steps are not done); the mean outcome of the last 640 conversations; and an account of
+each thumb by the crowd's own file: accepted, on the topic, joined or late, and of what joined whether the turn has the
+mean of what was said of it last. In the folder: result.json, crowd.jsonl, logs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from feedback_account import curve, greedy, mean_of_last, served_by, steps_of, traced
+from feedback_account import curve, held_out_score, mean_of_last, served_by, steps_of, traced
 
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.local_kafka.node import free_port
@@ -44,7 +44,7 @@ CLIENT = ROOT / "producers" / "client" / "feedback.py"
 TRACEGRAD = (sys.executable, "-m", "tracegrad.compose.cli")
 KILLED = (
     *("llm", "rewards", "otlp", "streams-assemble-0", "trainer", "streams-credit-0", "weight-sync"),
-    *("streams-normalize-0", "engine", "kafka"),
+    *("streams-normalize-0", "engine", "kafka", "runner", "tasks"),
 )
 START_S, DRAIN_S = 400.0, 300.0
 T = TypeVar("T")
@@ -202,14 +202,16 @@ class Measured:
         until(lambda: self._is_served(wiring), "the last version to be served", 120)
         lines = [json.loads(line) for line in self.crowd_file.read_text().splitlines()]
         answers = [line for line in lines if "turn" in line]
-        steps = steps_of(wiring)
+        steps, score = steps_of(wiring), None
+        if len(steps) >= wiring.settings.trainer.steps:
+            score = until(lambda: held_out_score(wiring), "the last held-out score", DRAIN_S)
         report = account(wiring, is_live=True)
         return {
             "seed": self._given.seed,
             "permuted": self._given.permuted,
             "conversations": self._given.conversations,
             "versions": steps[-1].version if steps else 0,
-            "greedy": None if self._given.ungraded else greedy(wiring),
+            "greedy": score and score.mean,
             "last": mean_of_last(answers),
             "curve": curve(answers),
             "step_rewards": [round(step.reward, 4) for step in steps],
@@ -241,7 +243,6 @@ def main() -> int:
     parser.add_argument("--permuted", action="store_true", help="the control: each rates what another got")
     parser.add_argument("--by-outcome", action="store_true", help="who got it wrong rates more often")
     parser.add_argument("--kill", action="store_true", help="SIGKILL each of the run's processes once")
-    parser.add_argument("--ungraded", action="store_true", help="ask the last version no held-out questions")
     parser.add_argument("--set", action="append", default=[], help="a setting of the run, key=value")
     given = parser.parse_args()
     measured = Measured(given)

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.records.held_out import HeldOutPass, HeldOutPasses, HeldOutScore
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, REWARDS
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import decode_group
-from tracegrad.schemas.records.weights import WEIGHT_ACKS
+from tracegrad.schemas.records.weights import WEIGHT_ACKS, WEIGHTS
 from tracegrad.schemas.topics import Topic
 
-CALCULATOR = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 LAST = 640
-MAX_TURNS = 3
 READ_S = 30.0
 """How far the rewards gateway, a reader of the topics, may be behind them."""
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "calc",
-            "description": "Evaluate one operation on two whole numbers, such as 12+34.",
-            "parameters": {"type": "object", "properties": {"expr": {"type": "string"}}, "required": ["expr"]},
-        },
-    }
-]
 
 
 def log_of(wiring: Wiring) -> Log:
@@ -80,35 +66,14 @@ def curve(answers: list[dict[str, Any]], points: int = 20) -> list[float]:
     return [round(sum(part) / len(part), 3) for part in parts if part]
 
 
-def greedy(wiring: Wiring) -> float:
-    """The share of held-out questions that the served version answers rightly at temperature 0."""
-    tasks = [json.loads(line) for line in (CALCULATOR / "eval.jsonl").read_text().splitlines()][:128]
-    url = f"{wiring.endpoints.engine_urls[0]}/v1/chat/completions"
-    headers = {"content-type": "application/json", "authorization": f"Bearer {wiring.engine_token}"}
-    sys.path.insert(0, str(CALCULATOR))
-    from chain import calculate
-
-    def solve(task: dict[str, Any]) -> bool:
-        messages: list[Any] = [{"role": "user", "content": task["input"]}]
-        for _ in range(MAX_TURNS):
-            body = {"model": wiring.settings.policy.name, "messages": messages, "tools": TOOLS}
-            body |= {"max_tokens": 48, "temperature": 0.0}
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=120) as response:
-                message = json.load(response)["choices"][0]["message"]
-            if not message.get("tool_calls"):
-                return str(message["content"]).strip() == task["expected"]
-            messages.append({key: message[key] for key in ("role", "content", "tool_calls")})
-            for call in message["tool_calls"]:
-                try:
-                    content = calculate(str(json.loads(call["function"]["arguments"])["expr"]))
-                except (ValueError, KeyError, TypeError):
-                    content = "error: syntax"
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
-        return False
-
-    with ThreadPoolExecutor(16) as asking:
-        return round(sum(asking.map(solve, tasks)) / len(tasks), 4)
+def held_out_score(wiring: Wiring) -> HeldOutScore | None:
+    """Of the pass after the last step; None: it is not there."""
+    passes = HeldOutPasses()
+    for record in read_to_end(log_of(wiring), wiring.topics.name(Topic.WEIGHTS)):
+        if isinstance(word := WEIGHTS.decode(record.value), HeldOutPass):
+            passes.fold(word)
+    newest, last = passes.newest, wiring.settings.trainer.steps
+    return newest.score if newest is not None and newest.step == last else None
 
 
 def traced(lines: list[dict[str, Any]], wiring: Wiring, raters: dict[str, str]) -> dict[str, Any]:

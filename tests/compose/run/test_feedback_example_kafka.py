@@ -39,10 +39,12 @@ def answering(prompt: str, draw: int) -> Reply:
 def test_every_thumb_of_a_crowd_ends_as_its_receipt_says(tmp_path: Path) -> None:
     """None is lost and none counted twice, though each process but the engine is killed on the way; a forged one, by
     whatever way it comes, counts for nothing."""
+    few = tmp_path / "eval.jsonl"
+    few.write_text("".join((ROOT / "examples" / "calculator" / "eval.jsonl").read_text().splitlines(True)[:8]))
     with running_engine(ScriptedEngine(policy=answering)) as engine:
         command = [sys.executable, str(ROOT / "benchmarks" / "feedback.py"), str(tmp_path / "run"), "--kill"]
         command += ["--conversations", str(CONVERSATIONS), "--at-once", "4", "--set", f"engine.url={engine}"]
-        command += ["--set", "trainer.groups_per_step=8", "--set", "trainer.steps=2", "--ungraded"]
+        command += ["--set", "trainer.groups_per_step=8", "--set", "trainer.steps=2", "--set", f"tasks.eval_file={few}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=450, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout)
@@ -52,4 +54,5 @@ def test_every_thumb_of_a_crowd_ends_as_its_receipt_says(tmp_path: Path) -> None
     assert set(feedback["states"]) <= {"joined", "late"} and feedback["states"]["joined"] > CONVERSATIONS // 4
     assert feedback["answers_with_another_mean"] == 0
     assert feedback["answers_in_transitions"] == feedback["answers_joined"] > 0
+    assert 0.0 <= result["greedy"] <= 1.0 and result["audit"]["episodes"]["validation"] == 2 * 8
     assert result["forged_on_topic"] > 0 and result["missing"] == 0 and result["versions"] == 2
