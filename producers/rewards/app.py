@@ -38,8 +38,8 @@ from tracegrad.schemas.topics import Topic, Topics
 from ..asgi import serve
 from ..budget import Budget
 from ..http_request import UNREAD, holder_of, read_object, retry_after_s
+from ..read_feedback import FIELDS, read_feedback
 from .config import FeedbackConfig, FeedbackHandles
-from .read_feedback import FIELDS, read_feedback
 from .reading import Reading
 from .receipts import Receipts
 from .sources.polls import Polls

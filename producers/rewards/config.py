@@ -1,7 +1,7 @@
 """What the rewards gateway is told: `[feedback]` of the settings file, and the handles of the run that it works for.
 
-In: compose hands both over. Out: frozen records. Invariant: a range that exists has room between its ends. Imports
-nothing heavy: the command line reads it for its help.
+In: compose hands both over. Out: frozen records. Invariant: each name can be feedback's. Imports nothing heavy: the
+command line reads it for its help.
 """
 
 from __future__ import annotations
@@ -16,34 +16,11 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.schemas.records.episodes import AIR_RULE
-from tracegrad.schemas.records.rollouts import AGENT_REWARD, MAX_REWARD
 from tracegrad.schemas.section import Count, Port, Seconds, Section
 
-__all__ = ["MAX_NAME_CHARS", "FeedbackConfig", "FeedbackHandles", "RangeConfig", "SourceConfig", "SourceKind"]
+from ..feedback_names import RangeConfig, check_names
 
-MAX_NAME_CHARS = 80
-_TAKEN = (AIR_RULE, f"{AGENT_REWARD}.")
-"""Begin the names of what is paid or said otherwise, which counts by other rules."""
-
-
-class RangeConfig(Section, frozen=True, kw_only=True):
-    """`[feedback.names."name"]`: the values that feedback of this name may have.
-
-    Example: RangeConfig(low=0.0, high=1.0).
-    """
-
-    low: float
-    """The least."""
-    high: float
-    """The greatest."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not -MAX_REWARD <= self.low < self.high <= MAX_REWARD:
-            raise ConfigurationError(
-                f"expected low < high, both of at most {MAX_REWARD:g}, got low = {self.low:g}, high = {self.high:g}"
-            )
+__all__ = ["FeedbackConfig", "FeedbackHandles", "SourceConfig", "SourceKind"]
 
 
 class SourceKind(StrEnum):
@@ -148,12 +125,7 @@ class FeedbackConfig(Section, frozen=True, kw_only=True):
                 raise ConfigurationError(
                     f"sources: names: expected names that [feedback.names] declares, got {unknown[0]!r}; declare it"
                 )
-        for name in self.names:
-            if not 0 < len(name) <= MAX_NAME_CHARS or name.startswith(_TAKEN):
-                raise ConfigurationError(
-                    f"names: expected names of 1 to {MAX_NAME_CHARS} characters that do not begin with "
-                    f"{' or '.join(_TAKEN)}, got {name[:MAX_NAME_CHARS]!r}; rename it"
-                )
+        check_names(self.names)
 
 
 class FeedbackHandles(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,8 +28,8 @@ from tracegrad.schemas.metrics import SCORES, SOURCES_AWAY, SOURCES_FAILED, Metr
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.retry import retry_async
 
+from ...read_feedback import FIELDS, read_feedback
 from ..config import FeedbackConfig, FeedbackHandles, SourceConfig, SourceKind
-from ..read_feedback import FIELDS, read_feedback
 from . import langfuse, mlflow, phoenix
 from .asking import Asking
 from .found import Ask, Found, Pages, Unread

@@ -9,7 +9,8 @@ import pytest
 
 from tracegrad.compose.run.load import load
 from tracegrad.compose.run.wiring import source_keys
-from tracegrad.producers.rewards.config import FeedbackConfig, RangeConfig, SourceConfig, SourceKind
+from tracegrad.producers.feedback_names import RangeConfig
+from tracegrad.producers.rewards.config import FeedbackConfig, SourceConfig, SourceKind
 from tracegrad.schemas.errors import ConfigurationError
 
 FILE = """

@@ -18,8 +18,9 @@ from tests.producers.mutants import mutants
 from tests.serving import Background, free_port, is_healthy, until
 from tracegrad.producers.client import feedback as client
 from tracegrad.producers.client.feedback import send_feedback
+from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.producers.rewards.app import RewardsGateway, run
-from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles, RangeConfig
+from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles
 from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.credentials import credential, engine_holder, feedback_holder
 from tracegrad.schemas.errors import ConfigurationError, RecordError, UnavailableError

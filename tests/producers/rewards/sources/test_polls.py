@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.producers.keys import KEY, RUN_HASH
 from tests.producers.rewards.sources.replay import ANSWER, SESSION, TRACE, Replay, load
 from tests.serving import serve
-from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles, RangeConfig, SourceConfig, SourceKind
+from tracegrad.producers.feedback_names import RangeConfig
+from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles, SourceConfig, SourceKind
 from tracegrad.producers.rewards.sources import asking
 from tracegrad.producers.rewards.sources.polls import Polls
 from tracegrad.schemas.errors import SourceError, UnavailableError

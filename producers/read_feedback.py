@@ -27,7 +27,7 @@ from tracegrad.schemas.ids import (
 )
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
 
-from .config import MAX_NAME_CHARS, RangeConfig
+from .feedback_names import MAX_NAME_CHARS, RangeConfig
 
 __all__ = ["FIELDS", "read_feedback"]
 
