@@ -16,10 +16,9 @@ from collections.abc import Container, Mapping
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, ROLLOUT_KEYS, SESSION_ID
 from tracegrad.schemas.ids import attempt_of, conversation_key, is_lightning, key_in, parse_trace_id
 from tracegrad.schemas.metrics import SESSIONS_IGNORED, Metrics
+from tracegrad.schemas.otlp.values import AttributeValue
 from tracegrad.schemas.records.calls import CallRecord, UpstreamCall
 from tracegrad.schemas.records.facts import LinkFact, LinkSource, LogFact, SpanFact
-
-from .reading.span_view import AttributeValue
 
 __all__ = ["Conversations", "link_of_call", "links_of_event"]
 

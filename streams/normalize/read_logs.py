@@ -23,12 +23,12 @@ from tracegrad.schemas.attributes import (
 from tracegrad.schemas.ids import canonical_call
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.otlp.signal import LOGS
+from tracegrad.schemas.otlp.values import AttributeValue, attributes_of, plain
 from tracegrad.schemas.records.facts import LogFact
 
 from .conversations import links_of_event
-from .reading.otlp_values import attributes_of, plain
 from .reading.read_output import NOTHING, Output, of_messages
-from .reading.span_view import MAX_TEXT, AttributeValue, json_value
+from .reading.span_view import MAX_TEXT, json_value
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Scan, Source
 
 __all__ = ["LogReader"]

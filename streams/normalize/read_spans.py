@@ -15,7 +15,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tracegrad.schemas.attributes import CONVERSATION_KEYS, COUNTED_SPAN, ERROR_TYPE, SERVICE_NAME
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.otlp.signal import TRACES
+from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.records.facts import SpanFact, SpanKind
 
 from .conversations import Conversations
@@ -33,10 +35,9 @@ from .dialects.servers import LITELLM, MCP, VLLM
 from .dialects.traceloop import TRACELOOP
 from .dialects.vercel_ai import VERCEL_AI
 from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
-from .reading.agent_rewards import REWARD_KEYS, rewards_in
+from .reading.agent_rewards import rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
-from .reading.otlp_values import attributes_of
-from .reading.span_view import AttributeValue, SpanView
+from .reading.span_view import SpanView
 from .reading.usage import USAGE_KEYS, usage_of
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Place, Scan, Source
 
@@ -64,7 +65,7 @@ _SPAN_KEYS = IDENTITY_KEYS.union(
     CONVERSATION_KEYS,
     JUDGED_KEYS,
     HINT_KEYS,
-    REWARD_KEYS,
+    LIGHTNING_KEYS,
     USAGE_KEYS,
     *(dialect.marks | dialect.keys for dialect in DIALECTS),
 )

@@ -20,11 +20,10 @@ from tracegrad.schemas.mac import is_by_own_run
 from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
 from tracegrad.schemas.otlp.signal import Signal
+from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
 from tracegrad.schemas.records.facts import LinkFact, LogFact, SpanFact
 
 from .identity import claim_of, episode_of
-from .reading.otlp_values import attributes_of
-from .reading.span_view import AttributeValue
 
 __all__ = ["IDENTITY_KEYS", "RESOURCE_KEYS", "Place", "Refused", "Scan", "Source"]
 

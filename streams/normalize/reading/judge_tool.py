@@ -14,10 +14,11 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from tracegrad.schemas.attributes import ERROR_TYPE
+from tracegrad.schemas.otlp.values import AttributeValue
 from tracegrad.schemas.records.facts import ToolStatus
 from tracegrad.schemas.section import Section
 
-from .span_view import AttributeValue, SpanView
+from .span_view import SpanView
 from .tool_result import Sign, of_exit_code, of_flag, of_result, of_status, worst
 
 __all__ = ["JUDGED_KEYS", "ResultPart", "ToolJudge", "ToolRule"]

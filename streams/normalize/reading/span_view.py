@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["MAX_TEXT", "AttributeValue", "SpanView", "json_value"]
+from tracegrad.schemas.otlp.values import AttributeValue
 
-AttributeValue = str | bool | int | float | list[Any] | dict[str, Any]
+__all__ = ["MAX_TEXT", "SpanView", "json_value"]
+
 MAX_TEXT = 200
 """Characters kept of a name or an id, so that one attribute cannot swell a fact."""
 _MAX_JSON = 1_000_000

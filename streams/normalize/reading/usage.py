@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tracegrad.schemas.otlp.values import AttributeValue
 from tracegrad.schemas.records.facts import SpanKind
-
-from .span_view import AttributeValue
 
 __all__ = ["USAGE_KEYS", "usage_of"]
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.streams.make import call_id
+from tracegrad.schemas.otlp.lightning import LIGHTNING_KEYS
 from tracegrad.schemas.records.facts import SaidReward
 from tracegrad.schemas.records.rollouts import is_usable
-from tracegrad.streams.normalize.reading.agent_rewards import REWARD_KEYS, rewards_in
+from tracegrad.streams.normalize.reading.agent_rewards import rewards_in
 
 REWARD = "agentlightning.reward"
 ANNOTATION = "agentlightning.annotation"
@@ -70,7 +71,7 @@ VALUES = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(REWARD_KEYS)), VALUES, max_size=8), st.sampled_from([ANNOTATION, "x"]))
+@given(st.dictionaries(st.sampled_from(sorted(LIGHTNING_KEYS)), VALUES, max_size=8), st.sampled_from([ANNOTATION, "x"]))
 def test_any_values_are_read_without_raising(attributes: dict[str, Any], name: str) -> None:
     """And what comes out is a usable number or none."""
     for said in rewards_in(name, attributes):

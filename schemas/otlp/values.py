@@ -11,10 +11,9 @@ from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from .span_view import AttributeValue
+__all__ = ["AttributeValue", "attributes_of", "plain"]
 
-__all__ = ["attributes_of", "plain"]
-
+AttributeValue = str | bool | int | float | list[Any] | dict[str, Any]
 _MAX_NESTING = 8
 
 
