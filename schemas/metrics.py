@@ -63,6 +63,7 @@ __all__ = [
     "MEMBERS_EXCLUDED",
     "NOT_SELECTED",
     "OFFSETS_WITHOUT_RECORD",
+    "OF_EVALUATORS",
     "OPEN",
     "OPEN_INPUTS",
     "OPEN_RANGES",
@@ -155,6 +156,7 @@ CALLS_UNPROVED = Counter(
 )
 CONTEXT_CALLS = Counter("context_calls", "Calls that other models answered: context, which trains nothing.")
 NOT_SELECTED = Counter("not_selected", "Raw items of other runs.", ("kind",))
+OF_EVALUATORS = Counter("of_evaluators", "Spans and log records by the reward token: of no episode.", ("kind",))
 LINKS = Counter("links", "Captured traces that name another key, by what came of it.", ("outcome",))
 SESSIONS_IGNORED = Counter("sessions_ignored", "Spans whose `session.id` has too many open traces.")
 FACTS_LATE = Counter("facts_late", "Facts of closed episodes.", ("kind",))

@@ -2,8 +2,9 @@
 
 In: the bytes of a request of spans or log records, from our gateway or any Collector. Out: a Scan, which whoever reads
 the items fills. Invariant: each item that is read is placed or refused by itself, so that one bad item does not harm
-its neighbours; a record's facts are of one sender. Of a request that is damaged what can be read is read; of one of
-which nothing can, UndecodableError (`undecodable`) is raised.
+its neighbours; a record's facts are of one sender; what came with the reward token is of no episode, and counted. Of a
+request that is damaged what can be read is read; of one of which nothing can, UndecodableError (`undecodable`) is
+raised.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tracegrad.schemas.attributes import ATTEMPT_KEYS, PROVED_BY, ROLLOUT_KEYS
+from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.ids import attempt_of
+from tracegrad.schemas.ids import RunHash, attempt_of
 from tracegrad.schemas.mac import is_by_own_run
-from tracegrad.schemas.metrics import NOT_SELECTED, Metrics
+from tracegrad.schemas.metrics import NOT_SELECTED, OF_EVALUATORS, Metrics
 from tracegrad.schemas.otlp.salvage import damaged, salvage
 from tracegrad.schemas.otlp.signal import Signal
 from tracegrad.schemas.otlp.values import AttributeValue, attributes_of
@@ -98,6 +100,12 @@ class Scan:
         number = 0
         for of_resource in getattr(self._request, self._signal.resources):
             resource, places = attributes_of(of_resource.resource.attributes, wanted), dict[bytes, Place | None]()
+            if self._is_evaluators(resource):
+                scopes = getattr(of_resource, self._signal.scopes)
+                num = sum(len(getattr(of_scope, self._signal.fields)) for of_scope in scopes)
+                self._metrics.add(OF_EVALUATORS, self._signal.items, num=num)
+                number += num
+                continue
             for of_scope in getattr(of_resource, self._signal.scopes):
                 source = Source(resource, of_scope.scope.name, places)
                 for item in getattr(of_scope, self._signal.fields):
@@ -107,6 +115,11 @@ class Scan:
                         self._refuse(error, number, of_resource, of_scope, item)
                     number += 1
         return self
+
+    def _is_evaluators(self, resource: Mapping[str, AttributeValue]) -> bool:
+        """Whether the run's gateway saw the reward token with these items. Who judges is not the agent: what it did is
+        none of the agent's tools and agents, and a span that it sends again is to displace none that the agent sent."""
+        return self._signer is not None and resource.get(PROVED_BY) == feedback_holder(RunHash(self._signer))
 
     def place(self, trace_id: bytes, attributes: Mapping[str, AttributeValue], source: Source) -> Place | None:
         """Where an item belongs, by its trace, its own attributes and its source; None: to none of these runs, counted.

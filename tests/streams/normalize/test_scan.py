@@ -8,9 +8,11 @@ from typing import Any
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.streams.make import TOPICS, config, otlp, pairs, rollout, span
+from tests.streams.make import RUN_HASH, TOPICS, config, otlp, pairs, rollout, signed_by, span
 from tests.streams.normalize.test_normalize import CAPTURED, FOREIGN, OWN, R1, facts, fold, reason
-from tracegrad.schemas.metrics import NOT_SELECTED
+from tracegrad.schemas.attributes import PROVED_BY
+from tracegrad.schemas.credentials import feedback_holder
+from tracegrad.schemas.metrics import NOT_SELECTED, OF_EVALUATORS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.facts import SpanFact
 from tracegrad.schemas.topics import Topic
@@ -65,3 +67,18 @@ def test_a_bad_log_record_does_not_harm_its_neighbours() -> None:
     assert (reason(letter), dead_letter_fields(letter.headers)["item"]) == ("identity_conflict", "1")
     del records[2], records[0]
     assert ExportLogsServiceRequest.FromString(letter.value) == request
+
+
+def test_what_came_with_the_reward_token_is_of_no_episode() -> None:
+    """A judge in the agent's trace, whose tools are none of the agent's and whose copy of the agent's span displaces
+    nothing; without the run's signature the mark is anybody's word."""
+    normalize, marked = Normalize(config(), TOPICS), {PROVED_BY: feedback_holder(RUN_HASH)}
+    request = ExportTraceServiceRequest.FromString(otlp(span(CAPTURED, 1), span(CAPTURED, 2)))
+    request.resource_spans[0].resource.attributes.extend(pairs(marked))
+    request.MergeFromString(otlp(span(CAPTURED, 3)))
+    value = request.SerializeToString()
+    (output,) = fold(normalize, Topic.OTLP_SPANS, value, headers=signed_by(RUN_HASH)).outputs
+    assert [fact.span_id for fact in facts(output).facts if isinstance(fact, SpanFact)] == [f"{3:016x}"]
+    assert normalize.metrics.value(OF_EVALUATORS, "spans") == 2
+    (forged,) = fold(normalize, Topic.OTLP_SPANS, value).outputs
+    assert len(facts(forged).facts) == 3
