@@ -1,10 +1,12 @@
 """What feedback may be called, and the range of its values: by this each gateway that takes some judges it.
 
-In: `[feedback.names]` of the settings file. Out: frozen records. Invariant: a range has room between its ends. Imports
-nothing heavy: the command line reads it for its help.
+In: `[feedback.names]` of the settings file. Out: frozen records. Invariant: a range has room between its ends, and what
+a label is worth lies within. Imports nothing heavy: the command line reads it for its help.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.records.episodes import AIR_RULE
@@ -28,6 +30,9 @@ class RangeConfig(Section, frozen=True, kw_only=True):
     """The least."""
     high: float
     """The greatest."""
+    labels: dict[str, float] = msgspec.field(default_factory=dict)
+    """What an evaluation is worth that says a label and no number, as `{ pass = 1.0, fail = 0.0 }`; one with another
+    label is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,6 +40,11 @@ class RangeConfig(Section, frozen=True, kw_only=True):
             raise ConfigurationError(
                 f"expected low < high, both of at most {MAX_REWARD:g}, got low = {self.low:g}, high = {self.high:g}"
             )
+        for label, value in self.labels.items():
+            if not self.low <= value <= self.high:
+                raise ConfigurationError(
+                    f"labels: expected values in [{self.low:g}, {self.high:g}], got {label[:80]!r} = {value:g}"
+                )
 
 
 def check_names(names: dict[str, RangeConfig]) -> None:

@@ -25,18 +25,22 @@ from tracegrad.schemas.ids import (
     parse_attempt_id,
     run_hash_of,
 )
-from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
+from tracegrad.schemas.keys import episode_key
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, REWARDS, Reward
 
 from .feedback_names import MAX_NAME_CHARS, RangeConfig
 
-__all__ = ["FIELDS", "read_feedback"]
+__all__ = ["MAX_REASON_CHARS", "fault_of", "read_feedback", "reward_record"]
 
 _TARGETS = ("response_id", "tool_call_id", "conversation_id", "trace_id", "rollout_id")
 """What feedback may be about, one of them each time."""
-FIELDS = (*_TARGETS, "attempt_id", "name", "value", "reason", "idempotency_key")
+_FIELDS = (*_TARGETS, "attempt_id", "name", "value", "reason", "idempotency_key")
 """What is read of a piece; any other field is refused, for it would be lost."""
 _TRACE = re.compile(r"[0-9a-f]{32}")
-_MAX_KEY_CHARS, _MAX_REASON_CHARS, _MAX_ID_CHARS = 200, 2_000, 1_000
+_MAX_KEY_CHARS, _MAX_ID_CHARS = 200, 1_000
+MAX_REASON_CHARS = 2_000
+"""Of what its giver wrote."""
+_FAULTS = frozenset((*_FIELDS, "label", "error_type"))
 
 
 class _Place(NamedTuple):
@@ -52,8 +56,8 @@ def read_feedback(item: Any, names: Mapping[str, RangeConfig], run: RunHash, *, 
     of ours)."""
     if not isinstance(item, dict):
         raise RequestError("expected an object for each piece of feedback, got something else")
-    if unknown := sorted(str(field)[:80] for field in item.keys() - set(FIELDS)):
-        raise _refusal(unknown[0], f"expected {', '.join(FIELDS)}, got another field")
+    if unknown := sorted(str(field)[:80] for field in item.keys() - set(_FIELDS)):
+        raise _refusal(unknown[0], f"expected {', '.join(_FIELDS)}, got another field")
     name = _text(item, "name", "reward", MAX_NAME_CHARS)
     place = _place(item)
     rollout, attempt = _attempt(item, place, run)
@@ -63,13 +67,24 @@ def read_feedback(item: Any, names: Mapping[str, RangeConfig], run: RunHash, *, 
         name=name,
         value=_value(item, name, names),
         # An empty comment field is no comment.
-        reason=_text(item, "reason", "", _MAX_REASON_CHARS) if item.get("reason") != "" else "",
+        reason=_text(item, "reason", "", MAX_REASON_CHARS) if item.get("reason") != "" else "",
         target=place.target,
         source=FEEDBACK_SOURCE,
         idempotency_key=_text(item, "idempotency_key", "", _MAX_KEY_CHARS) or secrets.token_hex(16),
         at_ms=at_ms,
         conversation_key=None if rollout else place.key,
     )
+
+
+def fault_of(error: RequestError) -> str:
+    """The field at fault, as it is counted; `form`: none alone."""
+    return error.param if error.param in _FAULTS else "form"
+
+
+def reward_record(reward: Reward) -> tuple[bytes, bytes]:
+    """Key and value of its record on `rewards`."""
+    key = episode_key(reward.rollout_id or None, None, conversation=reward.conversation_key)
+    return key, REWARDS.encode(reward)
 
 
 def _refusal(field: str, message: str, status: int = 400) -> RequestError:

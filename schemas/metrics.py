@@ -45,6 +45,7 @@ __all__ = [
     "ENGINE_AWAY",
     "EPISODES_CLOSED",
     "EPISODES_CLOSED_BY",
+    "EVALUATIONS_IGNORED",
     "FACTS",
     "FACTS_LATE",
     "FEEDBACK",
@@ -219,6 +220,7 @@ SOURCES_AWAY = Gauge(
     ("source",),
     terminal="score sources away",
 )
+EVALUATIONS_IGNORED = Counter("evaluations_ignored", "Evaluations in spans and log records without the reward token.")
 AGENT_EVENTS = Counter("agent_events", "Events that agents posted of their attempts.", ("type",))
 ATTEMPTS_ENDED = Counter("attempts_ended", "Attempts that ended here.")
 ATTEMPTS_REBUILT = Counter("attempts_rebuilt", "Attempts of a gateway that was restarted, gone on with.")

@@ -144,7 +144,8 @@ REGISTRY: tuple[TopicSpec, ...] = (
         raw=True,
         key=episode_key,
         value="reward (JSON)",
-        written_by="runner (graders), LLM gateway (what agents say of themselves), rewards gateway (feedback)",
+        written_by="runner (graders), LLM gateway (what agents say of themselves), rewards gateway and OTLP gateway "
+        "(feedback)",
         read_by="normalize, audit, rewards gateway",
     ),
     TopicSpec(

@@ -103,6 +103,7 @@ class Wiring:
             port=port_of(self.endpoints.otlp_endpoint),
             fd=self._listening_fd,
             grpc_port=port_of(self.endpoints.otlp_grpc) if self.endpoints.otlp_grpc else None,
+            feedback_names=self.settings.feedback.names if self.settings.feedback is not None else None,
             run_hash=self.record.hash,
             key=self.run_dir.key(),
             ack_timeout_s=_ACK_SHARE * export_timeout_s,

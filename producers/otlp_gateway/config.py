@@ -12,6 +12,7 @@ from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Port
 
 from ..exposure import ListenConfig
+from ..feedback_names import RangeConfig
 
 __all__ = ["OtlpConfig", "OtlpHandles"]
 
@@ -41,6 +42,8 @@ class OtlpHandles(msgspec.Struct, frozen=True, kw_only=True):
     """The run's secret, by which credentials are verified."""
     ack_timeout_s: float
     """Shorter than the agents' export timeout, so that they hear 503 and send again."""
+    feedback_names: dict[str, RangeConfig] | None = None
+    """What evaluations that come with the reward token may be called; None: none is read."""
     grpc_port: int | None = None
     """None: HTTP alone; 0: a free one."""
     fd: int | None = None

@@ -1,11 +1,11 @@
 """One export request, however it came: who sent it, what of it may be recorded, and the log's acknowledgement.
 
 In: a signal, the sender's headers, a body. Out: records on the signal's topic, one a trace and size, keyed by trace id
-in hex; then the answer. Invariant: it answers only when the log has acknowledged every piece. Memory is bounded: what a
-body becomes is taken from the request's share before it is made. What names a rollout of this run bears its agent's
-credential (proof.py), or is refused and counted. Failure: RequestError, RecordError, OverloadedError, UnavailableError
-or TimeoutError (the log is away or full), which `status_of` makes one number of; a part that no record can hold is a
-dead letter by reference, told as partial success.
+in hex, and with the reward token one on `rewards` for each evaluation in them; then the answer. Invariant: it answers
+only when the log has acknowledged every piece. Memory is bounded: what a body becomes is taken from the request's share
+before it is made. What names a rollout of this run bears its agent's credential (proof.py), or is refused and counted.
+Failure: RequestError, RecordError, OverloadedError, UnavailableError or TimeoutError (the log is away or full), which
+`status_of` makes one number of; a part that no record can hold is a dead letter by reference, told as partial success.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from .config import OtlpConfig, OtlpHandles
 from .decode import JSON, PROTOBUF, decode_body
 from .proof import keep_proved, may_name
 from .split import Piece, Rejected, add_identity, split
+from .take_evaluations import EvaluationTaker, Taken
 from .weigh import weigh_protobuf
 
 __all__ = ["REFUSALS", "Receiver", "Sender", "status_of"]
@@ -82,6 +83,7 @@ class _Split(NamedTuple):
     num_unproved: int
     unproved: ProofError | None
     """Why these were taken out."""
+    evaluations: Taken
 
 
 def status_of(error: Exception) -> int:
@@ -103,6 +105,7 @@ class Receiver:
         self._handles = handles
         self._topics = topics
         self._writer = writer
+        self._evaluations = EvaluationTaker(handles, topics=topics, writer=writer, metrics=metrics)
         # One thread: the loop waits behind each that wants the interpreter.
         self._aside = ThreadPoolExecutor(1, "large-bodies")
 
@@ -136,6 +139,7 @@ class Receiver:
         self.metrics.add(REQUESTS)
         counter = SPANS if signal is TRACES else LOG_RECORDS
         self.metrics.add(counter, num=sum(piece.num_items for piece in found.pieces))
+        self._evaluations.count(found.evaluations)
         return _answer(signal, found)
 
     def refuse(self, error: Exception) -> tuple[int, str]:
@@ -159,7 +163,8 @@ class Receiver:
             if not found.pieces and not found.rejected:
                 raise found.unproved
             self.metrics.add(REQUESTS_UNPROVED, found.unproved.reason)
-        share.take_computed(sum(piece.num_bytes for piece in found.pieces), once="split by trace")
+        num_bytes = sum(piece.num_bytes for piece in found.pieces) + found.evaluations.num_bytes
+        share.take_computed(num_bytes, once="split by trace")
         return found
 
     def _decode_now(self, signal: Signal, sender: Sender, body: bytes, form: str) -> _Split:
@@ -172,7 +177,8 @@ class Receiver:
         limit_bytes = self._topics.value_bytes(signal.topic)
         pieces, unfit = split(signal, message, target_bytes=_RECORD_TARGET_BYTES, item_limit_bytes=limit_bytes)
         unproved = _unproved(sender.holder, f"{num_unproved} {signal.items} name") if num_unproved else None
-        return _Split(pieces, [*rejected, *unfit], num_unproved, unproved)
+        evaluations = self._evaluations.read(signal, sender.holder, body, pieces)
+        return _Split(pieces, [*rejected, *unfit], num_unproved, unproved, evaluations)
 
     async def _append(self, signal: Signal, found: _Split) -> None:
         topic, futures = self._topics.name(signal.topic), []
@@ -181,6 +187,7 @@ class Receiver:
             value = await self.beside(piece.value) if is_large else piece.value()
             futures.append(self._writer.append(topic, key=trace_key(piece.trace_id), value=value))
         futures += [self._dead_letter(topic, item) for item in found.rejected]
+        futures += self._evaluations.append(found.evaluations)
         for future in futures:
             await asyncio.wrap_future(future)
 
@@ -208,6 +215,8 @@ def _answer(signal: Signal, found: _Split) -> Message:
         words.append(f"{signal.items} kept as dead letters by reference: {reasons}")
     if found.unproved:
         words.append(str(found.unproved))
+    if found.evaluations.words:
+        words.append(found.evaluations.words)
     is_traces, num = signal is TRACES, len(found.rejected) + found.num_unproved
     response = ExportTraceServiceResponse() if is_traces else ExportLogsServiceResponse()
     if words:

@@ -8,7 +8,7 @@ resources and scopes of its items, and says its size before it is built. Failure
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -44,6 +44,11 @@ class Piece:
     def num_items(self) -> int:
         """How many it has."""
         return len(self._items)
+
+    @property
+    def items(self) -> Sequence[tuple[Any, Any, Any]]:
+        """Each behind its resource and scope."""
+        return self._items
 
     def add(self, of_resource: Any, of_scope: Any, item: Any, *, head: int, size: int) -> None:
         """Takes one item; `head` bytes wrap it, `size` are its own."""

@@ -29,16 +29,15 @@ from starlette.types import Lifespan
 
 from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
-from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import FEEDBACK, FEEDBACK_REFUSED, REQUESTS_REFUSED, Metrics
-from tracegrad.schemas.records.rollouts import REWARDS, Reward
+from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
 from ..budget import Budget
 from ..http_request import UNREAD, holder_of, read_object, retry_after_s
-from ..read_feedback import FIELDS, read_feedback
+from ..read_feedback import fault_of, read_feedback, reward_record
 from .config import FeedbackConfig, FeedbackHandles
 from .reading import Reading
 from .receipts import Receipts
@@ -132,7 +131,7 @@ class RewardsGateway:
             try:
                 reward = read_feedback(item, self._config.names, self._handles.run_hash, at_ms=self._now_ms())
             except RequestError as error:
-                self._metrics.add(FEEDBACK_REFUSED, error.param if error.param in FIELDS else "form")
+                self._metrics.add(FEEDBACK_REFUSED, fault_of(error))
                 results.append({"error": {"message": str(error), "param": error.param, "status": error.status}})
             else:
                 accepted.append(reward)
@@ -151,8 +150,8 @@ class RewardsGateway:
             self._receipts.accept(reward)
 
     def _append(self, reward: Reward) -> Any:
-        key = episode_key(reward.rollout_id or None, None, conversation=reward.conversation_key)
-        return self._writer.append(self._topics.name(Topic.REWARDS), key=key, value=REWARDS.encode(reward))
+        key, value = reward_record(reward)
+        return self._writer.append(self._topics.name(Topic.REWARDS), key=key, value=value)
 
     def _refuse(self, error: Exception) -> Response:
         status = error.status if isinstance(error, RequestError) else 400 if isinstance(error, RecordError) else 503

@@ -28,7 +28,7 @@ from tracegrad.schemas.metrics import SCORES, SOURCES_AWAY, SOURCES_FAILED, Metr
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.retry import retry_async
 
-from ...read_feedback import FIELDS, read_feedback
+from ...read_feedback import fault_of, read_feedback
 from ..config import FeedbackConfig, FeedbackHandles, SourceConfig, SourceKind
 from . import langfuse, mlflow, phoenix
 from .asking import Asking
@@ -142,7 +142,7 @@ class Polls:
             try:
                 reward = await self._reward(ask, source, ours, one, written.next_ms(id_))
             except RequestError as error:
-                outcomes.append(error.param if error.param in FIELDS else "form")
+                outcomes.append(fault_of(error))
             else:
                 outcomes.append("taken")
                 rewards.append(reward)

@@ -52,10 +52,14 @@ Code = grpc.StatusCode
 class Door:
     """The gRPC server on the in-memory log, in the test's own event loop."""
 
-    def __init__(self, *, ack_timeout_s: float = 8.0, **settings: Any) -> None:
+    def __init__(
+        self, *, run_hash: RunHash = RUN_HASH, feedback_names: Any = None, ack_timeout_s: float = 8.0, **settings: Any
+    ) -> None:
         self.log, self.metrics = MemoryLog(), Metrics()
         self.log.create_topics(TOPICS, policies=["policy"])
-        handles = OtlpHandles(port=0, run_hash=RUN_HASH, key=KEY, ack_timeout_s=ack_timeout_s)
+        handles = OtlpHandles(
+            port=0, run_hash=run_hash, key=KEY, ack_timeout_s=ack_timeout_s, feedback_names=feedback_names
+        )
         self._receiver = Receiver(
             OtlpConfig(**settings), handles, topics=TOPICS, writer=self.log.writer(), metrics=self.metrics
         )

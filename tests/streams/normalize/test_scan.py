@@ -72,9 +72,9 @@ def test_a_bad_log_record_does_not_harm_its_neighbours() -> None:
 def test_what_came_with_the_reward_token_is_of_no_episode() -> None:
     """A judge in the agent's trace, whose tools are none of the agent's and whose copy of the agent's span displaces
     nothing; without the run's signature the mark is anybody's word."""
-    normalize, marked = Normalize(config(), TOPICS), {PROVED_BY: feedback_holder(RUN_HASH)}
+    normalize, marked = Normalize(config(), TOPICS), {PROVED_BY: str(feedback_holder(RUN_HASH))}
     request = ExportTraceServiceRequest.FromString(otlp(span(CAPTURED, 1), span(CAPTURED, 2)))
-    request.resource_spans[0].resource.attributes.extend(pairs(marked))
+    request.resource_spans[0].resource.attributes.extend(pairs({**marked}))
     request.MergeFromString(otlp(span(CAPTURED, 3)))
     value = request.SerializeToString()
     (output,) = fold(normalize, Topic.OTLP_SPANS, value, headers=signed_by(RUN_HASH)).outputs

@@ -1,0 +1,1 @@
+"""Evaluations in spans and log records, one file a convention. Entry point: `read.read_evaluations`."""

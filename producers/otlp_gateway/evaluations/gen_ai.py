@@ -1,0 +1,42 @@
+"""OpenTelemetry's `gen_ai.evaluation.result`: a log event, a span's event, or a span of its own with its attributes.
+
+The convention asks that it be parented to the span that is judged, or name the answer. In: a Place. Out: at most one
+Evaluation. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracegrad.schemas.attributes import ERROR_TYPE
+
+from .evaluation import Evaluation, Place, about, who
+
+__all__ = ["EVENT_NAME", "GEN_AI_KEYS", "gen_ai_evaluations"]
+
+EVENT_NAME = "gen_ai.evaluation.result"
+_NAME = "gen_ai.evaluation.name"
+_SCORE, _LABEL = "gen_ai.evaluation.score.value", "gen_ai.evaluation.score.label"
+_EXPLANATION = "gen_ai.evaluation.explanation"
+_UID = "log.record.uid"
+"""OpenTelemetry's: records that share one are one record."""
+GEN_AI_KEYS = frozenset((_NAME, _SCORE, _LABEL, _EXPLANATION, _UID, ERROR_TYPE))
+"""The attributes that this reads."""
+
+
+def gen_ai_evaluations(place: Place) -> Iterator[Evaluation]:
+    """Of one place."""
+    said = place.attributes
+    if place.name != EVENT_NAME and (place.is_event or _NAME not in said):
+        return
+    yield Evaluation(
+        about=about(place),
+        name=said.get(_NAME),
+        score=said.get(_SCORE),
+        label=said.get(_LABEL),
+        reason=said.get(_EXPLANATION),
+        error=said.get(ERROR_TYPE),
+        identity=(place.span, *who(place)),
+        at_ns=place.at_ns,
+        key=said.get(_UID),
+    )
