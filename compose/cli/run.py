@@ -145,6 +145,9 @@ def env(
     feedback: Annotated[
         bool, typer.Option("--feedback", help="For the program in which people rate; the agent must not have them.")
     ] = False,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="For a program whose exporter says how good answers were; no agent.")
+    ] = False,
     run: RunOption = None,
     run_dir: RunDirOption = None,
     runs_dir: RunsDirOption = RUNS,
@@ -154,7 +157,10 @@ def env(
     Example: eval "$(tracegrad env --shell)" && python my_agent.py
     """
     wiring = find_run(run, run_dir, runs_dir)
-    found = feedback_variables(wiring) if feedback else variables(wiring)
+    if feedback and evaluator:
+        raise typer.BadParameter("expected --feedback or --evaluator, got both; ask twice, for two programs")
+    chosen = feedback_variables if feedback else evaluator_variables if evaluator else variables
+    found = chosen(wiring)
     if not wiring.run_dir.is_locked():
         name = wiring.record.name
         echo(
@@ -193,6 +199,21 @@ def feedback_variables(wiring: Wiring) -> dict[str, str]:
     """What the program is given in which people rate. Raises ConfigurationError without a rewards gateway."""
     wiring.feedback()
     return {REWARDS_URL: wiring.endpoints.feedback_url, REWARD_TOKEN: wiring.feedback_token}
+
+
+def evaluator_variables(wiring: Wiring) -> dict[str, str]:
+    """What a program is given whose OpenTelemetry exporter says how good answers were; whatever it exports is a
+    judge's, so that no agent is given it. Raises ConfigurationError without a [feedback]."""
+    wiring.feedback()
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": wiring.endpoints.otlp_endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        # The variable's value is percent-encoded.
+        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{wiring.feedback_token}",
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_LOGS_EXPORTER": "otlp",
+        "OTEL_METRICS_EXPORTER": "none",
+    }
 
 
 def _watch_arrivals(wiring: Wiring, show: Show) -> Watcher:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.error
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+from opentelemetry._logs import LogRecord
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
 from tests.compose.run.running import RunningUp
 from tests.fake_engine.scripted import ScriptedEngine
@@ -125,6 +131,49 @@ def test_a_run_learns_from_conversations_that_people_rate(tmp_path: Path, broker
     assert [(step.version, len(step.group_ids), step.skipped) for step in steps] == [(1, 4, ""), (2, 4, "")]
     assert report["episodes"]["terms"] == {"in groups": 8, "unscored": 1}
     assert report["groups"]["terms"] == {"trained": 8}
+
+
+def test_what_a_judge_exports_is_joined_to_the_answer(tmp_path: Path, broker: str) -> None:
+    """OpenTelemetry's own exporter and variables: its log event counts on the call, under its own id; what an agent's
+    exporter says, to the same gateway, does not."""
+    with running_engine(ScriptedEngine()) as engine:
+        prefix = f"t{uuid.uuid4().hex[:12]}."
+        settings = FILE.format(policy=POLICY, engine=engine, broker=broker, prefix=prefix, idle_s=3.0)
+        (tmp_path / "tracegrad.toml").write_text(settings)
+        run = RunningUp(tmp_path)
+        try:
+            until(lambda: run.pids("rewards") and run.pids("otlp"), 120)
+            judge, agents, given = run.ask("env", "--evaluator"), run.ask("env"), run.ask("env", "--feedback")
+            url, token = given[REWARDS_URL], given[REWARD_TOKEN]
+            assert token in judge["OTEL_EXPORTER_OTLP_HEADERS"]
+            assert token not in json.dumps(agents)
+            answer = until(lambda: asked(agents["OPENAI_BASE_URL"]), 60)
+            for variables, uid, value in ((agents, "agent-1", 1.0), (judge, "judge-1", 0.25), (judge, "judge-1", 0.5)):
+                with pytest.MonkeyPatch.context() as patch:
+                    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"):
+                        patch.setenv(name, variables.get(name, ""))
+                    export_evaluation(str(answer), uid, value)
+            wiring = Wiring(RunDir.open(tmp_path / "runs" / "rated"))
+            (episode,) = until(lambda: episodes(wiring, broker), 60)
+            assert until(lambda: receipt(url, token, "judge-1") == "joined", 30)
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                receipt(url, token, "agent-1")
+            report = until(lambda: (found := run.ask("audit"))["missing"] == [] and found, 60)
+        finally:
+            run.end()
+    assert [(reward.rule, reward.value) for reward in episode.calls[0].rewards] == [("thumb", 0.5)]
+    assert report["calls"]["terms"] == {"in episodes": 1}
+
+
+def export_evaluation(answer: str, uid: str, value: float) -> None:
+    """As a program does that judges: OpenTelemetry's SDK, set up by its variables."""
+    provider = LoggerProvider()
+    provider.add_log_record_processor(SimpleLogRecordProcessor(OTLPLogExporter()))
+    said = {"gen_ai.evaluation.name": "thumb", "gen_ai.evaluation.score.value": value, "log.record.uid": uid}
+    provider.get_logger("judge").emit(
+        LogRecord(event_name="gen_ai.evaluation.result", attributes={**said, "gen_ai.response.id": answer})
+    )
+    provider.shutdown()
 
 
 def receipt(url: str, token: str, key: str) -> str:
