@@ -169,10 +169,9 @@ def export_evaluation(answer: str, uid: str, value: float) -> None:
     """As a program does that judges: OpenTelemetry's SDK, set up by its variables."""
     provider = LoggerProvider()
     provider.add_log_record_processor(SimpleLogRecordProcessor(OTLPLogExporter()))
-    said = {"gen_ai.evaluation.name": "thumb", "gen_ai.evaluation.score.value": value, "log.record.uid": uid}
-    provider.get_logger("judge").emit(
-        LogRecord(event_name="gen_ai.evaluation.result", attributes={**said, "gen_ai.response.id": answer})
-    )
+    attributes: dict[str, str | float] = {"gen_ai.response.id": answer, "log.record.uid": uid}
+    attributes |= {"gen_ai.evaluation.name": "thumb", "gen_ai.evaluation.score.value": value}
+    provider.get_logger("judge").emit(LogRecord(event_name="gen_ai.evaluation.result", attributes={**attributes}))
     provider.shutdown()
 
 
