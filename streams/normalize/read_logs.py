@@ -2,9 +2,9 @@
 
 In: `ExportLogsServiceRequest` bytes. Out: Scan. Events that are read:
 `gen_ai.client.inference.operation.details` (response id, answer), `gen_ai.choice` (the answer, OpenTelemetry's older
-form), `gen_ai.tool.message` (the id that a tool's result answers), and of any other `gen_ai.*` event the agent's name
-and the response's id. Invariant: texts stay out of facts; a record that tells nothing, or belongs to no span, gives
-none, so that an application's other logs cost no room.
+form), `gen_ai.tool.message` (the id that a tool's result answers), and of any other `gen_ai.*` event, but an
+evaluation's, the agent's name and the response's id. Invariant: texts stay out of facts; a record that tells nothing,
+or belongs to no span, gives none, so that an application's other logs cost no room.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _PREFIX = "gen_ai."
 _DETAILS = "gen_ai.client.inference.operation.details"
 _CHOICE = "gen_ai.choice"
 _TOOL_MESSAGE = "gen_ai.tool.message"
+_EVALUATION = "gen_ai.evaluation.result"
+"""Names the answer that is judged, which may be another span's than the one that it stands in."""
 _EVENT_NAME = "event.name"
 """Where the event's name stood before records had a field for it."""
 _KEYS = IDENTITY_KEYS.union(
@@ -62,7 +64,7 @@ class LogReader:
             return
         attributes = attributes_of(record.attributes, _KEYS)
         name = record.event_name or str(attributes.get(_EVENT_NAME, ""))
-        told = _told(name, attributes, record) if name.startswith(_PREFIX) else {}
+        told = _told(name, attributes, record) if name.startswith(_PREFIX) and name != _EVALUATION else {}
         if not any(told.values()):
             return
         place = scan.place(record.trace_id, attributes, source)

@@ -14,7 +14,7 @@ from tracegrad.schemas.attributes import PROVED_BY
 from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.metrics import NOT_SELECTED, OF_EVALUATORS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.facts import SpanFact
+from tracegrad.schemas.records.facts import LogFact, SpanFact
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.normalize.fold import Normalize
 
@@ -82,3 +82,14 @@ def test_what_came_with_the_reward_token_is_of_no_episode() -> None:
     assert normalize.metrics.value(OF_EVALUATORS, "spans") == 2
     (forged,) = fold(normalize, Topic.OTLP_SPANS, value).outputs
     assert len(facts(forged).facts) == 3
+
+
+def test_an_evaluation_tells_nothing_of_the_span_that_it_stands_in() -> None:
+    """It names the answer that is judged: an agent's span, or a tool's, is not the one that gave it."""
+    request = ExportLogsServiceRequest()
+    records = request.resource_logs.add().scope_logs.add().log_records
+    for number, name in enumerate(("gen_ai.evaluation.result", "gen_ai.choice"), 1):
+        record = records.add(event_name=name, trace_id=bytes.fromhex(CAPTURED), span_id=bytes([number]) * 8)
+        record.attributes.extend(pairs({"gen_ai.response.id": "chatcmpl-1"}))
+    (output,) = fold(Normalize(config(), TOPICS), Topic.OTLP_LOGS, request.SerializeToString()).outputs
+    assert [fact.span_id for fact in facts(output).facts if isinstance(fact, LogFact)] == ["02" * 8]
