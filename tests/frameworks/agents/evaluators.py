@@ -93,7 +93,6 @@ def openinference():
 def openllmetry():
     """Two guards of one answer, of which one passes, and one that fails by an error."""
     from traceloop.sdk.guardrail import guardrail
-    from traceloop.sdk.tracing.tracing import set_association_properties
 
     def good(text):
         return True
@@ -104,7 +103,6 @@ def openllmetry():
     def broken(text):
         raise TimeoutError("late")
 
-    set_association_properties({"session_id": "room 7"})
     guards = guardrail.Guardrails.__new__(guardrail.Guardrails)
     for guard in (good, polite, broken):
         asyncio.run(guards._run_single_guard(guard, "hello", 0, TRACER))
