@@ -11,7 +11,7 @@ import pytest
 
 from tests.frameworks.fixture import FIXTURES, load
 from tests.producers.keys import RUN_HASH
-from tests.producers.otlp_gateway.test_evaluations import NAMES, Said, said
+from tests.producers.otlp_gateway.evaluating import NAMES, Said, said
 from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.producers.otlp_gateway.evaluations.read import Found, read_evaluations
 from tracegrad.schemas.ids import conversation_key, key_in

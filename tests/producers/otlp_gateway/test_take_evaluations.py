@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from tests.memory_log import MemoryLog
 from tests.producers.keys import HOST, KEY, RUN_HASH, bearer, by_host, by_runner
 from tests.producers.mutants import mutants
-from tests.producers.otlp_gateway.test_evaluations import ANSWER, BY_ID, EVENT, GOOD, NAMES, log, scored, span
+from tests.producers.otlp_gateway.evaluating import ANSWER, BY_ID, EVENT, GOOD, NAMES, log, scored, span
 from tests.producers.otlp_gateway.test_grpc import LOGS as GRPC_LOGS
 from tests.producers.otlp_gateway.test_grpc import TRACES as GRPC_TRACES
 from tests.producers.otlp_gateway.test_grpc import Door as GrpcServer
