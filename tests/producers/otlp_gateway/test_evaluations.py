@@ -31,8 +31,10 @@ from tests.producers.otlp_gateway.evaluating import (
     scored,
     span,
 )
+from tracegrad.producers.feedback_names import RangeConfig
 from tracegrad.producers.otlp_gateway.evaluations import read
 from tracegrad.producers.otlp_gateway.evaluations.read import Found, may_evaluate, num_evaluations, read_evaluations
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import WirePrefix, conversation_key, new_call, wire_id
 from tracegrad.schemas.otlp.signal import LOGS, TRACES
 from tracegrad.schemas.records.rollouts import is_usable
@@ -299,3 +301,9 @@ def test_any_values_are_read_without_raising(own: Any, inner: Any, linked: Any, 
             limits = NAMES[reward.name]
             assert is_usable(reward.value) and limits.low <= (reward.value or 0.0) <= limits.high
             assert 0 < len(reward.idempotency_key) <= 200
+
+
+def test_a_label_is_worth_what_its_name_may_have() -> None:
+    """Said where the settings are read, not where an evaluation comes."""
+    with pytest.raises(ConfigurationError, match=r"labels: expected values in \[0, 1\], got 'pass' = 2"):
+        RangeConfig(low=0.0, high=1.0, labels={"pass": 2.0})
