@@ -77,6 +77,8 @@ __all__ = [
     "RECORDS",
     "RECORDS_REFUSED",
     "RENDERS_LOCALLY",
+    "REPLAY_STEP",
+    "REPLAY_STEPS",
     "REQUESTS",
     "REQUESTS_QUARANTINED",
     "REQUESTS_REFUSED",
@@ -254,6 +256,10 @@ GROUPS_TAKEN = Gauge(
     "groups_taken", "Groups consumed, and of the batch that is read; told only while no record is left to read."
 )
 ALARMS_BEGUN = Counter("alarms", "Alarms that began to hold.", ("alarm",), terminal="alarms")
+REPLAY_STEP = Gauge("replay_step", "Of a history: steps done.", terminal="steps done")
+REPLAY_STEPS = Gauge(
+    "replay_steps", "Steps of the whole history, by the groups that are left.", terminal="steps in all"
+)
 PAUSED = Gauge("paused", "Step after which an alarm paused the training.", terminal="paused at step")
 # LLM gateway and weight sync.
 ENGINE_AWAY = Counter("engine_away", "Times that an engine did not answer.")

@@ -23,8 +23,13 @@ from tracegrad.schemas.section import Count, Device, Folder, NameOrFunction, Pro
 
 from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
+from .history.config import History
 
-__all__ = ["AlarmsConfig", "AlgorithmConfig", "TrainerConfig", "TrainerHandles"]
+__all__ = ["NOT_LEARNT", "AlarmsConfig", "AlgorithmConfig", "TrainerConfig", "TrainerHandles"]
+
+NOT_LEARNT = frozenset({"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every", "steps"})
+"""Keys of `[trainer]` that change no step; `steps` does where the learning rate goes by it. Of `[algorithm]` there is
+none."""
 
 
 class TrainerConfig(Section, frozen=True, kw_only=True):
@@ -207,3 +212,6 @@ class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: str
     """Holds `checkpoints/`, `weights/` (the root that engines may load from) and `adapters/`."""
     seed: int
+    history: History | None = None
+    """What lies there to be trained on, where the run replays another one; None: `transitions` grow, and are waited
+    for."""

@@ -88,6 +88,7 @@ def describe_step(
     before: CheckpointState,
     *,
     epoch: int,
+    started_from: int | None,
     version: int,
     batch: Batch,
     rows: Sequence[TrainingRow],
@@ -96,11 +97,12 @@ def describe_step(
     started_at_ms: int,
     ended_at_ms: int,
 ) -> TrainingStep:
-    """The record of one batch that was trained from the state `before` and led to a version."""
+    """The record of one batch that was trained from the state `before` and led to a version. Staleness is counted to
+    `started_from`; there is none where that is None."""
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
-    ages = _staleness(rows, before.version)
+    ages = _staleness(rows if started_from is not None else (), started_from or 0)
     lengths = [length for length in rollout_tokens(batch.groups).values() if length]
     return TrainingStep(
         run=before.run,

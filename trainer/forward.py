@@ -64,6 +64,17 @@ class Forward:
         kept = old if recipe.num_updates > 1 else None
         return _with(rows, old_logprobs_T=kept, reference_logprobs_T=reference), after
 
+    def log_weights(self, groups: Sequence[Group]) -> list[list[Doubles]]:
+        """Of each group, of each of its rows that trains: [N] log pi - log mu of its trained tokens. A pass over all
+        rows, which moves nothing.
+        """
+        formed = in_form(groups, self.recipe.rows, max_row_tokens=self.config.max_row_tokens)
+        by_group = [training_rows([group], self.recipe)[0] for group in formed]
+        rows = [row for of_group in by_group for row in of_group]
+        told = zip(rows, self._of_rows(rows, self.logprobs), strict=True)
+        found = iter([(of_T - row.sampler_logprobs_T)[row.loss_mask_T] for row, of_T in told])
+        return [[next(found) for _ in of_group] for of_group in by_group]
+
     def micro_batches(self, rows: Sequence[TrainingRow]) -> Iterator[MicroBatch]:
         """On the policy's device, each with a beat."""
         device = self.policy.device

@@ -28,8 +28,8 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
-import torch
 from msgspec.structs import replace
 
 from tracegrad.schemas.alarms import ALARMS, NUM_STEPS, alarms_of
@@ -63,8 +63,9 @@ from .step import STOPPED, Learner
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
+from .watch import warn_of_mismatch
 
-__all__ = ["Trainer", "run"]
+__all__ = ["Trainer"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
@@ -75,35 +76,6 @@ _WAIT_LOG_S = 30.0
 """A waiting trainer says so, with its lag, this often."""
 _TAKEN_EVERY_S = 2.0
 """A trainer that waits looks this often whether all that lies there is read, and tells tasks."""
-_LOGPROB_ERROR_WARN = 0.1
-"""Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights)."""
-_COARSE_LOGPROB_ERROR_WARN = 1.0
-"""The same where bfloat16 is published: its rounding alone gave 0.26."""
-
-
-def run(
-    config: TrainerConfig,
-    algorithm: AlgorithmConfig,
-    alarms: AlarmsConfig,
-    handles: TrainerHandles,
-    *,
-    topics: Topics,
-    log: Log,
-    stop: threading.Event,
-    metrics: Metrics,
-) -> None:
-    """Trains until `steps` batches are done or `stop` is set; blocking.
-
-    Raises:
-        FencedError: another trainer claimed the policy.
-        DivergedError: loss, gradients or logits are no numbers any more; or an alarm is to stop the run.
-        ConfigurationError, LogGapError: a person must act.
-        UnavailableError, OSError: a restart may cure it.
-    """
-    with ExitStack() as ends:
-        Trainer(
-            config, algorithm, alarms, handles, topics=topics, log=log, metrics=metrics, ends=ends, stop=stop
-        ).train()
 
 
 class Trainer:
@@ -141,7 +113,12 @@ class Trainer:
         self._policy_log.claim()
         self._refusals = Refusals(topics, metrics, stops=True)
         self._store = Store(
-            config, handles, learner=self._learner, policy_log=self._policy_log, refusals=self._refusals
+            config,
+            handles,
+            learner=self._learner,
+            policy_log=self._policy_log,
+            refusals=self._refusals,
+            is_needed=self._is_needed,
         )
         self._recent = deque(self._store.past_steps, maxlen=NUM_STEPS)
         self._limits = GroupLimits(
@@ -154,10 +131,10 @@ class Trainer:
 
     def train(self) -> None:
         """The loop."""
-        while self._store.state.step < self._config.steps and not self._stop.is_set():
+        while not self._is_done and not self._stop.is_set():
             started = time.perf_counter()
             started_at_ms = _now_ms()
-            self._store.look()
+            self._look()
             batch, read_s = self._read()
             if batch is None or (self._store.state.step == 0 and not self._policy_log.await_score(self._stop)):
                 break
@@ -167,18 +144,47 @@ class Trainer:
         state = self._store.state
         _log.info("trainer stops: policy=%s step=%d version=%d", state.policy, state.step, state.version)
 
+    # what a trainer of history does otherwise (history/)
+
+    @property
+    def _is_done(self) -> bool:
+        return self._store.state.step >= self._config.steps
+
+    def _is_needed(self, version: int) -> bool:
+        """Whether a version's folder is to be kept, however old it is."""
+        return False
+
+    def _look(self) -> None:
+        """Between two batches."""
+        self._store.look()
+
+    def _started_from(self) -> int | None:
+        """The version that the next step starts from, for tokens' versions to be compared with; None: none is."""
+        return self._store.state.version
+
+    def _sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
+        """What the weights of now say of a batch: less of it, and fields of its record."""
+        return batch, {}
+
+    def _check(self, record: TrainingStep) -> bool:
+        """Before a step is concluded; whether it is known to be as it must be."""
+        return False
+
     # read
 
-    def _read(self) -> tuple[Batch | None, float]:
-        """The next batch (None when told to stop) and the seconds spent on judging records."""
-        batch = OpenBatch(
+    def _open(self, num_groups: int) -> OpenBatch:
+        return OpenBatch(
             begin_offset=self._store.state.next_offset,
-            num_groups=self._config.groups_per_step,
+            num_groups=num_groups,
             consumed=self._store.consumed.keys(),
             limits=self._limits,
             recipe=self._learner.recipe,
             refusals=self._refusals,
         )
+
+    def _read(self) -> tuple[Batch | None, float]:
+        """The next batch (None when told to stop) and the seconds spent on judging records."""
+        batch = self._open(self._config.groups_per_step)
         busy_s = told_at = 0.0
         num_told = 0
         said_at = time.monotonic()
@@ -248,7 +254,9 @@ class Trainer:
 
     def _train(self, batch: Batch, *, seconds: dict[str, float], started_at_ms: int) -> None:
         before = self._store.state
+        started_from = self._started_from()
         with self._in_work.step(batch):
+            batch, sifted = self._sift(batch)
             rows, result, running = self._learn(batch)
         if result.skipped == STOPPED:
             return  # nothing is consumed: the next start takes the same step
@@ -258,6 +266,7 @@ class Trainer:
         record = describe_step(
             before,
             epoch=self._policy_log.epoch,
+            started_from=started_from,
             version=self._store.next_version() if result.is_updated else before.version,
             batch=batch,
             rows=rows,
@@ -266,13 +275,14 @@ class Trainer:
             started_at_ms=started_at_ms,
             ended_at_ms=_now_ms(),
         )
-        record = replace(record, alarms=alarms_of([*self._recent, record]))
+        record = replace(record, alarms=alarms_of([*self._recent, record]), **sifted)
+        is_expected = self._check(record)
         self._policy_log.check()
         self._store.conclude(batch, record, running)
         begun = sorted({*record.alarms} - {*(self._recent[-1].alarms if self._recent else ())})
         self._recent.append(record)
         self._say(record, before.version)
-        if record.skipped == "non_finite":
+        if record.skipped == "non_finite" and not is_expected:
             self._store.save()
             raise DivergedError(
                 f"expected a finite loss and gradient, got others at step {record.step} (version {before.version}, "
@@ -292,7 +302,9 @@ class Trainer:
         state, step = self._store.state, self._store.state.step + 1
         rows, running = self._learner.rows(batch.groups, state.running)
         parts = updates(rows, batch.groups, self._learner.recipe, seed=f"{self._seed}/{step}")
-        return rows, self._learner.step(*parts, version=state.version, step=step), running
+        started_from = self._started_from()
+        version = -1 if started_from is None else started_from
+        return rows, self._learner.step(*parts, version=version, step=step), running
 
     # tell
 
@@ -315,17 +327,9 @@ class Trainer:
         for reason in record.excluded_ids.values():
             self._metrics.add(GROUPS_EXCLUDED, reason)
         _log.info("%s", step_line(record))
-        is_exact = self._learner.policy.dtype == torch.float32
-        bound = _LOGPROB_ERROR_WARN if is_exact else _COARSE_LOGPROB_ERROR_WARN
         # Of concatenated rows it is their contexts that differ.
-        if record.logprob_error_max > bound and self._learner.recipe.rows != "concatenated":
-            _log.warning(
-                "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "
-                "or samples otherwise than it reports",
-                before,
-                record.logprob_error_max,
-                record.num_checked_tokens,
-            )
+        if self._learner.recipe.rows != "concatenated":
+            warn_of_mismatch(record, before, self._learner.policy.dtype)
 
 
 def _recipe(algorithm: AlgorithmConfig) -> Recipe:

@@ -25,9 +25,10 @@ from tracegrad.schemas.records.training import StepResult
 
 from .algorithm.form import TokenLoss, loss
 from .algorithm.recipe import Recipe
+from .batch.advantages import Doubles
 from .batch.groups import Group
 from .batch.rows import TrainingRow
-from .config import TrainerConfig
+from .config import NOT_LEARNT, TrainerConfig
 from .forward import Forward
 from .model.critic import Critic, num_asked
 from .model.policy import Policy
@@ -38,10 +39,6 @@ __all__ = ["STOPPED", "Learner"]
 
 STOPPED = "stopped"
 """Of a step that was broken off, as if it had not begun."""
-
-_NOT_LEARNT = {"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every"}
-"""Keys of `[trainer]` that change no step, as `steps` where the learning rate does not go by it; of `[algorithm]` there
-is none."""
 
 
 class Learner:
@@ -75,7 +72,7 @@ class Learner:
     @property
     def settings(self) -> dict[str, str]:
         """What a step depends on, by key of `[trainer]` and `[algorithm]`; `auto` as it turned out here."""
-        idle = _NOT_LEARNT | ({"steps"} if self._config.lr_schedule == "constant" else set())
+        idle = {*NOT_LEARNT} - ({"steps"} if self._config.lr_schedule != "constant" else set())
         policy = self.policy
         resolved = {"dtype": policy.model_dtype, "publish_dtype": policy.dtype, "device": policy.device.type}
         given = asdict(self._config) | asdict(self.recipe) | resolved
@@ -85,6 +82,10 @@ class Learner:
     def rows(self, groups: Sequence[Group], running: Mapping[str, float]) -> tuple[list[TrainingRow], dict[str, float]]:
         """`Forward.rows`: a batch's, before its first update."""
         return self._forward.rows(groups, running)
+
+    def log_weights(self, groups: Sequence[Group]) -> list[list[Doubles]]:
+        """`Forward.log_weights`."""
+        return self._forward.log_weights(groups)
 
     def step(self, *updates: Sequence[TrainingRow], version: int, step: int) -> StepResult:
         """Trains on one batch.

@@ -6,6 +6,7 @@ own; no figure is ever NaN or infinite. Tensor suffix: N trained tokens of a mic
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from typing import Any
@@ -13,11 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracegrad.schemas.records.training import TrainingStep
+
 from .algorithm.form import TokenLoss
 from .algorithm.level import clamped
 from .batch.packing import MicroBatch
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "warn_of_mismatch"]
+
+_log = logging.getLogger(__name__)
+_LOGPROB_ERROR_WARN = 0.1
+"""Nats between trainer and sampler, same version, beyond which a warning is logged (stale or wrong weights)."""
+_COARSE_LOGPROB_ERROR_WARN = 1.0
+"""The same where bfloat16 is published: its rounding alone gave 0.26."""
 
 
 class Watch:
@@ -76,3 +85,16 @@ class Watch:
         told = {name: int(value) if name.startswith("num_") else value / num for name, value in sums.items()}
         checked = {"logprob_error_max": self._error_max, "num_checked_tokens": self._num_checked}
         return told | checked | {"ess": sums["ratio_mean"] ** 2 / (num * squares) if squares else 0.0}
+
+
+def warn_of_mismatch(record: TrainingStep, version: int, dtype: torch.dtype) -> None:
+    """Where a step from a version, published in a dtype, tells of other logprobs than the sampler's."""
+    bound = _LOGPROB_ERROR_WARN if dtype == torch.float32 else _COARSE_LOGPROB_ERROR_WARN
+    if record.logprob_error_max > bound:
+        _log.warning(
+            "version %d: sampler and trainer differ by %.3f nats over %d tokens; the engine serves other weights, "
+            "or samples otherwise than it reports",
+            version,
+            record.logprob_error_max,
+            record.num_checked_tokens,
+        )

@@ -158,10 +158,10 @@ def _run(name: str, stage: str | None, ordinal: int, wiring: Wiring, stop: threa
             assert agent is not None and reward is not None
             runner.run(agent, reward, of_runner, topics=topics, log=log, stop=stop, metrics=metrics, starts=starts)
         case "trainer":
-            from tracegrad.trainer import loop
+            from tracegrad.trainer.run import run
 
             of_trainer = (settings.trainer, settings.algorithm, settings.alarms, wiring.trainer())
-            loop.run(*of_trainer, topics=topics, log=log, stop=stop, metrics=metrics)
+            run(*of_trainer, topics=topics, log=log, stop=stop, metrics=metrics)
         case "weight-sync":
             from tracegrad.consumers.engine import weight_sync
 

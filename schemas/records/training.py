@@ -130,6 +130,10 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """Rows that hold `num_tokens`, in the form of `[algorithm] rows`."""
     num_row_tokens: int = 0
     """Tokens of these rows, prompts too: what a forward pass reads."""
+    row_ess: dict[str, float] = {}
+    """Of a run that trains `offline` on history: effective sample size of each row as a share of its trained tokens,
+    before the update, also of groups excluded by it: `mean`, `min`, `p10`, `p50`, `p90`; and `low`, the share of groups
+    excluded as `low_ess`."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

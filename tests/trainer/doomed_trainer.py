@@ -21,6 +21,7 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import Topics
 from tracegrad.trainer import loop, optimiser, step
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.run import run
 from tracegrad.trainer.store import checkpoint, publish, store
 
 SEAMS: dict[str, tuple[Any, str, bool]] = {
@@ -96,7 +97,7 @@ def train(
         (arm if seam in SEAMS else arm_function)(seam, call)
     try:
         log, stop = KafkaLog(servers), threading.Event()
-        loop.run(config, algorithm, alarms, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
+        run(config, algorithm, alarms, handles, topics=topics, log=log, stop=stop, metrics=Metrics())
     except FatalError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(FATAL_EXIT_STATUS)

@@ -20,8 +20,8 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.run import run
 
 __all__ = [
     "ALGORITHMS",
@@ -99,7 +99,7 @@ def train(
 ) -> Metrics:
     """As compose calls it; what it counted."""
     metrics = Metrics()
-    loop.run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
+    run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
     return metrics
 
 

@@ -29,7 +29,8 @@ from tests.trainer.run_loop import (
 from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED, Metrics
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
 from tracegrad.schemas.topics import Topic
-from tracegrad.trainer import loop
+from tracegrad.trainer import loop, watch
+from tracegrad.trainer.run import run
 from tracegrad.trainer.store.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.torch
@@ -209,7 +210,7 @@ def test_a_trainer_that_waits_tells_what_it_has_taken(
 
     monkeypatch.setattr(loop.Trainer, "_learn", look)
     settings = config_of(untied, tmp_path)
-    with Background(lambda stop: loop.run(*settings, topics=TOPICS, log=memory_log, stop=stop, metrics=metrics)):
+    with Background(lambda stop: run(*settings, topics=TOPICS, log=memory_log, stop=stop, metrics=metrics)):
         until(lambda: metrics.snapshot().get("groups_taken") == 3)
         append_groups(memory_log, TRANSITIONS, [group_bytes(3)])
         until(lambda: metrics.snapshot().get("groups_taken") == 4)
@@ -237,8 +238,8 @@ def test_logprobs_that_differ_are_warned_of_by_the_bound_of_their_precision(
 ) -> None:
     """The recorded logprobs are no model's: only the bound decides."""
     exact, coarse = bounds
-    monkeypatch.setattr(loop, "_LOGPROB_ERROR_WARN", exact)
-    monkeypatch.setattr(loop, "_COARSE_LOGPROB_ERROR_WARN", coarse)
+    monkeypatch.setattr(watch, "_LOGPROB_ERROR_WARN", exact)
+    monkeypatch.setattr(watch, "_COARSE_LOGPROB_ERROR_WARN", coarse)
     train(log, config_of(untied, tmp_path, steps=1, dtype=dtype))
     assert steps_of(log)[0].logprob_error_max > 1e-3
     assert ("sampler and trainer differ" in caplog.text) is is_warned

@@ -40,8 +40,8 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.run import run
 from tracegrad.trainer.store.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -192,7 +192,7 @@ def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Undis
         config = config_of(untied, work_dir, algorithm=algorithm)
         sys.setprofile(look)
         try:
-            loop.run(*config, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
+            run(*config, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
         finally:
             sys.setprofile(None)
         return outcome(log, topics, work_dir), calls
@@ -252,7 +252,7 @@ def test_sigkilled_at_each_seam_it_resumes_bit_for_bit(
         half_written = list((tmp_path / "run").rglob(".tmp-*"))
         assert bool(half_written) == death.seam.startswith("half-written"), death
 
-    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
     assert_exactly_once(outcome(kafka_log, fresh_topics, tmp_path / "run"), undisturbed(algorithm)[0])
     assert every > 1 or len(steps_of(kafka_log, fresh_topics)) == 4
     assert folded(kafka_log, fresh_topics)[1] == 0
@@ -291,7 +291,7 @@ def test_sigkilled_in_any_function_it_resumes_bit_for_bit(
             process.join(0.2)
         assert process.exitcode in (-signal.SIGKILL, 0), (function, call, (tmp_path / "stderr").read_text())
     append_groups(kafka_log, fresh_topics.name(Topic.TRANSITIONS), waiting[::-1])
-    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
     assert_exactly_once(outcome(kafka_log, fresh_topics, tmp_path / "run"), expected)
     assert folded(kafka_log, fresh_topics)[1] == 0
 
@@ -308,7 +308,7 @@ def test_a_batch_that_kills_three_times_is_refused_by_name(
         assert process.exitcode == status, (tmp_path / "stderr").read_text()
     told = (tmp_path / "stderr").read_text()
     assert f"[0, 2) of {fresh_topics.name(Topic.TRANSITIONS)!r} partition 0" in told and "micro_batch_tokens" in told
-    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
     assert [len(step.group_ids) for step in outcome(kafka_log, fresh_topics, tmp_path).steps] == [2, 2, 2, 2]
 
 
@@ -329,7 +329,7 @@ def test_two_trainers_at_once_one_stops(
                 break
     stop = threading.Event()
     second = threading.Thread(
-        target=loop.run,
+        target=run,
         args=config,
         kwargs={"topics": fresh_topics, "log": kafka_log, "stop": stop, "metrics": Metrics()},
     )

@@ -56,8 +56,14 @@ class Batch:
 
     def as_untrained(self, reason: str) -> Batch:
         """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
-        reasons = dict.fromkeys(self.group_ids, reason)
-        return replace(self, groups=(), untrained=(*self.untrained, *self.groups), excluded=self.excluded | reasons)
+        return self.without(self.group_ids, reason)
+
+    def without(self, group_ids: Collection[str], reason: str) -> Batch:
+        """The same interval, where some of the groups are excluded after all."""
+        gone = tuple(group for group in self.groups if group.summary.group_id in group_ids)
+        reasons = {group.summary.group_id: reason for group in gone}
+        groups = tuple(group for group in self.groups if group not in gone)
+        return replace(self, groups=groups, untrained=(*self.untrained, *gone), excluded=self.excluded | reasons)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
@@ -135,8 +141,9 @@ class OpenBatch:
             if self.recipe.refill > 1 and not (verdict.group and verdict.group.rows and spread(verdict.group)):
                 self.given_back.append(group_id)
 
-    def close(self, *, run: RunHash, version: int, max_staleness: int) -> Batch:
-        """The batch of these records for a step that starts from the run's `version`."""
+    def close(self, *, run: RunHash, version: int | None, max_staleness: int) -> Batch:
+        """The batch of these records for a step that starts from the run's `version`; None: tokens of the run have no
+        staleness."""
         decided = [
             (verdict, "duplicate" if is_duplicate else _reason(verdict, run, version, max_staleness))
             for verdict, is_duplicate in self._verdicts
@@ -157,7 +164,7 @@ class OpenBatch:
         )
 
 
-def _reason(verdict: Verdict, run: RunHash, version: int, max_staleness: int) -> str:
+def _reason(verdict: Verdict, run: RunHash, version: int | None, max_staleness: int) -> str:
     """Why the record's group trains nothing; "" when it does. Versions compare with those of their own run only."""
     if verdict.group is None:
         return verdict.reason
@@ -166,6 +173,8 @@ def _reason(verdict: Verdict, run: RunHash, version: int, max_staleness: int) ->
     versions = trained_versions(verdict.group)
     if any(span.run != run for span in versions):
         return "other_run"
+    if version is None:
+        return ""
     if any(span.version > version for span in versions):
         return "newer"
     return "stale" if any(span.version < version - max_staleness for span in versions) else ""

@@ -70,6 +70,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """Mean return of the batches so far, by `peers`: the baseline `running_mean`."""
     weights_offset: int = 0
     """Rollback requests below this offset of `weights` are done."""
+    rollbacks: int = 0
+    """Of the history that is repeated, done so far."""
     accounting: Accounting = Accounting()
     seconds: dict[str, float] = {}
     """Of `checkpoint` and `publish`, the step before."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ class Store:
         learner: Learner,
         policy_log: PolicyLog,
         refusals: Refusals,
+        is_needed: Callable[[int], bool],
     ) -> None:
-        """Resumes or begins: on return the run's present version is announced and its last step recorded."""
+        """Resumes or begins: on return the run's present version is announced and its last step recorded. Versions
+        that `is_needed` names are kept."""
         self._config = config
         self._learner = learner
         self._policy_log = policy_log
@@ -61,7 +64,9 @@ class Store:
         """Records of the batches since the last checkpoint."""
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
         is_held = policy_log.lineage.held_out.is_held
-        self._publisher = Publisher(handles, keep=config.keep_versions, is_held=is_held)
+        self._publisher = Publisher(
+            handles, keep=config.keep_versions, is_held=lambda version: is_held(version) or is_needed(version)
+        )
         self._progress = resume(handles, self._checkpoints, policy_log, learner)
         self._is_saved = bool(self.state.files)
         self.past_steps: list[TrainingStep] = []
@@ -155,17 +160,28 @@ class Store:
     def _roll_back(self, offset: int, request: RollbackRequest) -> None:
         """Old content under a new number: versions only grow. The optimiser's moments belong to other weights."""
         self._progress.state = msgspec.structs.replace(self.state, weights_offset=offset + 1)
-        manifest = self._policy_log.lineage.versions.get(request.to_version)
         try:
-            if manifest is None:
-                raise FileNotFoundError(f"version {request.to_version} was never published")
-            self._publisher.recall(self._learner.policy, manifest)
+            self._recall(request.to_version)
         except (OSError, ValueError) as error:
             _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
             return
+        self._go_on_from(request.to_version)
+
+    def go_back(self, to_version: int) -> None:
+        """A rollback of the history that is repeated. Raises OSError when the version's folder is gone."""
+        self._recall(to_version)
+        self._go_on_from(to_version, rollbacks=self.state.rollbacks + 1)
+
+    def _recall(self, to_version: int) -> None:
+        manifest = self._policy_log.lineage.versions.get(to_version)
+        if manifest is None:
+            raise FileNotFoundError(f"version {to_version} was never published")
+        self._publisher.recall(self._learner.policy, manifest)
+
+    def _go_on_from(self, to_version: int, **changes: Any) -> None:
         self._learner.forget_moments()
         version = self.next_version()
-        self._advance(version=version, base_version=request.to_version)
+        self._advance(version=version, base_version=to_version, **changes)
         self.save()
         self._publish()
-        _log.info("rolled back: version %d has the content of version %d", version, request.to_version)
+        _log.info("rolled back: version %d has the content of version %d", version, to_version)

@@ -24,7 +24,7 @@ from tracegrad.trainer.algorithm.scale import SCALES
 from tracegrad.trainer.algorithm.surrogate import SURROGATES
 from tracegrad.trainer.algorithm.trial import try_functions
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
-from tracegrad.trainer.loop import run
+from tracegrad.trainer.run import run
 
 pytestmark = pytest.mark.torch
 

@@ -15,6 +15,7 @@ from tracegrad.schemas.errors import DIVERGED_EXIT_STATUS, DivergedError
 from tracegrad.schemas.metrics import ALARMS_BEGUN, Metrics
 from tracegrad.schemas.records.training import TrainingStep
 from tracegrad.trainer import loop
+from tracegrad.trainer.run import run
 
 pytestmark = pytest.mark.torch
 
@@ -71,7 +72,7 @@ def test_an_alarm_pauses_the_training_until_the_run_is_started_again(
     """The process lives, says so and rolls back; a stop ends the pause, and nothing is trained twice."""
     log, metrics = new_log(), Metrics()
     config = config_of(untied, tmp_path, steps=3, on="pause", checkpoint_every=every)
-    with Background(lambda stop: loop.run(*config, topics=TOPICS, log=log, stop=stop, metrics=metrics)) as paused:
+    with Background(lambda stop: run(*config, topics=TOPICS, log=log, stop=stop, metrics=metrics)) as paused:
         until(lambda: metrics.snapshot().get("paused") == 2)
         assert paused.is_alive()
         request_rollback(log, 1)

@@ -137,7 +137,16 @@ def described(*groups: Group) -> TrainingStep:
     rows, _ = training_rows(groups, Recipe())
     before = CheckpointState(policy="policy", run=RunHash("7c1f3e9a"))
     return describe_step(
-        before, epoch=1, version=1, batch=batch, rows=rows, result=TAKEN, seconds={}, started_at_ms=0, ended_at_ms=1
+        before,
+        epoch=1,
+        started_from=0,
+        version=1,
+        batch=batch,
+        rows=rows,
+        result=TAKEN,
+        seconds={},
+        started_at_ms=0,
+        ended_at_ms=1,
     )
 
 

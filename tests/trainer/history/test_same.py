@@ -1,0 +1,175 @@
+"""Another run's training is repeated from its transitions and its record, on an in-memory log."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+pytest.importorskip("torch")
+
+from tests.memory_log import MemoryLog
+from tests.trainer.history.past import Settings, kill_at, replay_of, train_source
+from tests.trainer.run_loop import content, is_same, lineage_of, steps_of, train
+from tests.versions import OTHER_RUN
+from tracegrad.schemas.errors import ConfigurationError, LogGapError
+from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
+from tracegrad.schemas.records.training import TrainingStep, surviving_steps
+from tracegrad.trainer import loop
+from tracegrad.trainer.store.store import Store
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lies there: nobody writes later."""
+    monkeypatch.setattr(loop, "_POLL_S", 0.005)
+
+
+@pytest.fixture(scope="module")
+def source(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> MemoryLog:
+    """Its log; nobody changes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_POLL_S", 0.005)
+        return train_source(untied, tmp_path_factory.mktemp("source"))
+
+
+def figures(log: MemoryLog) -> list[tuple[Any, ...]]:
+    """What is to be repeated, beside weights."""
+    names = ("step", "group_ids", "excluded_ids", "loss", "grad_norm", "learning_rate", "skipped", "staleness_mean")
+    names = (*names, "staleness_max", "logprob_error_max", "num_checked_tokens", "ess")
+    steps = surviving_steps(steps_of(log))
+    return [(*(getattr(step, name) for name in names), step.accounting.excluded) for step in steps]
+
+
+def test_the_source_met_everything(source: MemoryLog) -> None:
+    """Else the tests below prove less than they say."""
+    steps = surviving_steps(steps_of(source))
+    assert [step.version for step in steps] == [1, 2, 3, 5, 5, 6]
+    reasons = {reason for step in steps for reason in step.excluded_ids.values()}
+    assert reasons == {"stale", "no_advantage", "malformed"}
+    assert steps[-1].accounting.duplicates == 2
+    assert max(step.epoch for step in steps) == 4
+
+
+def test_each_version_has_the_sources_weights_bit_for_bit(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Through a kill, a rollback, duplicates, stale and useless groups, though the history lacks what no fold writes;
+    the versions are this run's own."""
+    log, settings = replay_of(source, untied, tmp_path / "own")
+    metrics = train(log, settings)
+    assert is_same(content(log), content(source))
+    assert figures(log) == figures(source)
+    assert {manifest.run for manifest in lineage_of(log).versions.values()} == {OTHER_RUN}
+    assert (metrics.value(REPLAY_STEP), metrics.value(REPLAY_STEPS)) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "step", "call"),
+    [
+        (loop.Trainer, "_learn", 2, 1),
+        (Store, "_publish", 2, 1),
+        (Store, "go_back", 3, 1),
+        (Store, "_publish", 3, 2),
+        (loop.Trainer, "_say", 4, 1),
+    ],
+    ids=["before a step", "before a version", "before the rollback", "before its version", "after a step"],
+)
+def test_a_killed_replay_goes_on(
+    owner: Any, name: str, step: int, call: int, source: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """The same command again: no step and no rollback is left out or done twice."""
+    log, settings = replay_of(source, untied, tmp_path / "own")
+    with kill_at(step, owner, name, call):
+        train(log, settings)
+    train(log, settings)
+    assert is_same(content(log), content(source))
+    assert figures(log) == figures(source)
+
+
+def test_a_rollback_whose_checkpoint_is_lost_is_done_again_in_its_place(
+    source: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Not at the start of what is repeated: the steps before it did not start from it."""
+    log, settings = replay_of(source, untied, tmp_path / "own")
+    train(log, settings)
+    for path in (tmp_path / "own" / "checkpoints").iterdir():
+        if int(path.name.split("-")[1]) > 1:
+            shutil.rmtree(path)
+    train(log, settings)
+    assert is_same(content(log), content(source))
+    assert figures(log) == figures(source)
+
+
+def test_a_finished_replay_does_nothing_again(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """But claim its epoch."""
+    log, settings = replay_of(source, untied, tmp_path / "own")
+    train(log, settings)
+    before = len(steps_of(log))
+    train(log, settings)
+    assert len(steps_of(log)) == before
+
+
+def test_a_rollback_reaches_a_version_that_others_would_have_pushed_out(
+    source: MemoryLog, untied: Path, tmp_path: Path
+) -> None:
+    """Version 1 is kept for the rollback after step 3, however few are kept."""
+    log, settings = replay_of(source, untied, tmp_path / "own", keep_versions=1)
+    train(log, settings)
+    assert [step.loss for step in surviving_steps(steps_of(log))] == [
+        step.loss for step in surviving_steps(steps_of(source))
+    ]
+
+
+def expect_refusal(log: MemoryLog, settings: Settings, match: str) -> list[TrainingStep]:
+    """What was recorded before it."""
+    with pytest.raises(ConfigurationError, match=match):
+        train(log, settings)
+    return steps_of(log)
+
+
+def test_a_group_that_is_gone_is_named_with_its_step(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Nothing of the step is trained; the steps before it are kept."""
+    gone = f"{3:024x}"
+    log, settings = replay_of(source, untied, tmp_path / "own", without=[gone])
+    assert len(expect_refusal(log, settings, f"step 2: .*only the source does: {gone}")) == 1
+
+
+def test_an_exclusion_that_differs_is_named(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Group 4 was stale; by another bound it would train."""
+    log, settings = replay_of(source, untied, tmp_path / "own", max_staleness=8)
+    assert len(expect_refusal(log, settings, f"step 3: .*only this run does: {4:024x}")) == 2
+
+
+def test_a_step_that_the_source_skipped_is_to_be_skipped(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Step 5 had no advantage; with an entropy bonus it has a gradient."""
+    log, settings = replay_of(source, untied, tmp_path / "own", entropy=0.01)
+    assert len(expect_refusal(log, settings, "step 5: expected to be skipped as .*no_advantage")) == 4
+
+
+def test_other_weights_are_a_warning_once(
+    source: MemoryLog, untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine may round otherwise (here another lr does): the steps are the source's all the same."""
+    log, settings = replay_of(source, untied, tmp_path / "own", lr=6e-4)
+    with caplog.at_level(logging.WARNING):
+        train(log, settings)
+    assert [text for text in caplog.messages if "not the source's" in text] == [
+        "version 1, after step 1: its weights are not the source's, bit for bit; the steps are the same, and the start "
+        "model, the machine or a release of what it runs is another"
+    ]
+    assert [step[:3] for step in figures(log)] == [step[:3] for step in figures(source)]
+
+
+def test_a_history_that_is_shorter_than_told_is_refused(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """Who writes it comes before; nobody is waited for."""
+    log, settings = replay_of(source, untied, tmp_path / "own", mode="offline")
+    *sections, handles = settings
+    assert handles.history is not None
+    longer = replace(handles, history=replace(handles.history, end_offset=99))
+    with pytest.raises(LogGapError, match="history up to offset 99"):
+        train(log, (*sections, longer))

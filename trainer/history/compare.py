@@ -1,0 +1,78 @@
+"""Whether a run's settings can repeat what another trained. Pure; imports nothing heavy: compose asks before it writes.
+
+In: what two runs were told. Out: words on each key that differs: those that change what is learnt, which `same`
+refuses, and those of the machine, which change bits and are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from msgspec.structs import asdict
+
+from tracegrad.schemas.errors import ConfigurationError
+
+from ..algorithm.recipe import Recipe
+from ..config import NOT_LEARNT, AlgorithmConfig, TrainerConfig
+from .config import History
+
+__all__ = ["Taught", "changed_keys", "changed_machine", "require_recipe"]
+
+_OF_THE_MACHINE = ("device", "dtype", "publish_dtype", "threads", "micro_batch_tokens", "micro_batch_logits")
+"""Keys of `[trainer]` that change the order of sums, or their rounding, and nothing else."""
+
+
+class Taught(NamedTuple):
+    """Of a run, what its training follows from, beside the start model and the records."""
+
+    trainer: TrainerConfig
+    algorithm: AlgorithmConfig
+    seed: int
+
+
+def changed_keys(source: Taught, own: Taught) -> list[str]:
+    """`[trainer] lr 1e-05 -> 2e-05` of each key on which a step depends. Where a recipe is a user's file, which is run
+    where it trains and nowhere else, what stands in `[algorithm]` is compared."""
+    goes_by_steps = {source.trainer.lr_schedule, own.trainer.lr_schedule} != {"constant"}
+    left_out = {*_OF_THE_MACHINE, *NOT_LEARNT} - ({"steps"} if goes_by_steps else set())
+    is_own_file = ":" in source.algorithm.recipe + own.algorithm.recipe
+    was, now = (asdict(one.algorithm if is_own_file else one.algorithm.resolve()) for one in (source, own))
+    return [
+        *_changed("trainer", asdict(source.trainer), asdict(own.trainer), left_out),
+        *_changed("algorithm", was, now, set()),
+        *([f"seed {source.seed} -> {own.seed}"] if source.seed != own.seed else []),
+    ]
+
+
+def changed_machine(source: Taught, own: Taught) -> list[str]:
+    """The same of keys that change bits alone."""
+    left_out = source.trainer.__struct_fields__
+    kept = {*left_out} - {*_OF_THE_MACHINE}
+    return [*_changed("trainer", asdict(source.trainer), asdict(own.trainer), kept)]
+
+
+def _changed(section: str, was: Mapping[str, Any], now: Mapping[str, Any], left_out: set[str]) -> Iterator[str]:
+    for key, value in was.items():
+        if key not in left_out and value != now[key]:
+            yield f"[{section}] {key} {value} -> {now[key]}"
+
+
+def require_recipe(history: History, recipe: Recipe) -> None:
+    """Raises ConfigurationError where a mode cannot train by the recipe, or not on such tokens."""
+    if history.mode != "filter" and not history.has_logprobs:
+        raise ConfigurationError(
+            f"mode {history.mode!r}: expected the sampler's logprobs of each trained token, got a history without some "
+            "(of another engine, say): its ratio pi / mu is not known; only mode 'filter' trains without"
+        )
+    if history.mode != "filter":
+        return
+    is_likelihood = (recipe.outcome, recipe.baseline, recipe.surrogate) == ("one", "none", "reinforce")
+    reads_mu = recipe.correction != "none" or (recipe.beta > 0 and recipe.kl_to == "sampler")
+    if not is_likelihood or (reads_mu and not history.has_logprobs):
+        raise ConfigurationError(
+            "mode 'filter': expected the likelihood of what was sampled ([algorithm] recipe = \"sft\", without a "
+            f"correction or a KL to the sampler), got outcome {recipe.outcome!r}, baseline {recipe.baseline!r}, "
+            f"surrogate {recipe.surrogate!r}, correction {recipe.correction!r}, kl_to {recipe.kl_to!r}: of good "
+            "episodes alone there is nothing to compare"
+        )
