@@ -275,7 +275,8 @@ class Trainer:
             started_at_ms=started_at_ms,
             ended_at_ms=_now_ms(),
         )
-        record = replace(record, alarms=alarms_of([*self._recent, record]), **sifted)
+        record = replace(record, **sifted)
+        record = replace(record, alarms=alarms_of([*self._recent, record]))
         is_expected = self._check(record)
         self._policy_log.check()
         self._store.conclude(batch, record, running)

@@ -28,6 +28,7 @@ from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig
+from tracegrad.trainer.history.config import ReplayConfig
 
 from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
@@ -66,6 +67,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     trainer: TrainerConfig = TrainerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     alarms: AlarmsConfig = AlarmsConfig()
+    replay: ReplayConfig = ReplayConfig()
     streams: StreamsConfig = StreamsConfig()
     pace: PaceConfig = PaceConfig()
     select: SelectConfig = SelectConfig()

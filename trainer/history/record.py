@@ -109,10 +109,12 @@ def _numbered(steps: list[TrainingStep], manifests: Mapping[int, VersionManifest
             (one for one in manifests.values() if one.step == len(made) and at < one.version <= until),
             key=lambda one: one.version,
         )
-        rollbacks.append(tuple(_content(one, numbers) for one in after))
-        for one in after:
+        led_to = list[int]()
+        for one in after:  # one by one: the second may go back to what the first made
+            led_to.append(_content(one, numbers))
             at = one.version
             numbers[at] = len(numbers)
+        rollbacks.append(tuple(led_to))
         if step is None:
             break
         _check_base(step, at, manifests)

@@ -14,7 +14,6 @@ than was told.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -41,7 +40,8 @@ from .ess import described, ess
 
 __all__ = ["HistoryTrainer", "above"]
 
-_log = logging.getLogger(__name__)
+_UNKNOWN = {"ratio_mean": 1.0, "ess": 1.0, "kl_sampler": 0.0, "entropy": None, "entropy_by_turn": {}}
+"""Figures that are made of the sampler's logprobs, as they are told without any."""
 
 
 class HistoryTrainer(Trainer):
@@ -109,7 +109,8 @@ class HistoryTrainer(Trainer):
         if self._history.mode == "filter":
             kept = {group.summary.group_id: above(group, self._history.config.bound) for group in batch.groups}
             batch = batch.without([id_ for id_, group in kept.items() if not group.rows], "below_bound")
-            return replace(batch, groups=tuple(kept[id_] for id_ in batch.group_ids)), {}
+            batch = replace(batch, groups=tuple(kept[id_] for id_ in batch.group_ids))
+            return batch, {} if self._history.has_logprobs else dict(_UNKNOWN)
         by_group = self._learner.log_weights(batch.groups)
         pooled = [ess(np.concatenate([np.zeros(0), *rows])) for rows in by_group]
         low = [

@@ -1,0 +1,84 @@
+"""What a run that repeats another may say otherwise, and which recipes a mode can train by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.versions import RUN
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.trainer.algorithm.recipe import Recipe
+from tracegrad.trainer.algorithm.recipes import RECIPES
+from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig
+from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine, require_recipe
+from tracegrad.trainer.history.config import History
+
+SOURCE = Taught(TrainerConfig(), AlgorithmConfig(), 0)
+
+
+def taught(*, seed: int = 0, algorithm: dict[str, Any] | None = None, **trainer: Any) -> Taught:
+    """The source's, but for these keys."""
+    return Taught(TrainerConfig(**trainer), AlgorithmConfig(**(algorithm or {})), seed)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (taught(), []),
+        (taught(lr=2e-5), ["[trainer] lr 1e-05 -> 2e-05"]),
+        (taught(groups_per_step=4, seed=3), ["[trainer] groups_per_step 8 -> 4", "seed 0 -> 3"]),
+        (taught(algorithm={"low": 0.1}), ["[algorithm] low 0.2 -> 0.1"]),
+        (taught(algorithm={"recipe": "rloo_clip", "low": 0.2}), []),
+        (taught(steps=99, keep_versions=0, checkpoint_every=5, threads=2), []),
+        (
+            taught(steps=99, lr_schedule="linear"),
+            ["[trainer] steps 80 -> 99", "[trainer] lr_schedule constant -> linear"],
+        ),
+        (taught(algorithm={"recipe": "mine.py:best"}), ["[algorithm] recipe rloo_clip -> mine.py:best"]),
+    ],
+)
+def test_each_key_that_changes_what_is_learnt_is_named(own: Taught, words: list[str]) -> None:
+    """A recipe that is spelt out otherwise is the same; how long a run may go on matters to a schedule alone."""
+    assert changed_keys(SOURCE, own) == words
+
+
+def test_what_changes_bits_alone_is_told_apart() -> None:
+    """Threads and micro-batches change the order of sums."""
+    own = taught(threads=2, micro_batch_tokens=512, lr=1.0)
+    assert changed_machine(SOURCE, own) == ["[trainer] threads 1 -> 2", "[trainer] micro_batch_tokens 0 -> 512"]
+
+
+def history(mode: Any, *, has_logprobs: bool = True) -> History:
+    """Of nothing."""
+    return History(mode=mode, run=RUN, end_offset=0, has_logprobs=has_logprobs)
+
+
+@pytest.mark.parametrize("mode", ["same", "offline"])
+@pytest.mark.parametrize("recipe", ["rloo_clip", "sft"])
+def test_without_logprobs_only_filter_trains(mode: str, recipe: str) -> None:
+    """A ratio to an unknown sampler is no number, and neither is an effective sample size."""
+    require_recipe(history(mode), RECIPES[recipe].recipe)
+    with pytest.raises(ConfigurationError, match="only mode 'filter' trains without"):
+        require_recipe(history(mode, has_logprobs=False), RECIPES[recipe].recipe)
+
+
+def test_filter_takes_the_likelihood_with_whatever_needs_no_sampler() -> None:
+    """Aggregation, a KL to the start model, several passes."""
+    for recipe in (RECIPES["sft"].recipe, Recipe(outcome="one", baseline="none", surrogate="reinforce", beta=0.1)):
+        require_recipe(history("filter", has_logprobs=False), recipe)
+
+
+def test_filter_without_logprobs_takes_no_kl_to_the_sampler() -> None:
+    """With them it does."""
+    recipe = Recipe(outcome="one", baseline="none", surrogate="reinforce", beta=0.1, kl_to="sampler", kl="k2")
+    require_recipe(history("filter"), recipe)
+    with pytest.raises(ConfigurationError, match="KL to the sampler"):
+        require_recipe(history("filter", has_logprobs=False), recipe)
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"sft"}))
+def test_filter_refuses_every_other_named_recipe(name: str) -> None:
+    """Good episodes compared with each other teach nothing of what makes them good."""
+    with pytest.raises(ConfigurationError, match='recipe = "sft"'):
+        require_recipe(history("filter"), RECIPES[name].recipe)
