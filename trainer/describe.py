@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from msgspec.structs import asdict, replace
 
@@ -71,9 +70,11 @@ def _entropies(groups: Sequence[Group]) -> dict[str, Any]:
     return {"entropy": float(sums.sum() / nums.sum()), "entropy_by_turn": by_turn} if by_turn else {}
 
 
-def _staleness(rows: Sequence[TrainingRow], version: int) -> npt.NDArray[np.int64]:
-    """Of each trained token."""
-    return np.concatenate([np.zeros(0, np.int64), *(version - row.versions_T[row.loss_mask_T] for row in rows)])
+def _staleness(rows: Sequence[TrainingRow], version: int | None) -> dict[str, Any]:
+    """Over trained tokens, where their versions can be compared with that of the step."""
+    ages = [version - row.versions_T[row.loss_mask_T] for row in rows] if version is not None else []
+    ages_N = np.concatenate(ages) if ages else np.zeros(1, np.int64)
+    return {"staleness_mean": float(ages_N.mean()), "staleness_max": int(ages_N.max())}
 
 
 def _explained_variance(rows: Sequence[TrainingRow]) -> float | None:
@@ -102,7 +103,6 @@ def describe_step(
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
-    ages = _staleness(rows if started_from is not None else (), started_from or 0)
     lengths = [length for length in rollout_tokens(batch.groups).values() if length]
     return TrainingStep(
         run=before.run,
@@ -123,8 +123,6 @@ def describe_step(
         num_tokens=sum(lengths),
         num_turns=sum(len(group.turns) for group in batch.groups),
         tool_success=_tool_success(members),
-        staleness_mean=float(ages.mean()) if ages.size else 0.0,
-        staleness_max=int(ages.max()) if ages.size else 0,
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
         explained_variance=_explained_variance(rows),
@@ -132,6 +130,7 @@ def describe_step(
         num_row_tokens=sum(len(row.token_ids_T) for row in rows),
         length_mean=fmean(lengths or [0]),
         length_max=max(lengths, default=0),
+        **_staleness(rows, started_from),
         **_spread(groups),
         **_entropies(groups),
         **asdict(replace(result, seconds=seconds | result.seconds | before.seconds)),

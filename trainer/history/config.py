@@ -21,7 +21,7 @@ Mode = Literal["same", "offline", "filter"]
 
 
 class ReplayConfig(Section, frozen=True, kw_only=True):
-    """`[replay]`: what a run that trains on another run's history makes of it (`tracegrad replay`; docs/replay.md)."""
+    """`[replay]`: what a run that trains on another run's history makes of it (docs/replay.md)."""
 
     min_ess: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """`offline`: a group whose effective sample size is below this share of its trained tokens is excluded as

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from tracegrad.trainer.history.ess import described, ess
 
+Doubles = npt.NDArray[np.float64]
 LOG_WEIGHTS = arrays(np.float64, st.integers(1, 40), elements=st.floats(-15, 15))
 
 
@@ -32,13 +35,13 @@ def test_by_hand(weights: list[float], expected: float) -> None:
 
 
 @given(LOG_WEIGHTS)
-def test_it_lies_between_one_token_and_all(log_weights_N: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_it_lies_between_one_token_and_all(log_weights_N: Doubles) -> None:
     """1/n to 1, whatever the weights."""
     assert 1 / log_weights_N.size - 1e-9 <= ess(log_weights_N) <= 1 + 1e-9
 
 
 @given(LOG_WEIGHTS, st.floats(-4, 4), st.randoms())
-def test_order_and_a_common_factor_change_nothing(log_weights_N, shift, rng) -> None:  # type: ignore[no-untyped-def]
+def test_order_and_a_common_factor_change_nothing(log_weights_N: Doubles, shift: float, rng: random.Random) -> None:
     """As the docs say: a drift that all tokens share is not seen."""
     order = list(range(log_weights_N.size))
     rng.shuffle(order)
@@ -46,7 +49,7 @@ def test_order_and_a_common_factor_change_nothing(log_weights_N, shift, rng) -> 
 
 
 @given(LOG_WEIGHTS)
-def test_tokens_that_come_twice_change_nothing(log_weights_N: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_tokens_that_come_twice_change_nothing(log_weights_N: Doubles) -> None:
     """It is a share."""
     assert ess(np.tile(log_weights_N, 2)) == pytest.approx(ess(log_weights_N), rel=1e-9)
 

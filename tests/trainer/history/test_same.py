@@ -41,8 +41,18 @@ def source(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> MemoryLog:
 
 def figures(log: MemoryLog) -> list[tuple[Any, ...]]:
     """What is to be repeated, beside weights."""
-    names = ("step", "group_ids", "excluded_ids", "loss", "grad_norm", "learning_rate", "skipped", "staleness_mean")
-    names = (*names, "staleness_max", "logprob_error_max", "num_checked_tokens", "ess")
+    names = [
+        "step",
+        "group_ids",
+        "excluded_ids",
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "skipped",
+        "staleness_mean",
+        "staleness_max",
+    ]
+    names += ["logprob_error_max", "num_checked_tokens", "ess"]
     steps = surviving_steps(steps_of(log))
     return [(*(getattr(step, name) for name in names), step.accounting.excluded) for step in steps]
 
@@ -168,8 +178,8 @@ def test_other_weights_are_a_warning_once(
 def test_a_history_that_is_shorter_than_told_is_refused(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """Who writes it comes before; nobody is waited for."""
     log, settings = replay_of(source, untied, tmp_path / "own", mode="offline")
-    *sections, handles = settings
+    handles = settings[3]
     assert handles.history is not None
     longer = replace(handles, history=replace(handles.history, end_offset=99))
     with pytest.raises(LogGapError, match="history up to offset 99"):
-        train(log, (*sections, longer))
+        train(log, (*settings[:3], longer))
