@@ -101,7 +101,7 @@ class Trainer:
         device = configure_torch(config, seed=handles.seed)
         self._stop = stop
         self._seed = handles.seed
-        recipe = _recipe(algorithm)
+        recipe = self._recipe(algorithm)
         needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
         reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
         policy = load_policy(config, handles.model, device)
@@ -145,6 +145,15 @@ class Trainer:
         _log.info("trainer stops: policy=%s step=%d version=%d", state.policy, state.step, state.version)
 
     # what a trainer of history does otherwise (history/)
+
+    def _recipe(self, algorithm: AlgorithmConfig) -> Recipe:
+        """Raises ConfigurationError: it, or a function of it, cannot work."""
+        try:
+            recipe = algorithm.resolve()
+            try_functions(recipe)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"[algorithm] {error}") from error
+        return recipe
 
     @property
     def _is_done(self) -> bool:
@@ -331,16 +340,6 @@ class Trainer:
         # Of concatenated rows it is their contexts that differ.
         if self._learner.recipe.rows != "concatenated":
             warn_of_mismatch(record, before, self._learner.policy.dtype)
-
-
-def _recipe(algorithm: AlgorithmConfig) -> Recipe:
-    """Raises ConfigurationError: it, or a function of it, cannot work."""
-    try:
-        recipe = algorithm.resolve()
-        try_functions(recipe)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"[algorithm] {error}") from error
-    return recipe
 
 
 def _now_ms() -> int:

@@ -17,10 +17,17 @@ from ..algorithm.recipe import Recipe
 from ..config import NOT_LEARNT, AlgorithmConfig, TrainerConfig
 from .config import History
 
-__all__ = ["Taught", "changed_keys", "changed_machine", "require_recipe"]
+__all__ = ["Taught", "changed_keys", "changed_machine", "require_recipe", "supervised"]
 
 _OF_THE_MACHINE = ("device", "dtype", "publish_dtype", "threads", "micro_batch_tokens", "micro_batch_logits")
 """Keys of `[trainer]` that change the order of sums, or their rounding, and nothing else."""
+
+
+_BESIDE_LIKELIHOOD = (
+    "rows", "passes", "minibatches", "aggregation", "length", "entropy",
+    "beta", "kl", "kl_to", "kl_in", "reference_every", "reference_share",
+)  # fmt: skip
+"""Keys of `[algorithm]` that say nothing of what a return is worth."""
 
 
 class Taught(NamedTuple):
@@ -56,6 +63,11 @@ def _changed(section: str, was: Mapping[str, Any], now: Mapping[str, Any], left_
     for key, value in was.items():
         if key not in left_out and value != now[key]:
             yield f"[{section}] {key} {value} -> {now[key]}"
+
+
+def supervised(algorithm: AlgorithmConfig) -> AlgorithmConfig:
+    """The likelihood of what was sampled, with those keys of a policy gradient's settings that it obeys too."""
+    return AlgorithmConfig(recipe="sft", **{key: getattr(algorithm, key) for key in _BESIDE_LIKELIHOOD})
 
 
 def require_recipe(history: History, recipe: Recipe) -> None:

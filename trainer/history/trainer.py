@@ -30,6 +30,7 @@ from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
 from tracegrad.schemas.records.training import TrainingStep
 
+from ..algorithm.recipe import Recipe
 from ..batch.batches import Batch, OpenBatch
 from ..batch.groups import Group
 from ..config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
@@ -57,9 +58,13 @@ class HistoryTrainer(Trainer):
     ) -> None:
         assert handles.history is not None
         self._history: History = handles.history
-        require_recipe(self._history, algorithm.resolve())
         super().__init__(config, algorithm, alarms, handles, **named)
         self._tell_progress()
+
+    def _recipe(self, algorithm: AlgorithmConfig) -> Recipe:
+        recipe = super()._recipe(algorithm)
+        require_recipe(self._history, recipe)
+        return recipe
 
     # read
 

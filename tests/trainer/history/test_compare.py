@@ -11,7 +11,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import RECIPES
 from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig
-from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine, require_recipe
+from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine, require_recipe, supervised
 from tracegrad.trainer.history.config import History
 
 SOURCE = Taught(TrainerConfig(), AlgorithmConfig(), 0)
@@ -75,6 +75,15 @@ def test_filter_without_logprobs_takes_no_kl_to_the_sampler() -> None:
     require_recipe(history("filter"), recipe)
     with pytest.raises(ConfigurationError, match="KL to the sampler"):
         require_recipe(history("filter", has_logprobs=False), recipe)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_any_settings_become_those_of_the_likelihood(name: str) -> None:
+    """What says how a return is compared is dropped, the form of rows and the number of passes are kept."""
+    made = supervised(AlgorithmConfig(recipe=name, rows="transitions", passes=2, low=None))
+    require_recipe(history("filter", has_logprobs=False), made.resolve())
+    assert (made.resolve().rows, made.resolve().passes) == ("transitions", 2)
+    assert supervised(made) == made
 
 
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - {"sft"}))

@@ -108,10 +108,8 @@ def test_records_that_do_not_fit_are_refused(steps: list[TrainingStep], versions
 
 def test_what_is_neither_is_passed_over() -> None:
     """Lines that no reader could read, another policy's, and words on a batch that was read."""
-    told: TrainingStep | GroupsGivenBack = GroupsGivenBack(
-        run=RUN, policy="policy", epoch=1, step=1, consumed=1, group_ids=("x",)
-    )
-    steps = (told, step(1, 1), step(1, 9, policy="other"))
+    told = GroupsGivenBack(run=RUN, policy="policy", epoch=1, step=1, consumed=1, group_ids=("x",))
+    steps: list[TrainingStep | GroupsGivenBack] = [told, step(1, 1), step(1, 9, policy="other")]
     lines = [b"", b"{}", b"\xff", *map(TRAINING_STEPS.encode, steps)]
     assert [one.version for one in recorded(lines, "policy").steps] == [1]
 

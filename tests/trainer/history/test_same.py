@@ -13,13 +13,16 @@ from msgspec.structs import replace
 pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
-from tests.trainer.history.past import Settings, kill_at, replay_of, train_source
-from tests.trainer.run_loop import content, is_same, lineage_of, steps_of, train
+from tests.trainer.history.past import Settings, kill_at, log_of, replay_of, train_source
+from tests.trainer.material import group_bytes
+from tests.trainer.run_loop import ALGORITHMS, config_of, content, is_same, lineage_of, new_log, steps_of, train
 from tests.versions import OTHER_RUN
-from tracegrad.schemas.errors import ConfigurationError, LogGapError
+from tracegrad.schemas.errors import ConfigurationError, DivergedError, LogGapError
 from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
-from tracegrad.schemas.records.training import TrainingStep, surviving_steps
+from tracegrad.schemas.records.training import StepResult, TrainingStep, surviving_steps
 from tracegrad.trainer import loop
+from tracegrad.trainer.model.policy import Policy
+from tracegrad.trainer.step import Learner
 from tracegrad.trainer.store.store import Store
 
 pytestmark = pytest.mark.torch
@@ -41,20 +44,10 @@ def source(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> MemoryLog:
 
 def figures(log: MemoryLog) -> list[tuple[Any, ...]]:
     """What is to be repeated, beside weights."""
-    names = [
-        "step",
-        "group_ids",
-        "excluded_ids",
-        "loss",
-        "grad_norm",
-        "learning_rate",
-        "skipped",
-        "staleness_mean",
-        "staleness_max",
-    ]
-    names += ["logprob_error_max", "num_checked_tokens", "ess"]
+    names = ("step", "group_ids", "excluded_ids", "loss", "grad_norm", "learning_rate", "skipped", "ess")
+    watched = ("staleness_mean", "staleness_max", "logprob_error_max", "num_checked_tokens")
     steps = surviving_steps(steps_of(log))
-    return [(*(getattr(step, name) for name in names), step.accounting.excluded) for step in steps]
+    return [(*(getattr(step, name) for name in (*names, *watched)), step.accounting.excluded) for step in steps]
 
 
 def test_the_source_met_everything(source: MemoryLog) -> None:
@@ -76,6 +69,43 @@ def test_each_version_has_the_sources_weights_bit_for_bit(source: MemoryLog, unt
     assert figures(log) == figures(source)
     assert {manifest.run for manifest in lineage_of(log).versions.values()} == {OTHER_RUN}
     assert (metrics.value(REPLAY_STEP), metrics.value(REPLAY_STEPS)) == (6, 6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_algorithm_is_repeated(algorithm: str, untied: Path, tmp_path: Path) -> None:
+    """Several updates a batch, running means, a critic, a reference that moves, batches that were refilled."""
+    source, keys = new_log(), ALGORITHMS[algorithm]
+    train(source, config_of(untied, tmp_path / "source", **keys))
+    log, settings = replay_of(source, untied, tmp_path / "own", max_staleness=8, **keys)
+    train(log, settings)
+    assert is_same(content(log), content(source))
+    assert figures(log) == figures(source)
+
+
+def test_a_step_whose_gradient_was_no_number_is_skipped_again(
+    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the source, which was started again and went on after it; here it is expected."""
+    take, say = Learner.step, Policy.logprobs
+
+    def taken(self: Learner, *updates: Any, version: int, step: int) -> StepResult:
+        with pytest.MonkeyPatch.context() as patch:
+            if step == 1:
+                patch.setattr(Policy, "logprobs", lambda *args, **named: say(*args, **named) * float("nan"))
+            return take(self, *updates, version=version, step=step)
+
+    monkeypatch.setattr(Learner, "step", taken)
+    source, settings = (
+        log_of([group_bytes(index) for index in range(4)]),
+        config_of(untied, tmp_path / "source", steps=2),
+    )
+    with pytest.raises(DivergedError, match="finite"):
+        train(source, settings)
+    train(source, settings)
+    log, own = replay_of(source, untied, tmp_path / "own", steps=2, max_staleness=8)
+    train(log, own)
+    assert [step.skipped for step in steps_of(log)] == ["non_finite", ""]
+    assert is_same(content(log), content(source))
 
 
 @pytest.mark.parametrize(
