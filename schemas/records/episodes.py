@@ -65,6 +65,14 @@ class ToolExecution(msgspec.Struct, frozen=True, kw_only=True):
     """False: of a runner's episode, and nobody saw that its agent said so; it is shown, and pays nothing."""
     has_id: bool = True
     """The span itself bears that id; False: joined by the tool's name and the time, because it bears none."""
+    result: str | None = None
+    """What it returned, as its span tells: a text, or JSON; None: no span of it holds its content."""
+    is_result_cut: bool = False
+    """The result was longer than MAX_RESULT; this is its beginning."""
+    duration_s: float | None = None
+    """Of its span; None: it never ended."""
+    http_status: int | None = None
+    """Of the last HTTP request that it made, by its own span or one below; None: none is known."""
 
 
 class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +110,14 @@ class EpisodeCall(msgspec.Struct, frozen=True, kw_only=True):
     named_by: str = ""
     """What named the agent: `agent_span`, `lc_agent_name`, `entity_path`, `agent_attribute`, `sole_agent`; `conflict`
     where names disagree and so none counts, `unnamed` where an agent's own span has none; empty when nothing told."""
+    started_at_ns: int = 0
+    ended_at_ns: int = 0
+    """Both as in CallRecord: how long it took; its tokens are its ids, 4 bytes each."""
+    unparsable: tuple[str, ...] = ()
+    """Those of `tool_calls`, by id, whose arguments are no JSON object."""
+    repeated: tuple[str, ...] = ()
+    """Those, by id, for which its agent had asked before in the episode, with equal arguments, in an answer that it
+    took."""
 
 
 class ContextCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from .rollouts import Reward, RolloutEvent
 
 __all__ = [
     "EPISODE_EVENTS",
+    "MAX_RESULT",
     "CallEndedFact",
     "CallFact",
     "CallOpenFact",
@@ -54,6 +55,10 @@ class ToolStatus(OpenEnum):
     FAILED = "failed"
     UNKNOWN = "unknown"
     """Nothing tells, or a value of a later release."""
+
+
+MAX_RESULT = 2_000
+"""Characters of a tool's result that stay on the log beyond its span."""
 
 
 class SaidReward(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +118,12 @@ class SpanFact(msgspec.Struct, frozen=True, kw_only=True, tag="span"):
     input_tokens: int | None = None
     """Of an LLM span: the prompt's tokens, and `output_tokens` the answer's, as it counts them; None: it does not."""
     output_tokens: int | None = None
+    tool_result: str | None = None
+    """Of a tool's span: the first MAX_RESULT characters of what it returned, where the span holds that."""
+    is_result_cut: bool = False
+    """There was more."""
+    http_status: int | None = None
+    """Of the HTTP request that it is or serves."""
 
 
 class CallFact(msgspec.Struct, frozen=True, kw_only=True, tag="call"):

@@ -27,6 +27,7 @@ from .join.asked import Asked
 from .join.calls import Joined, join_calls
 from .join.tools import join_tools, tool_spans
 from .open_episode import OpenEpisode
+from .requests import repeated, unparsable
 
 __all__ = ["has_structure", "write_episode"]
 
@@ -149,9 +150,12 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
         CallOutcome.SUPERSEDED if record.call_id in unchosen else fate
         for record, fate in zip(records, fates, strict=True)
     ]
-    turns = _turns([match.agent for match in joined], counted)
+    agents = [match.agent for match in joined]
+    turns = _turns(agents, counted)
+    asked = repeated([record.tool_calls for record in records], agents, [fate not in _NOT_TAKEN for fate in counted])
     calls: list[EpisodeCall] = []
-    for record, match, turn, outcome, answered in zip(records, joined, turns, fates, executions, strict=True):
+    rows = zip(records, joined, turns, fates, executions, asked, strict=True)
+    for record, match, turn, outcome, answered, again in rows:
         temperature = record.sampling_used.temperature
         calls.append(
             EpisodeCall(
@@ -169,23 +173,30 @@ def _calls(episode: OpenEpisode, spans: list[SpanFact], own: list[SpanFact]) -> 
                     is_broken=record.call_id in broken,
                     is_unchosen=record.call_id in unchosen,
                 ),
-                tools=tuple(
-                    ToolExecution(
-                        span_id=span.span_id,
-                        name=span.tool_name or span.name,
-                        status=span.tool_status,
-                        status_from=span.tool_status_from,
-                        tool_call_id=call_id,
-                        error_type=span.error_type,
-                        is_proved=is_own,
-                        has_id=span.tool_call_id is not None,
-                    )
-                    for span, call_id, is_own in answered
-                ),
+                tools=tuple(_execution(span, call_id, is_own) for span, call_id, is_own in answered),
+                unparsable=unparsable(record.tool_calls),
+                repeated=again,
                 **{name: getattr(record, name) for name in _KEPT},
             )
         )
     return calls
+
+
+def _execution(span: SpanFact, call_id: str, is_own: bool) -> ToolExecution:
+    return ToolExecution(
+        span_id=span.span_id,
+        name=span.tool_name or span.name,
+        status=span.tool_status,
+        status_from=span.tool_status_from,
+        tool_call_id=call_id,
+        error_type=span.error_type,
+        is_proved=is_own,
+        has_id=span.tool_call_id is not None,
+        result=span.tool_result,
+        is_result_cut=span.is_result_cut,
+        duration_s=(span.end_ns - span.start_ns) / 1e9 if span.end_ns >= span.start_ns > 0 else None,
+        http_status=span.http_status,
+    )
 
 
 def _joined(

@@ -37,7 +37,8 @@ from .dialects.vercel_ai import VERCEL_AI
 from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
 from .reading.agent_rewards import rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
-from .reading.span_view import SpanView
+from .reading.returned import HTTP_KEYS, http_status_of
+from .reading.span_view import AttributeValue, SpanView
 from .reading.usage import USAGE_KEYS, usage_of
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Place, Scan, Source
 
@@ -67,6 +68,7 @@ _SPAN_KEYS = IDENTITY_KEYS.union(
     HINT_KEYS,
     LIGHTNING_KEYS,
     USAGE_KEYS,
+    HTTP_KEYS,
     *(dialect.marks | dialect.keys for dialect in DIALECTS),
 )
 _BY_MARK: dict[str, list[Dialect]] = {}
@@ -127,6 +129,7 @@ class SpanReader:
             parent_is_remote=bool(parent) and _is_remote(span),
             parent_is_local=bool(parent) and span.flags & 768 == 256,
             rewards=rewards_in(name, attributes),
+            http_status=http_status_of(attributes),
             **told,
         )
 

@@ -240,6 +240,10 @@ REWARDING_FACTS = facts.Facts(
 )
 
 
+RETURNED_FACTS = facts.Facts(
+    episode_id=EPISODE,
+    facts=(msgspec.structs.replace(SPAN, tool_result="72 and m", is_result_cut=True, http_status=503),),
+)
 LOG_FACTS = facts.Facts(
     episode_id=EPISODE,
     facts=(
@@ -316,6 +320,7 @@ WRITTEN = {
     "close-1-b.msgpack": facts.Close(episode_id=EPISODE, reason="idle", num_records=7),
     "facts-1-m.msgpack": REWARDING_FACTS,
     "facts-1-n.msgpack": LOG_FACTS,
+    "facts-1-t.msgpack": RETURNED_FACTS,
     "facts-1-v.msgpack": facts.Facts(episode_id=EPISODE, facts=CONTEXT_FACTS),
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),

@@ -30,7 +30,7 @@ def executions(spans: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
     spans = list(spans)
     anonymous: dict[Place, SpanFact] = {}
     stacks = [_stack(span, tree) for span in spans if span.kind is SpanKind.TOOL]
-    served = _served(spans, tree)
+    served, statuses = _served(spans, tree), _http_statuses(spans, tree)
     for stack in stacks:
         if not any(span.tool_call_id for span in stack):
             outermost = place_of(stack[-1])
@@ -39,7 +39,7 @@ def executions(spans: Iterable[SpanFact], tree: SpanTree) -> list[SpanFact]:
                 anonymous[outermost] = stack[0]
     kept = {place_of(span) for span in anonymous.values()}
     return [
-        _whole(stack, served)
+        _whole(stack, served, statuses)
         for stack in stacks
         if any(span.tool_call_id for span in stack) or place_of(stack[0]) in kept
     ]
@@ -71,26 +71,44 @@ def _served(spans: Iterable[SpanFact], tree: SpanTree) -> dict[Place, SpanFact]:
     """Place of a tool's span -> the far side of its execution, where there is one."""
     found: dict[Place, SpanFact] = {}
     for span in spans:
-        if span.kind is SpanKind.OTHER and span.tool_status_from:
-            step = tree.parent(span)
-            for _ in range(_MAX_ABOVE):
-                if step is None or step.kind is not SpanKind.OTHER:
-                    break
-                step = tree.parent(step)
-            if step is not None and step.kind is SpanKind.TOOL:
-                old = found.get(place_of(step))
-                found[place_of(step)] = span if old is None else max(old, span, key=lambda one: leaf_rank(tree, one))
+        if span.kind is SpanKind.OTHER and span.tool_status_from and (tool := _tool_around(span, tree)) is not None:
+            old = found.get(place_of(tool))
+            found[place_of(tool)] = span if old is None else max(old, span, key=lambda one: leaf_rank(tree, one))
     return found
 
 
-def _whole(stack: list[SpanFact], served: Mapping[Place, SpanFact]) -> SpanFact:
+def _http_statuses(spans: Iterable[SpanFact], tree: SpanTree) -> dict[Place, int]:
+    """Place of a tool's span -> the status of the last HTTP request that it made, told by a span below."""
+    last: dict[Place, tuple[int, int]] = {}
+    for span in spans:
+        if span.kind is SpanKind.OTHER and span.http_status and (tool := _tool_around(span, tree)) is not None:
+            # Of a client's span and the server's within it, which ended before, the client's counts.
+            told = (span.end_ns, span.http_status)
+            last[place_of(tool)] = max(told, last.get(place_of(tool), told))
+    return {place: status for place, (_, status) in last.items()}
+
+
+def _tool_around(span: SpanFact, tree: SpanTree) -> SpanFact | None:
+    """The tool within which a span lies, if no agent and no model is between."""
+    step = tree.parent(span)
+    for _ in range(_MAX_ABOVE):
+        if step is None or step.kind is not SpanKind.OTHER:
+            break
+        step = tree.parent(step)
+    return step if step is not None and step.kind is SpanKind.TOOL else None
+
+
+def _whole(stack: list[SpanFact], served: Mapping[Place, SpanFact], statuses: Mapping[Place, int]) -> SpanFact:
     judged = [span for span in reversed(stack) if span.kind is SpanKind.TOOL]
     best = next((span for span in judged if not _is_weak(span)), None)
     if best is None or best.tool_status is ToolStatus.UNKNOWN:
         far = next((served[place_of(span)] for span in stack if place_of(span) in served), None)
         # That a wrapper ended well says nothing of what the span within does not tell.
         best = far or best or judged[-1]
-    if len(stack) == 1 and best is stack[0]:
+    told = [best, *stack]
+    holds = next((span for span in told if span.tool_result is not None), best)
+    http = next((status for span in told if (status := span.http_status or statuses.get(place_of(span)))), None)
+    if len(stack) == 1 and best is stack[0] and http == best.http_status:
         return stack[0]
     return msgspec.structs.replace(
         stack[0],
@@ -98,6 +116,9 @@ def _whole(stack: list[SpanFact], served: Mapping[Place, SpanFact]) -> SpanFact:
         tool_status=best.tool_status,
         tool_status_from=best.tool_status_from,
         error_type=best.error_type,
+        tool_result=holds.tool_result,
+        is_result_cut=holds.is_result_cut,
+        http_status=http,
     )
 
 

@@ -10,6 +10,7 @@ matter, and two that disagree on a field leave it unknown, except where one is s
     answer's digest  the one that is said; of several none
     requested ids    all
     tool's outcome   judged once, of all results and statuses
+    tool's result    the shortest form of all
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tracegrad.schemas.records.facts import SpanKind, ToolStatus
 
 from ..reading.judge_tool import ToolJudge
 from ..reading.read_output import MAX_TOOL_CALLS
+from ..reading.returned import result_of
 from ..reading.span_view import SpanView
 from .dialect import Reading
 
@@ -42,6 +44,8 @@ class Meaning(NamedTuple):
     tool_status_from: str
     output_digest: str | None
     requested_tool_call_ids: tuple[str, ...]
+    tool_result: str | None
+    is_result_cut: bool
 
 
 def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> tuple[str, Meaning]:
@@ -50,6 +54,7 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
     if others:
         names, reading = "+".join(sorted(readings)), _merged(list(readings.values()))
     status, status_from = ToolStatus.UNKNOWN, ""
+    result, is_cut = result_of(reading.results) if reading.kind is SpanKind.TOOL else (None, False)
     if reading.kind is SpanKind.TOOL or reading.serves_tool:
         status, status_from = judge(span, reading.tool_name or span.name, reading.results, reading.declared)
     response_id = reading.response_id
@@ -63,6 +68,8 @@ def merge(span: SpanView, readings: Mapping[str, Reading], judge: ToolJudge) -> 
         status_from,
         None if span.is_cut else reading.output_digest,
         reading.requested_tool_call_ids,
+        result,
+        is_cut,
     )
     return names, meaning
 

@@ -1,0 +1,51 @@
+"""What a tool's span tells of its execution beside its outcome: what came back, and the status of an HTTP request.
+
+In: the forms in which a span holds the result; any span's attributes. Out: fields of its fact. Invariant: of several
+forms the shortest stands, which has the least of a framework's wrapping, in whatever order they come; never more than
+MAX_RESULT characters. Failure: none; what no JSON can hold is no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from tracegrad.schemas.records.facts import MAX_RESULT
+from tracegrad.schemas.text import clean
+
+from .span_view import AttributeValue
+
+__all__ = ["HTTP_KEYS", "http_status_of", "result_of"]
+
+_HTTP_KEYS = ("http.response.status_code", "http.status_code")
+HTTP_KEYS = frozenset(_HTTP_KEYS)
+_HIDDEN = frozenset({"__REDACTED__"})
+"""What OpenInference writes for content that it is told to hide."""
+
+
+def result_of(results: Iterable[object]) -> tuple[str | None, bool]:
+    """(the result's beginning, whether there was more); None of no result."""
+    texts = [text for result in results if (text := _text(result)) and text not in _HIDDEN]
+    if not texts:
+        return None, False
+    best = min(texts, key=lambda text: (len(text), text))
+    return clean(best[:MAX_RESULT]), len(best) > MAX_RESULT
+
+
+def _text(result: object) -> str:
+    if isinstance(result, str):
+        return result
+    try:
+        return msgspec.json.encode(result, order="deterministic").decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return ""
+
+
+def http_status_of(attributes: Mapping[str, AttributeValue]) -> int | None:
+    """The status of the request that a span is or serves."""
+    for key in _HTTP_KEYS:
+        status = attributes.get(key)
+        if isinstance(status, int | str) and str(status).isdecimal() and 100 <= int(str(status)[:4]) < 600:
+            return int(status)
+    return None
