@@ -7,6 +7,7 @@ cannot be decoded is shown as such with its size. This is where a person asks to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,15 @@ from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
 from tracegrad.schemas.records.held_out import HeldOutPass
+from tracegrad.schemas.records.made_of import (
+    MADE_OF_HEADER,
+    ORIGIN_HEADER,
+    GroupMadeOf,
+    MadeOf,
+    made_of,
+    origins_in,
+    raw_positions,
+)
 from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest
@@ -52,7 +62,7 @@ def as_text(topic: Topic, record: Record) -> str:
     """One line: where it lies, its key, what it says."""
     where = f"{record.partition}@{record.offset}"
     key = (record.key or b"").decode("utf-8", "replace")
-    return f"{where:>10} {key[:32]:32} {_sentence(topic, record)}".replace("\n", " ")
+    return f"{where:>10} {key[:32]:32} {_sentence(topic, record)}{_origin(record)}".replace("\n", " ")
 
 
 def as_json(topic: Topic, record: Record) -> dict[str, Any]:
@@ -62,13 +72,23 @@ def as_json(topic: Topic, record: Record) -> dict[str, Any]:
         "offset": record.offset,
         "key": (record.key or b"").decode("utf-8", "replace"),
         "timestamp_ms": record.timestamp_ms,
-        "headers": {name: value.decode("utf-8", "replace") for name, value in record.headers},
+        "headers": {name: _header(name, value) for name, value in record.headers},
     }
     try:
         value = _builtins(_decoded(topic, record))
     except RecordError as error:
         return {**place, "error": str(error), "bytes": len(record.value or b"")}
     return {**place, "value": value}
+
+
+def _header(name: str, value: bytes) -> Any:
+    """The text, or what it says of a record's origin."""
+    if name in (MADE_OF_HEADER, ORIGIN_HEADER):
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return value.decode("utf-8", "replace")
 
 
 def _decoded(topic: Topic, record: Record) -> Any:
@@ -115,6 +135,22 @@ def _sentence(topic: Topic, record: Record) -> str:
         case Record():
             return _dead(decoded)
     return _describe(decoded)
+
+
+def _origin(record: Record) -> str:
+    """How many records of which topics it was made of."""
+    told = []
+    if (episode := made_of(record.headers, MadeOf)) is not None:
+        positions = raw_positions([episode.parts])
+    elif (group := made_of(record.headers, GroupMadeOf)) is not None:
+        told, positions = [f"{len(group.episodes) + group.num_omitted} episodes"], group.feedback
+    else:
+        positions = raw_positions([origins_in(record.headers)])
+    counts: Counter[str] = Counter()
+    for at, ranges in positions.items():
+        counts[at.rpartition("/")[0]] += sum(end - begin for begin, end in ranges)
+    told += [f"{num} {topic}" for topic, num in sorted(counts.items())]
+    return f", made of {', '.join(told)}" if told else ""
 
 
 def _cut(text: str | None) -> str:

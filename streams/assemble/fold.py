@@ -18,21 +18,18 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of, is_rollout, waiting_id
-from tracegrad.schemas.keys import episode_key, group_key
+from tracegrad.schemas.keys import episode_key
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import (
-    CALLS_JOINED_BY,
-    CALLS_NAMED_BY,
     EPISODES_CLOSED,
     EPISODES_CLOSED_BY,
     FACTS_LATE,
     LINKS,
     PROPOSALS,
     PROPOSALS_VOID,
-    TOOLS_WITHOUT_ID,
     Metrics,
 )
-from tracegrad.schemas.records.episodes import EPISODES, ClosedMarker
+from tracegrad.schemas.records.episodes import ClosedMarker
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallFact,
@@ -44,22 +41,22 @@ from tracegrad.schemas.records.facts import (
     LogFact,
     SpanFact,
 )
+from tracegrad.schemas.records.made_of import origin_header, origins_in
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..ratings import pieces_of
-from ..stage_fold import StageFold, dead_letter
+from ..stage_fold import StageFold
 from .agent_rewards import is_authorised
 from .bounds import Bounds
 from .deadlines import due
+from .emit import disposition_of, emit
 from .late_feedback import divided, feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, Waiting
-from .selection import is_selected
 from .strays import Strays
 from .stretches import Stretches
-from .write_episode import has_structure, write_episode
 
 __all__ = ["Assemble"]
 
@@ -145,7 +142,8 @@ class Assemble(StageFold[OpenEpisode]):
         if self._is_closed(event.episode_id):
             self._count_late(event)
             late = self._feedback(event.facts) if isinstance(event, Facts) else []
-            return Emission(outputs=scores(key, late), done=(record.position,))
+            of_record = origin_header(origins_in(record.headers))
+            return Emission(outputs=scores(key, late, lambda _: of_record), done=(record.position,))
         return self._obey(record, event) if isinstance(event, Close) else self._add(record, event, key)
 
     def _of_stretch(self, facts: Facts) -> Facts:
@@ -214,7 +212,7 @@ class Assemble(StageFold[OpenEpisode]):
         self._bounds.forget(waiting)
         facts = waiting.facts()
         self.metrics.add(FACTS_LATE, "other", num=len(facts))
-        late = scores(waiting.key, self._feedback(facts))
+        late = scores(waiting.key, self._feedback(facts), waiting.origin_of)
         return Emission(outputs=late, done=tuple(sorted(set(waiting.positions))))
 
     def _add(self, record: Record, facts: Facts, key: str) -> Emission:
@@ -231,6 +229,7 @@ class Assemble(StageFold[OpenEpisode]):
         self._bounds.check(episode, record, facts)
         self._open[facts.episode_id] = episode
         episode.positions.append(record.position)
+        episode.origins.add(facts.facts, origins_in(record.headers))
         self._bounds.hold(episode, record, facts)
         episode.silent_since_s, episode.next_proposal_s = None, 0.0
         if facts.forwarded_from is not None:
@@ -247,7 +246,7 @@ class Assemble(StageFold[OpenEpisode]):
             for surplus in self._strays.surplus():
                 self._let_stray_go(surplus)
             asked = [Facts(episode_id=pull.trace_id, facts=(pull,)) for pull in episode.pulls()]
-            return Emission(outputs=tuple(map(moved, asked)))
+            return Emission(outputs=tuple(moved(one, {}) for one in asked))
         return self._write(record, episode, "complete") if episode.waiting() is Waiting.NOTHING else Emission()
 
     def _to_attempt(self, facts: Facts) -> Facts:
@@ -273,7 +272,8 @@ class Assemble(StageFold[OpenEpisode]):
         self.metrics.add(EPISODES_CLOSED, "forwarded")
         marker = msgspec.structs.replace(episode.marker("forwarded"), forwarded_to=to)
         batches = forwarded(episode.key, to, episode.links.away, episode.facts())
-        return self._close(marker, episode.positions, tuple(map(moved, batches)))
+        outputs = tuple(moved(batch, episode.origins.of(batch.facts)) for batch in batches)
+        return self._close(marker, episode.positions, outputs)
 
     def _forward_on(self, record: Record, facts: Facts, to: str) -> Emission:
         """What comes of a trace that was forwarded goes the same way."""
@@ -282,7 +282,9 @@ class Assemble(StageFold[OpenEpisode]):
         if others:
             self.metrics.add(LINKS, "late")
         rest = [fact for fact in facts.facts if not isinstance(fact, LinkFact)]
-        batches = [*forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1), *asked_of(others, to, rest)]
+        parts = origins_in(record.headers)
+        outputs = [moved(one, parts) for one in forwarded(facts.episode_id, to, links, rest, hops=facts.hops + 1)]
+        outputs += [moved(one, {}) for one in asked_of(others, to, rest)]
         marker = None
         num_calls = sum(isinstance(fact, CallFact | ContextCallFact) for fact in rest)
         if num_calls and not self._stretches.has_moved(facts.episode_id):
@@ -290,7 +292,7 @@ class Assemble(StageFold[OpenEpisode]):
             closed = ClosedMarker(id=facts.episode_id, disposition="forwarded", num_calls=num_calls, forwarded_to=to)
             self._remember(closed)
             marker = self._told(closed, record.partition)
-        return Emission(outputs=tuple(map(moved, batches)), marker=marker, done=(record.position,))
+        return Emission(outputs=tuple(outputs), marker=marker, done=(record.position,))
 
     def _write(self, record: Record, episode: OpenEpisode, closed_by: str) -> Emission:
         to, is_torn = self._target(episode)
@@ -301,15 +303,17 @@ class Assemble(StageFold[OpenEpisode]):
         if strangers := len(episode.links.strangers(episode.minted)):
             self.metrics.add(LINKS, "unknown_id", num=strangers)
         self._strays.discard(episode.episode_id)
-        disposition = self._disposition(episode)
+        disposition = disposition_of(episode, self._rules)
         self.metrics.add(EPISODES_CLOSED, disposition)
         self.metrics.add(EPISODES_CLOSED_BY, closed_by)
         marker = episode.marker(disposition)
-        outputs = self._outputs(record, episode, closed_by) if disposition == "emitted" else ()
+        outputs: tuple[Output, ...] = ()
+        if disposition == "emitted":
+            outputs = emit(episode, record, closed_by, rules=self._rules, topics=self._topics, metrics=self.metrics)
         if episode.attempt is None:
             said, minted = self._feedback(episode.facts()), episode.minted() if disposition == "emitted" else None
             here, elsewhere = divided(said, minted, has_earlier=self._stretches.is_known(episode.key))
-            outputs = (*outputs, *scores(episode.key, elsewhere))
+            outputs = (*outputs, *scores(episode.key, elsewhere, episode.origin_of))
             marker = msgspec.structs.replace(marker, heard=pieces_of(here))
         self._bounds.forget(episode)
         return self._close(marker, episode.positions, outputs)
@@ -317,30 +321,3 @@ class Assemble(StageFold[OpenEpisode]):
     def _feedback(self, facts: Iterable[Fact]) -> list[Reward]:
         """What people said, if that counts."""
         return [reward for reward in feedback_in(facts) if is_authorised(reward, self._rules.reward_sources)]
-
-    def _disposition(self, episode: OpenEpisode) -> str:
-        if episode.event is None and not has_structure(episode):
-            return "unattributed"
-        if episode.attempt or is_selected(episode, self._rules.select):
-            return "emitted"
-        return "not_selected"
-
-    def _outputs(self, record: Record, episode: OpenEpisode, closed_by: str) -> tuple[Output, ...]:
-        sources = self._rules.reward_sources
-        written = write_episode(episode, self._rules.air, closed_by=closed_by, reward_sources=sources)
-        if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
-            self.metrics.add(TOOLS_WITHOUT_ID, num=num_without)
-        for metric, rungs in ((CALLS_JOINED_BY, written.num_joined_by), (CALLS_NAMED_BY, written.num_named_by)):
-            for rung, num in rungs.items():
-                self.metrics.add(metric, rung, num=num)
-        value = EPISODES.encode(written)
-        letters: tuple[Output, ...] = ()
-        try:
-            self._topics.check_size(Topic.EPISODES, value)
-        except RecordError as error:
-            # Its group must still close, so the record goes out without what made it too large.
-            without = msgspec.structs.replace(written, calls=(), calls_omitted=error.reason, error=str(error))
-            value = EPISODES.encode(without)
-            letters = (dead_letter(record, error, stage=self.stage, value=b""),)
-        key = group_key(written.group.id if written.group else None, written.conversation or written.episode_id)
-        return (Output(topic=Topic.EPISODES, key=key, value=value), *letters)

@@ -6,10 +6,11 @@ conversation's episodes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.keys import group_key
+from tracegrad.schemas.log.protocol import Headers
 from tracegrad.schemas.records.episodes import EPISODE_SCORES, Score
 from tracegrad.schemas.records.facts import Fact, RewardFact
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
@@ -39,13 +40,14 @@ def divided(
     return here, [one for one in said if (has_earlier if one.target is None else one.target not in minted)]
 
 
-def scores(key: str, rewards: Iterable[Reward]) -> tuple[Output, ...]:
-    """The records that tell of them."""
+def scores(key: str, rewards: Iterable[Reward], origin_of: Callable[[Reward], Headers]) -> tuple[Output, ...]:
+    """The records that tell of them. `origin_of`: the header that tells where one lies on `rewards`."""
     return tuple(
         Output(
             topic=Topic.EPISODE_SCORES,
             key=group_key(None, key),
             value=EPISODE_SCORES.encode(Score(key=key, reward=reward)),
+            headers=origin_of(reward),
         )
         for reward in rewards
     )

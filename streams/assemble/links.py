@@ -23,11 +23,13 @@ from tracegrad.schemas.records.facts import (
     Facts,
     LinkFact,
     LinkSource,
-    LogFact,
     SpanFact,
     SpanKind,
 )
+from tracegrad.schemas.records.made_of import Parts, origin_header
 from tracegrad.schemas.topics import Topic
+
+from .origins import batch_of
 
 __all__ = [
     "MAX_FACTS_PER_RECORD",
@@ -156,15 +158,11 @@ def asked_of(links: Collection[LinkFact], to: str, facts: Collection[Fact]) -> I
 def forwarded(
     trace: str, key: str, links: Collection[LinkFact], facts: Collection[Fact], *, hops: int = 1
 ) -> Iterator[Facts]:
-    """The records by which a trace's facts go to a key, each with the links that say why.
-
-    A call has one of its own, for it may be large; kinds and senders are never mixed.
-    """
+    """The records by which a trace's facts go to a key, each with the links that say why."""
     why = tuple(link for link in links if link.key == key)
     batches: dict[str, list[Fact]] = {}
-    for number, fact in enumerate(facts):
-        kind = f"span {fact.proved_by}" if isinstance(fact, SpanFact | LogFact) else type(fact).__name__
-        batches.setdefault(f"{kind} {number}" if isinstance(fact, CallFact) else kind, []).append(fact)
+    for fact in facts:
+        batches.setdefault(batch_of(fact), []).append(fact)
     for batch in batches.values():
         for start in range(0, len(batch), MAX_FACTS_PER_RECORD):
             piece = batch[start : start + MAX_FACTS_PER_RECORD]
@@ -190,7 +188,9 @@ def may_complete(fact: Fact) -> bool:
     return is_root or isinstance(fact, LinkFact | CallFact | ContextCallFact)
 
 
-def moved(facts: Facts) -> Output:
-    """To the partition of its key, which this worker may not hold."""
+def moved(facts: Facts, parts: Parts) -> Output:
+    """To the partition of its key, which this worker may not hold. `parts`: of which raw records the facts are; a link
+    that asks for others' calls is of none."""
     key = episode_key(None, facts.episode_id)
-    return Output(topic=Topic.EPISODE_EVENTS, key=key, value=EPISODE_EVENTS.encode(facts))
+    value = EPISODE_EVENTS.encode(facts)
+    return Output(topic=Topic.EPISODE_EVENTS, key=key, value=value, headers=origin_header(parts))

@@ -16,7 +16,7 @@ import msgspec
 
 from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId, key_in
-from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.log.protocol import Headers, Position
 from tracegrad.schemas.records.calls import CallEnded, CallOutcome, CallsClosed
 from tracegrad.schemas.records.episodes import ClosedMarker
 from tracegrad.schemas.records.facts import (
@@ -32,10 +32,12 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
     SpanKind,
 )
+from tracegrad.schemas.records.made_of import origin_header
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
 from .agent_rewards import is_authorised
 from .links import Links, answers_in
+from .origins import Origins
 from .parents import Parents
 from .sent_spans import SentSpans, later
 
@@ -88,6 +90,7 @@ class OpenEpisode:
         """What it is an attempt at; None for a captured trace, of which no runner will ever speak."""
         self.partition = partition
         self.positions: list[Position] = []
+        self.origins = Origins(are_forwarded=attempt is None)
         self.held: defaultdict[str, Held] = defaultdict(Held)
         """What the calls hold (`CALLS`), and what the spans of each sender do: each has a bound of its own, so that
         nobody takes room from the attempt's agent."""
@@ -234,6 +237,10 @@ class OpenEpisode:
         places = sorted((key, partition, order) for (key, partition), order in last.items())
         own = tuple((partition, order) for key, partition, order in places if key == self.key)
         return own, tuple(place for place in places if place[0] != self.key)
+
+    def origin_of(self, reward: Reward) -> Headers:
+        """Of a record that tells of one of its rewards alone."""
+        return origin_header(self.origins.of_reward(reward))
 
     def is_whole(self) -> bool:
         """Whether its spans reach up to a root, none of them without its parent."""

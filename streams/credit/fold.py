@@ -26,6 +26,15 @@ from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PR
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, LATE, UNCLAIMED, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import Close
+from tracegrad.schemas.records.made_of import (
+    EpisodeRef,
+    GroupMadeOf,
+    MadeOf,
+    Parts,
+    made_of,
+    made_of_header,
+    raw_positions,
+)
 from tracegrad.schemas.records.rollouts import GroupRef, Reward, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
@@ -57,14 +66,29 @@ class _OpenGroup:
         """Groups that had been closed when it was opened."""
         self.members: dict[int, tuple[Episode, tuple[bool, bytes]]] = {}
         """By member; the second is its rank among records that claim the same place."""
+        self.refs: dict[int, EpisodeRef] = {}
+        """Likewise, their records."""
+        self.feedback: list[Parts] = []
+        """Where that lies which was said behind its close."""
         self.positions: list[Position] = []
         self.num_bytes = 0
 
-    def take(self, member: int, episode: Episode, value: bytes) -> None:
-        """Of two final episodes of a member the one that was really run counts, then the greatest sha256."""
-        rank = (episode.state is not RolloutState.GIVEN_UP, hashlib.sha256(value).digest())
+    def take(self, member: int, episode: Episode, record: Record | None) -> None:
+        """Of two final episodes of a member the one that was really run counts, then the greatest sha256; a stand-in
+        has no record."""
+        digest = hashlib.sha256((record.value if record else None) or b"")
+        rank = (episode.state is not RolloutState.GIVEN_UP, digest.digest())
         if member not in self.members or rank > self.members[member][1]:
             self.members[member] = (episode, rank)
+            if record is not None:
+                made = made_of(record.headers, MadeOf)
+                revision = made.revision if made is not None else 0
+                self.refs[member] = EpisodeRef(episode.episode_id, revision, digest.hexdigest())
+
+    def made_of(self, group_id: str) -> GroupMadeOf:
+        """What its records' headers tell."""
+        refs = tuple(self.refs[member] for member in sorted(self.refs))
+        return GroupMadeOf(group=group_id, episodes=refs, feedback=raw_positions(self.feedback))
 
 
 class Credit(StageFold[_OpenGroup]):
@@ -132,7 +156,7 @@ class Credit(StageFold[_OpenGroup]):
         if isinstance(event, Score):
             if not self._rules.select.train:
                 return self._let_go([(event.reward, record.position)])
-            self._waiting.hear(event.key, event.reward, record.position)
+            self._waiting.hear(event.key, event.reward, record)
             return Emission()
         if event.reason == UNCLAIMED:
             return self._let_go(self._waiting.drop(event.episode_id), record.position)
@@ -191,7 +215,7 @@ class Credit(StageFold[_OpenGroup]):
         else:
             state.num_bytes += len(value)
             self._num_bytes += len(value)
-        state.take(group.member, episode, value)
+        state.take(group.member, episode, record)
         state.positions.append(record.position)
         if episode.rollout_id is None:
             if not self._waiting.add(episode, record.partition, record.timestamp_ms):
@@ -215,7 +239,7 @@ class Credit(StageFold[_OpenGroup]):
     def _credit_conversation(self, group_id: str, state: _OpenGroup) -> Emission:
         """Closes a group of one with all that was said of it; what nobody rated trains nothing, unless AIR may."""
         episode, rank = state.members[0]
-        episode, positions = self._waiting.close(episode)
+        episode, positions, state.feedback = self._waiting.close(episode)
         state.positions += positions
         if episode.is_rated or self._rules.select.unscored == "air":
             self.metrics.add(CREDIT_EPISODES, "in_groups")
@@ -239,7 +263,7 @@ class Credit(StageFold[_OpenGroup]):
             len(self._open),
         )
         for number in missing:
-            state.take(number, _stand_in(one, number), b"")
+            state.take(number, _stand_in(one, number), None)
         return self._credit(group_id, state)
 
     def _credit(self, group_id: str, state: _OpenGroup, heard: tuple[str, ...] = ()) -> Emission:
@@ -247,11 +271,13 @@ class Credit(StageFold[_OpenGroup]):
         self._num_closed += 1
         self._num_bytes -= state.num_bytes
         members = [state.members[member][0] for member in sorted(state.members)]
+        headers = made_of_header(state.made_of(group_id))
         outputs = tuple(
             Output(
                 topic=Topic.TRANSITIONS,
                 key=policy_key(policy),
                 value=credit_group(members, policy, self._topics, self.metrics, rule=self._rules.streams.peers),
+                headers=headers,
                 partition=index,
             )
             for index, policy in enumerate(self._rules.policies)

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.log.protocol import Headers, Position, Record
 from tracegrad.schemas.records.episodes import FEEDBACK, UNCLAIMED, Episode
+from tracegrad.schemas.records.made_of import Parts, origins_in
 from tracegrad.schemas.records.rollouts import Reward
 
 from ..ratings import is_about, rated_anew
@@ -37,7 +38,7 @@ class _Conversation:
     partition: int
     episodes: dict[str, Episode] = field(default_factory=dict)
     """Those that wait."""
-    said: list[tuple[Reward, Position]] = field(default_factory=list)
+    said: list[tuple[Reward, Position, Headers]] = field(default_factory=list)
     """In the order of the records."""
 
     def claims(self, reward: Reward) -> bool:
@@ -100,12 +101,12 @@ class Waiting:
         if len(self._foreseen) > _MAX_FORESEEN:
             self._foreseen.popitem(last=False)
 
-    def hear(self, key: str, reward: Reward, position: Position) -> None:
-        """Feedback on a conversation. Raises RecordError."""
+    def hear(self, key: str, reward: Reward, record: Record) -> None:
+        """Feedback on a conversation, and the record that tells of it. Raises RecordError."""
         if self._num_said >= _MAX_SAID:
             raise RecordError(f"expected at most {_MAX_SAID} pieces of feedback that wait", reason="too_many_scores")
-        conversation = self._at(key, position.partition)
-        conversation.said.append((reward, position))
+        conversation = self._at(key, record.partition)
+        conversation.said.append((reward, record.position, record.headers))
         self._num_said += 1
         if not conversation.claims(reward):
             self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
@@ -128,26 +129,28 @@ class Waiting:
                 clock.next_s = now_s + _REPEAT_S
                 yield "bound" if clock.is_surplus else reason, id_, clock.key, clock.partition
 
-    def close(self, episode: Episode) -> tuple[Episode, list[Position]]:
-        """An episode with all that was said of it, and the inputs that nothing waits for behind it."""
+    def close(self, episode: Episode) -> tuple[Episode, list[Position], list[Parts]]:
+        """An episode with all that was said of it, the inputs that nothing waits for behind it, and where what was said
+        lies."""
         key = _key_of(episode)
         conversation = self._conversations[key]
         del conversation.episodes[episode.episode_id]
         del self._clocks[FEEDBACK, episode.episode_id]
         end = self._foreseen.pop(episode.episode_id, None)
-        about, done, rest = [], [], []
-        for reward, position in conversation.said:
+        about, done, rest, origins = [], [], [], []
+        for reward, position, headers in conversation.said:
             is_its_own = is_about(reward, episode) and (end is None or position.offset < end)
             if is_its_own:
                 about.append(reward)
+                origins.append(origins_in(headers))
             if is_its_own and not conversation.claims(reward):
                 done.append(position)
             else:
-                rest.append((reward, position))
+                rest.append((reward, position, headers))
         conversation.said = rest
         self._num_said -= len(done)
         self._settle(key, conversation)
-        return rated_anew(episode, about), done
+        return rated_anew(episode, about), done, origins
 
     def drop(self, key: str) -> list[tuple[Reward, Position]]:
         """What was said of a conversation, and is about no episode of it that waits; nothing where this worker's clock
@@ -157,10 +160,12 @@ class Waiting:
             return []
         del self._clocks[UNCLAIMED, key]
         gone: list[tuple[Reward, Position]] = []
-        rest: list[tuple[Reward, Position]] = []
-        for reward, position in conversation.said:
-            is_gone = position.offset <= clock.last_offset and not conversation.claims(reward)
-            (gone if is_gone else rest).append((reward, position))
+        rest: list[tuple[Reward, Position, Headers]] = []
+        for reward, position, headers in conversation.said:
+            if position.offset <= clock.last_offset and not conversation.claims(reward):
+                gone.append((reward, position))
+            else:
+                rest.append((reward, position, headers))
         conversation.said = rest
         self._num_said -= len(gone)
         self._settle(key, conversation)
@@ -168,7 +173,7 @@ class Waiting:
 
     def _settle(self, key: str, conversation: _Conversation) -> None:
         """Feedback that is about nothing that waits has a clock of its own; who has nothing is forgotten."""
-        if all(conversation.claims(reward) for reward, _ in conversation.said):
+        if all(conversation.claims(reward) for reward, _, _ in conversation.said):
             self._clocks.pop((UNCLAIMED, key), None)
         else:
             self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))

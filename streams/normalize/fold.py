@@ -44,8 +44,9 @@ from tracegrad.schemas.records.facts import (
     RewardFact,
     RolloutFact,
 )
+from tracegrad.schemas.records.made_of import origin_header
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, RolloutEvent
-from tracegrad.schemas.topics import Stage, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 from ..config import StreamRules
 from ..stage_fold import StageFold, dead_letter
@@ -55,10 +56,8 @@ from .read_logs import LogReader
 from .read_spans import SpanReader
 from .reading.judge_tool import ToolJudge
 
-__all__ = ["ORIGIN_HEADER", "Normalize"]
+__all__ = ["Normalize"]
 
-ORIGIN_HEADER = "tracegrad.origin"
-"""Header of a fact: topic/partition/offset of the raw record."""
 _MAX_LINKS = 100
 """Of one trace in a record: two that name different keys already link nothing."""
 MAX_FACTS_PER_RECORD = 500
@@ -75,6 +74,7 @@ class Normalize(StageFold[None]):
         self._runs = rules.runs
         self._spans = SpanReader(self._runs, judge=ToolJudge(rules.streams.tools), metrics=self.metrics)
         self._logs = LogReader(self._runs, metrics=self.metrics)
+        self._raw = {topics.name(topic): topic for topic in INPUTS[Stage.NORMALIZE]}
         self._spans_topic, self._logs_topic = topics.name(Topic.OTLP_SPANS), topics.name(Topic.OTLP_LOGS)
         self._codecs: dict[str, Codec[Any]] = {
             topics.name(Topic.LLM_CALLS): LLM_CALLS,
@@ -165,5 +165,6 @@ class Normalize(StageFold[None]):
         self._topics.check_size(Topic.EPISODE_EVENTS, value)
         attempt = attempt_of(episode, self._runs)
         key = episode_key(attempt[0] if attempt else None, episode)
-        origin = f"{record.topic}/{record.partition}/{record.offset}".encode()
-        return Output(topic=Topic.EPISODE_EVENTS, key=key, value=value, headers=((ORIGIN_HEADER, origin),))
+        at = f"{self._raw[record.topic].value}/{record.partition}"
+        headers = origin_header({episode: {at: [(record.offset, record.offset + 1)]}})
+        return Output(topic=Topic.EPISODE_EVENTS, key=key, value=value, headers=headers)

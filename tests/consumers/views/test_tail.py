@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from tests.consumers.audit.small_run import small_run
@@ -29,6 +30,21 @@ def test_ids_and_logprobs_are_numbers_in_json() -> None:
     record = small_run().log[Topic.LLM_CALLS][0]
     value = as_json(Topic.LLM_CALLS, record)["value"]
     assert value["sampled_ids"] == [3, 4] and value["logprobs"] == [-0.5, -0.5]
+
+
+def test_of_what_a_record_was_made_is_shown() -> None:
+    """Counted in the sentence, in full in JSON; a header that says nothing stays the text that it is."""
+    log = small_run().log
+    episode, group = log[Topic.EPISODES][0], log[Topic.TRANSITIONS][0]
+    counts = "3 llm_calls, 1 otlp_spans, 1 rewards, 2 rollout_events"
+    assert as_text(Topic.EPISODES, episode).endswith(f", made of {counts}")
+    made = as_json(Topic.EPISODES, episode)["headers"]["tracegrad.made_of"]
+    assert (made["closed_by"], made["revision"], "llm_calls/0" in made["parts"][made["id"]]) == ("complete", 0, True)
+    assert as_text(Topic.TRANSITIONS, group).endswith(", made of 2 episodes")
+    assert as_json(Topic.TRANSITIONS, group)["headers"]["tracegrad.made_of"]["episodes"][0][0] == made["id"]
+    odd = msgspec.structs.replace(episode, headers=(("tracegrad.made_of", b"\xff"),))
+    assert ", made of " not in as_text(Topic.EPISODES, odd)
+    assert as_json(Topic.EPISODES, odd)["headers"] == {"tracegrad.made_of": "\ufffd"}
 
 
 @pytest.mark.parametrize("topic", list(Topic))

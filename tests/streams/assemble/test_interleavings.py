@@ -19,7 +19,7 @@ from tests.streams.make import TOPICS, Item, Streams, agent_span, config, otlp, 
 from tracegrad.producers.llm_gateway.identity import conversation_of
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import conversation_key, new_tool_call
-from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.records.calls import CallEnded, CallOpen, CallOutcome, CallRecord, ToolCall
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import (
@@ -88,6 +88,8 @@ class Worker:
         self.log: list[Record] = []
         self.markers: list[Record] = []
         self.episodes: list[bytes] = []
+        self.headers: list[Headers] = []
+        """Of each of them."""
         self._done: set[int] = set()
         self._under_way: list[tuple[list[Callable[[], None]], list[Callable[[], None]]]] = []
         """Of each emission what is still to come: its outputs; its marker and its inputs' end."""
@@ -96,9 +98,9 @@ class Worker:
     def _new(self) -> Assemble:
         return Assemble(config(select=ALL, idle_s=IDLE_S), TOPICS)
 
-    def append(self, key: bytes | None, value: bytes) -> None:
+    def append(self, key: bytes | None, value: bytes, headers: Headers = ()) -> None:
         """A record lies on `episode_events`, and is folded."""
-        record = Record(topic="events", partition=0, offset=len(self.log), key=key, value=value)
+        record = Record(topic="events", partition=0, offset=len(self.log), key=key, value=value, headers=headers)
         self.log.append(record)
         self._take(self.fold.fold(record))
 
@@ -109,9 +111,13 @@ class Worker:
 
     def _put(self, output: Output) -> Callable[[], None]:
         if output.topic is Topic.EPISODES:
-            return lambda: self.episodes.append(output.value)
+            return lambda: self._write(output)
         assert output.topic is Topic.EPISODE_EVENTS
-        return lambda: self.append(output.key, output.value)
+        return lambda: self.append(output.key, output.value, output.headers)
+
+    def _write(self, output: Output) -> None:
+        self.episodes.append(output.value)
+        self.headers.append(output.headers)
 
     def _mark(self, output: Output) -> Callable[[], None]:
         def mark() -> None:
@@ -214,7 +220,7 @@ def drive(worker: Worker, facts: list[Record], random: Random, *, is_silent: boo
                 worker.go_on(random)
             case _:
                 fact = facts.pop()
-                worker.append(fact.key, fact.value or b"")
+                worker.append(fact.key, fact.value or b"", fact.headers)
     for _ in range(4):
         worker.settle()
         worker.propose(is_silent=False)

@@ -33,6 +33,7 @@ from tracegrad.schemas.metrics import CALLS_UNPROVED, NOT_SELECTED
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
+from tracegrad.schemas.records.made_of import origins_in
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.streams.normalize.fold import MAX_FACTS_PER_RECORD, Normalize
@@ -75,7 +76,8 @@ def test_spans_of_one_request_are_grouped_by_episode() -> None:
     assert got == {R1.encode(): [f"{1:016x}", f"{3:016x}"], CAPTURED.encode(): [f"{2:016x}"]}
     assert {facts(output).episode_id for output in emission.outputs} == {OWN, CAPTURED}
     assert [position.offset for position in emission.done] == [5]
-    assert dict(emission.outputs[0].headers)["tracegrad.origin"] == b"otlp_spans/2/5"
+    of = [origins_in(output.headers) for output in emission.outputs]
+    assert of == [{OWN: {"otlp_spans/2": [(5, 6)]}}, {CAPTURED: {"otlp_spans/2": [(5, 6)]}}]
 
 
 @pytest.mark.parametrize(("mark", "is_counted"), [(True, True), (False, False), ("true", False), (None, False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -22,8 +24,9 @@ from tests.streams.make import (
     signed_by,
     span,
 )
-from tests.streams.shell.worker_bench import bench
+from tests.streams.shell.worker_bench import Bench, bench
 from tracegrad.compose.kafka.log import KafkaLog
+from tracegrad.schemas.records.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -47,6 +50,23 @@ def _raw(number: int) -> list[Item]:
         reward(rollout_id, float(number)),
         event(rollout_id, spans_exported=2, group=group),
     ]
+
+
+def assert_lineage(made: Bench) -> None:
+    """Each raw record stands in one episode's header, and each episode, by its bytes, in one group's."""
+    episodes = made.records(Topic.EPISODES)
+    named: Counter[tuple[str, int]] = Counter()
+    for record in episodes:
+        of_episode = made_of(record.headers, MadeOf)
+        assert of_episode is not None
+        for at, ranges in raw_positions([of_episode.parts]).items():
+            named.update((at, offset) for begin, end in ranges for offset in range(begin, end))
+    raws = (Topic.OTLP_SPANS, Topic.LLM_CALLS, Topic.REWARDS, Topic.ROLLOUT_EVENTS)
+    lie = Counter((f"{topic}/{one.partition}", one.offset) for topic in raws for one in made.records(topic))
+    assert named == lie
+    groups = [made_of(record.headers, GroupMadeOf) for record in made.records(Topic.TRANSITIONS)]
+    digests = sorted(ref.sha256 for group in groups if group is not None for ref in group.episodes)
+    assert digests == sorted(hashlib.sha256(record.value or b"").hexdigest() for record in episodes)
 
 
 def test_three_processes_give_the_transitions_of_the_folds_alone(
@@ -79,5 +99,6 @@ def test_three_processes_give_the_transitions_of_the_folds_alone(
         assert found == expected
         assert {record.partition for record in made.records(Topic.TRANSITIONS)} == {0}
         assert made.records(Topic.DEAD_LETTERS) == []
+        assert_lineage(made)
         kinds = {msgspec.json.decode(r.value or b"")["disposition"] for r in made.records(Topic.CLOSED_GROUPS)}
         assert kinds == {"emitted"}

@@ -1,0 +1,65 @@
+"""What becomes of an episode that closes: its record on `episodes`, unless the run does not want it. Pure.
+
+In: the episode, why it closed. Out: records. Invariant: an episode that is too large for a message goes out without its
+calls, for its group must still close; a dead letter says so.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.fold import Output
+from tracegrad.schemas.keys import group_key
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import CALLS_JOINED_BY, CALLS_NAMED_BY, TOOLS_WITHOUT_ID, Metrics
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.made_of import MadeOf, made_of_header
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from ..config import StreamRules
+from ..stage_fold import dead_letter
+from .open_episode import OpenEpisode
+from .selection import is_selected
+from .write_episode import has_structure, write_episode
+
+__all__ = ["disposition_of", "emit"]
+
+
+def disposition_of(episode: OpenEpisode, rules: StreamRules) -> str:
+    """As ClosedMarker.disposition."""
+    if episode.event is None and not has_structure(episode):
+        return "unattributed"
+    if episode.attempt or is_selected(episode, rules.select):
+        return "emitted"
+    return "not_selected"
+
+
+def emit(
+    episode: OpenEpisode, record: Record, closed_by: str, *, rules: StreamRules, topics: Topics, metrics: Metrics
+) -> tuple[Output, ...]:
+    """The records of an episode; `record` is the input by which it closes."""
+    written = write_episode(episode, rules.air, closed_by=closed_by, reward_sources=rules.reward_sources)
+    if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
+        metrics.add(TOOLS_WITHOUT_ID, num=num_without)
+    for metric, rungs in ((CALLS_JOINED_BY, written.num_joined_by), (CALLS_NAMED_BY, written.num_named_by)):
+        for rung, num in rungs.items():
+            metrics.add(metric, rung, num=num)
+    value = EPISODES.encode(written)
+    letters: tuple[Output, ...] = ()
+    try:
+        topics.check_size(Topic.EPISODES, value)
+    except RecordError as error:
+        # Its group must still close, so the record goes out without what made it too large.
+        without = msgspec.structs.replace(written, calls=(), calls_omitted=error.reason, error=str(error))
+        value = EPISODES.encode(without)
+        letters = (dead_letter(record, error, stage=Stage.ASSEMBLE, value=b""),)
+    key = group_key(written.group.id if written.group else None, written.conversation or written.episode_id)
+    made = MadeOf(
+        id=episode.episode_id,
+        key=episode.episode_id if episode.attempt else episode.key,
+        group=key.decode(),
+        closed_by=closed_by,
+        parts=episode.origins.parts(),
+    )
+    return (Output(topic=Topic.EPISODES, key=key, value=value, headers=made_of_header(made)), *letters)
