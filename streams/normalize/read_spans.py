@@ -38,7 +38,7 @@ from .reading.agent_hints import ATTRIBUTE_HINT, HINT_KEYS, agent_hints
 from .reading.agent_rewards import rewards_in
 from .reading.judge_tool import JUDGED_KEYS, ToolJudge
 from .reading.returned import HTTP_KEYS, http_status_of
-from .reading.span_view import AttributeValue, SpanView
+from .reading.span_view import SpanView
 from .reading.usage import USAGE_KEYS, usage_of
 from .scan import IDENTITY_KEYS, RESOURCE_KEYS, Place, Scan, Source
 
