@@ -58,7 +58,7 @@ _UNREADABLE = (
 
 
 class MemberSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of the group, whether or not it has rows."""
+    """One rollout of the group, whether or not it has rows; alone in it, it may have rows and no reward (AIR)."""
 
     rollout_id: str
     episode_id: str
@@ -315,7 +315,7 @@ def _check_summary(summary: GroupSummary) -> None:
         raise RecordError(f"expected schema transitions/1, got {summary.schema!r}", reason="unknown_schema")
     if len({member.rollout_id for member in summary.members}) != len(summary.members):
         raise RecordError(f"expected each rollout once among the members of group {summary.group_id}, got one twice")
-    rewards = [member.reward for member in summary.members if member.reward is not None or not member.excluded]
+    rewards = [m.reward for m in summary.members if m.reward is not None or (summary.members[1:] and not m.excluded)]
     if not all(map(is_usable, rewards)):
         raise RecordError(
             f"expected members with a reward of at most {MAX_REWARD:g} in group {summary.group_id}, got another"

@@ -19,6 +19,8 @@ import msgspec
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import GroupRef, is_usable
 
+from ..ratings import reward_of
+
 __all__ = ["as_group", "as_rated", "rated", "ratings_of"]
 
 
@@ -46,11 +48,13 @@ def ratings_of(calls: Sequence[EpisodeCall]) -> list[list[float]]:
 
 
 def rated(episode: Episode) -> float | None:
-    """What people said in all: R and the mean of the answers' ratings; of a runner's episode its reward."""
-    values = [one.value for call in episode.calls for one in call.rewards if not one.is_automatic]
-    if episode.rollout_id is not None or not values or episode.reward is None:
+    """What people said in all: R and the mean of the answers' ratings, None where they said nothing; of a runner's
+    episode its reward."""
+    if episode.rollout_id is not None:
         return episode.reward
-    return episode.reward + math.fsum(values) / len(values)
+    whole, _ = reward_of(episode.rewards)
+    values = [one.value for call in episode.calls for one in call.rewards if not one.is_automatic]
+    return math.fsum((whole or 0.0, math.fsum(values) / len(values))) if values else whole
 
 
 def _asked_at(calls: Sequence[EpisodeCall], number: int) -> int:

@@ -119,7 +119,7 @@ def test_air_pays_in_rated_conversations_only() -> None:
     _, rows = group_of(spans, *calls, said(0.5, "k1"), air=rule)
     assert returns(rows) == [0.75, 0.5]
     summary, rows = group_of(spans, *calls, air=rule, unscored="air")
-    assert (summary.members[0].reward, returns(rows)) == (0.0, [0.25, 0.0])
+    assert (summary.members[0].reward, returns(rows)) == (None, [0.25, 0.0]), "what nobody rated is not rated 0"
 
 
 @pytest.mark.parametrize("items", [(), (said(1.0, "k1"),)], ids=["unrated", "rated"])
