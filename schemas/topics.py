@@ -220,7 +220,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         topic=Topic.WEIGHTS,
         key=policy_key,
         value="epoch claim, version manifest, rollback request or held-out pass (JSON)",
-        written_by="trainer; held-out passes: tasks; rollback requests: a person",
+        written_by="trainer; held-out passes: tasks; rollback requests: trainer, a person",
         read_by="trainer, tasks, weight sync, LLM gateway, audit, report, live view, `demo` (its proof)",
         partitions="one",
     ),

@@ -95,6 +95,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """The interpreter that has `tracegrad[trainer]`; None: the one that runs tracegrad."""
 
 
+_CAPTURED_WINDOW = 500
+
+
 class AlarmsConfig(Section, frozen=True, kw_only=True):
     """`[alarms]`: what is done about a run that goes wrong (docs/watching.md lists the signs)."""
 
@@ -102,6 +105,14 @@ class AlarmsConfig(Section, frozen=True, kw_only=True):
     """At the first step at which an alarm holds: a line in the log and on the terminal; besides, `pause`: nothing more
     is trained while all else serves, until the run is stopped and started again; or `stop`: the run ends with status 1.
     The step is kept, and the same command goes on after it."""
+    rollback_window: Whole | None = None
+    """Scored conversations, at least, of the newest versions, and of those before them: where the newest are worse
+    beyond chance, the trainer rolls back to the last version before. 0: never; None: 500 where the run trains on
+    captured traffic (`[select] train`), else never."""
+
+    def window(self, *, is_captured: bool) -> int:
+        """`rollback_window`, decided. Scores of a group's rollouts are those of one task: no independent ratings."""
+        return (_CAPTURED_WINDOW if is_captured else 0) if self.rollback_window is None else self.rollback_window
 
 
 _Keys: Any = msgspec.defstruct(
@@ -215,3 +226,5 @@ class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):
     history: History | None = None
     """What lies there to be trained on, where the run replays another one; None: `transitions` grow, and are waited
     for."""
+    trains_captured: bool = False
+    """On traffic of agents that others run, from what people say of it."""

@@ -114,6 +114,7 @@ class Trainer:
         self._refusals = Refusals(topics, metrics, stops=True)
         self._store = Store(
             config,
+            alarms,
             handles,
             learner=self._learner,
             policy_log=self._policy_log,
@@ -288,7 +289,7 @@ class Trainer:
         record = replace(record, alarms=alarms_of([*self._recent, record]))
         is_expected = self._check(record)
         self._policy_log.check()
-        self._store.conclude(batch, record, running)
+        record = self._store.conclude(batch, record, running)
         begun = sorted({*record.alarms} - {*(self._recent[-1].alarms if self._recent else ())})
         self._recent.append(record)
         self._say(record, before.version)

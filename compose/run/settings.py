@@ -89,6 +89,11 @@ class RunSettings(Section, frozen=True, kw_only=True):
             self._check_conversations()
         elif self.tasks is not None and self.tasks.file is None:
             raise ConfigurationError("[tasks] file is missing; add it, or pass --tasks FILE")
+        elif self.alarms.rollback_window:
+            raise ConfigurationError(
+                "[alarms] rollback_window is of a run that trains on captured traffic ([select] train), whose "
+                "conversations are rated one by one; leave it out"
+            )
         elif (self.select.unscored, self.select.sampling) != ("drop", "forced"):
             raise ConfigurationError(
                 "[select] unscored and sampling are of a run that trains on captured traffic: set train = true, or "

@@ -231,6 +231,7 @@ class Wiring:
             model=self.settings.policy.needed_model(),
             work_dir=str(self.run_dir.trainer),
             seed=self.record.seed,
+            trains_captured=self.settings.select.train,
         )
 
     def weight_sync(self, ordinal: int = 0) -> WeightSyncHandles:

@@ -13,13 +13,13 @@ from statistics import fmean
 import msgspec
 
 from tracegrad.schemas.records.episodes import AIR_RULE
-from tracegrad.schemas.records.training import TrainingStep
+from tracegrad.schemas.records.training import RatedWorse, TrainingStep
 from tracegrad.schemas.topics import Topic
 
 from .held_out import HeldOut, held_out_of
 from .run_state import RunState
 
-__all__ = ["RESULTS_TOPICS", "Best", "Results", "results_of"]
+__all__ = ["RESULTS_TOPICS", "Best", "Results", "RolledBack", "results_of"]
 
 RESULTS_TOPICS = (Topic.TRAINING_STEPS, Topic.WEIGHTS)
 """What must be folded for the numbers."""
@@ -33,6 +33,13 @@ class Best(msgspec.Struct, frozen=True, kw_only=True):
     """Where it lies; None: `weights` does not say."""
     score: HeldOut
     """The pass by which it is the best."""
+
+
+class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
+    """A step after which the trainer went back to an older version."""
+
+    step: int
+    why: RatedWorse
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +69,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     curves: dict[str, list[float | None]]
     """Name -> value by step: reward, tool_success, reward_std, entropy, staleness, num_tokens, num_rows,
     num_row_tokens, air:<rule>."""
+    rolled_back: list[RolledBack]
+    """Because raters liked the newest versions less; those that people asked for are on `weights` alone."""
 
 
 def results_of(state: RunState, *, run: str) -> Results:
@@ -94,6 +103,9 @@ def results_of(state: RunState, *, run: str) -> Results:
         logprob_error_max=max((step.logprob_error_max for step in steps), default=0.0),
         seconds=_seconds(steps),
         curves=curves,
+        rolled_back=[
+            RolledBack(step=step.step, why=step.rated_worse) for step in steps if step.rated_worse is not None
+        ],
     )
 
 

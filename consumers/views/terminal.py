@@ -68,7 +68,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something worth a line."""
 
     kind: str
-    """`step`, `alarm`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`,
+    """`step`, `alarm`, `rollback`, `version`, `validation`, `lost`, `first_span`, `first_call`, `episode`, `missing`,
     `unjoined`, `traffic`, `stale`."""
     text: str
     step: StepLine | None = None
@@ -120,6 +120,8 @@ class StepLines:
                 for name in sorted({*one.alarms} - {*before.alarms}):
                     text = f"alarm at step {one.step}: {name} (docs/watching.md)"
                     yield Event(kind="alarm", text=text + _ON_ALARM[self._on_alarm])
+                if one.rated_worse is not None:
+                    yield Event(kind="rollback", text=f"step {one.step}: {one.rated_worse.text}")
         if ack is not None and not self._is_served:
             self._is_served = True
             yield Event(kind="version", text=f"{ack.engine_id} serves version {ack.version} of {ack.policy}")

@@ -16,6 +16,8 @@ __all__ = [
     "TRAINING_STEPS",
     "Accounting",
     "GroupsGivenBack",
+    "RatedWindow",
+    "RatedWorse",
     "StepResult",
     "TrainingStep",
     "hash_batch",
@@ -32,6 +34,45 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     """Reason -> groups: `duplicate` is not counted here (the group was consumed before)."""
     duplicates: int = 0
     """Records skipped because their group was consumed before."""
+
+
+class RatedWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """The scored conversations of some consecutive versions."""
+
+    from_version: int
+    to_version: int
+    num: int
+    mean: float
+    """Of their final rewards."""
+    std: float
+    """With ddof 1."""
+
+
+class RatedWorse(msgspec.Struct, frozen=True, kw_only=True):
+    """Raters like the newest versions less than those before, by more than chance: the trainer rolls back to
+    `before.to_version`.
+
+    Example: RatedWorse(before=RatedWindow(from_version=12, to_version=27, ...), newest=.., drop_least=.04, look=9).
+    """
+
+    before: RatedWindow
+    newest: RatedWindow
+    drop_least: float
+    """The lower end of the interval of `before.mean - newest.mean`, above 0; one-sided, of this look's share of 5 %."""
+    look: int
+    """How many comparisons the run has made with this one."""
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        newest, before = (
+            f"versions {one.from_version} to {one.to_version} are rated {one.mean:.3f} ({one.num} conversations)"
+            for one in (self.newest, self.before)
+        )
+        return (
+            f"{newest}, {before}: worse by {self.before.mean - self.newest.mean:.3f}, at least {self.drop_least:.3f}; "
+            f"rolls back to version {self.before.to_version}"
+        )
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +175,8 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """Of a run that trains `offline` on history: effective sample size of each row as a share of its trained tokens,
     before the update, also of groups excluded by it: `mean`, `min`, `p10`, `p50`, `p90`; and `low`, the share of groups
     excluded as `low_ess`."""
+    rated_worse: RatedWorse | None = None
+    """Why the trainer rolls back after this step; None: it does not."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

@@ -105,6 +105,7 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollback")
     to_version: int
     """A number suffices: it means the version that survives with that number (`Lineage`) when the trainer does it."""
     requested_by: str
+    """A person; or the trainer itself, with the step at which it found that raters like the newest versions less."""
     at_ms: int = 0
 
 
@@ -163,6 +164,10 @@ class Lineage:
                 return False
             self._requested.add(record.request_id)
         return True
+
+    def is_requested(self, request_id: str) -> bool:
+        """Whether a rollback was asked for under this id."""
+        return request_id in self._requested
 
     @property
     def newest(self) -> VersionManifest | None:

@@ -33,6 +33,9 @@ SEAMS: dict[str, tuple[Any, str, bool]] = {
     "between checkpoint and publish": (store.Store, "_publish", True),
     "half-written version": (publish.Publisher, "_copy_base", False),
     "between manifest and training_step": (store.Store, "_publish", False),
+    "before a rollback is asked for": (store.Store, "_roll_back_where_worse", True),
+    "before a rollback": (store.Store, "_roll_back", True),
+    "after a rollback": (store.Store, "_roll_back", False),
     "before groups are given back": (loop.Trainer, "_give_back", True),
     "after groups were given back": (loop.Trainer, "_give_back", False),
 }

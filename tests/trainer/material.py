@@ -12,7 +12,7 @@ from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.records.transitions import GroupSummary, MemberSummary, SegmentRow, Turn, encode_group
 from tracegrad.schemas.records.versions import VersionSpan
 
-__all__ = ["append_groups", "group_bytes", "record", "segment", "summary", "turn"]
+__all__ = ["append_groups", "conversation_bytes", "group_bytes", "record", "segment", "summary", "turn"]
 
 VOCABULARY = 261
 """Of tests/tiny_models.py."""
@@ -114,6 +114,13 @@ def group_bytes(
             turns.append(turn(begin, length, call="b", returned=final, peers="1", version=version))
         rows.append(segment(rollout, turns, num_tokens=length, seed=seed))
     return encode_group(summary(group, rollouts), rows)
+
+
+def conversation_bytes(index: int, version: int, reward: float) -> bytes:
+    """A conversation of one turn, a group of its own, which a version sampled and somebody rated."""
+    group = f"{index:024x}"
+    row = segment(group, [turn(3, 7, returned=reward, version=version)])
+    return encode_group(summary(group, [group], reward=reward), [row])
 
 
 def record(value: bytes | None, offset: int = 0) -> Record:

@@ -81,7 +81,7 @@ def config_of(
     model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any
 ) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
     """Four batches of two groups; `changes` are keys of `[trainer]`, `[algorithm]` and `[alarms]`."""
-    alarms = AlarmsConfig(on=changes.pop("on", "warn"))
+    alarms = AlarmsConfig(on=changes.pop("on", "warn"), rollback_window=changes.pop("rollback_window", None))
     algorithm = {name: changes.pop(name) for name in AlgorithmConfig.kinds() if name in changes}
     config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
     return (

@@ -33,6 +33,7 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, Accounting, Train
 from tracegrad.schemas.records.weights import WeightFile
 
 from ..config import TrainerHandles
+from ..guard import GuardState
 from ..step import Learner
 from .durable import describe_files, remove_half_written, whole_folder
 from .policy_log import PolicyLog
@@ -73,6 +74,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: int = 0
     """Of the history that is repeated, done so far."""
     accounting: Accounting = Accounting()
+    guard: GuardState = GuardState()
+    """How the versions so far are rated."""
     seconds: dict[str, float] = {}
     """Of `checkpoint` and `publish`, the step before."""
     files: tuple[WeightFile, ...] = ()

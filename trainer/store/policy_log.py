@@ -117,7 +117,7 @@ class PolicyLog:
         self._read_until(self._end())
         self._require()
 
-    def announce(self, record: EpochClaim | VersionManifest) -> None:
+    def announce(self, record: EpochClaim | VersionManifest | RollbackRequest) -> None:
         """Appends a record and reads it back. Raises FencedError when a higher claim precedes it."""
         self._read_until(self._append(Topic.WEIGHTS, WEIGHTS.encode(record)).offset + 1)
         self._require()

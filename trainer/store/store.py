@@ -1,16 +1,17 @@
 """Where one policy's training stands, and all that is kept of it: checkpoint, version, record, in this order.
 
     conclude   a batch: checkpoint (every `checkpoint_every` steps, unless it ends with undecodable records; dead
-               letters, then one rename), then publish, then `training_steps`
+               letters, then one rename), then publish, then `training_steps`; last the rollback that the ratings call
+               for (guard.py)
     begin      what the trainer before had not done when it ended; all of it where there was none
     look       fenced? rollbacks asked for?
 
 In: batches and their records, requests and held-out passes on `weights`. Out: checkpoints, version folders and their
-manifests, records of `training_steps`. Invariant: what was consumed, the weights and the offset are one checkpoint, so
-no group is trained twice or skipped; no number ever has two contents: where the log is replayed (resumed from an older
-checkpoint, or from one between two of which steps lay) a number that is published already is announced again if the
-weights are equal, else training goes on above the newest number. The record's `checkpoint` and `publish` seconds are
-those of the step before, so that a missing one can be emitted again byte for byte.
+manifests, records of `training_steps`, rollback requests. Invariant: what was consumed, the weights and the offset are
+one checkpoint, so no group is trained twice or skipped; no number ever has two contents: where the log is replayed
+(resumed from an older checkpoint, or from one between two of which steps lay) a number that is published already is
+announced again if the weights are equal, else training goes on above the newest number. The record's `checkpoint` and
+`publish` seconds are those of the step before, so that a missing one can be emitted again byte for byte.
 On failure: FencedError, ConfigurationError, UnavailableError, OSError; the next start resumes.
 """
 
@@ -30,7 +31,8 @@ from tracegrad.schemas.records.weights import RollbackRequest
 
 from ..batch.batches import Batch
 from ..batch.groups import Verdict
-from ..config import TrainerConfig, TrainerHandles
+from ..config import AlarmsConfig, TrainerConfig, TrainerHandles
+from ..guard import begun_anew, held_from, scores_of, watched
 from ..step import Learner
 from .checkpoint import Checkpoints, CheckpointState, resume
 from .policy_log import PolicyLog
@@ -47,6 +49,7 @@ class Store:
     def __init__(
         self,
         config: TrainerConfig,
+        alarms: AlarmsConfig,
         handles: TrainerHandles,
         *,
         learner: Learner,
@@ -57,16 +60,15 @@ class Store:
         """Resumes or begins: on return the run's present version is announced and its last step recorded. Versions
         that `is_needed` names are kept."""
         self._config = config
+        self._window = alarms.window(is_captured=handles.trains_captured) if handles.history is None else 0
         self._learner = learner
         self._policy_log = policy_log
         self._refusals = refusals
         self._dead: list[Verdict] = []
         """Records of the batches since the last checkpoint."""
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
-        is_held = policy_log.lineage.held_out.is_held
-        self._publisher = Publisher(
-            handles, keep=config.keep_versions, is_held=lambda version: is_held(version) or is_needed(version)
-        )
+        self._is_needed = is_needed
+        self._publisher = Publisher(handles, keep=config.keep_versions, is_held=self._is_held)
         self._progress = resume(handles, self._checkpoints, policy_log, learner)
         self._is_saved = bool(self.state.files)
         self.past_steps: list[TrainingStep] = []
@@ -94,6 +96,12 @@ class Store:
             self._publish()
         if self._progress.training_step is not None:
             self.past_steps = self._policy_log.training_steps(self._progress.training_step)
+            self._roll_back_where_worse(self.past_steps[-1])
+
+    def _is_held(self, version: int) -> bool:
+        """Whether a version is kept, however old: for a held-out pass, or because a rollback may go to it."""
+        may_be_gone_to = self._window > 0 and version >= held_from(self.state.guard, self._window)
+        return may_be_gone_to or self._is_needed(version) or self._policy_log.lineage.held_out.is_held(version)
 
     def look(self) -> None:
         """Stops (FencedError) when another trainer owns the policy; serves what people asked for."""
@@ -101,10 +109,15 @@ class Store:
         while (found := self._policy_log.next_request(self.state.weights_offset)) is not None:
             self._roll_back(*found)
 
-    def conclude(self, batch: Batch, record: TrainingStep, running: dict[str, float]) -> None:
-        """A batch that was consumed, and led to the learner's present weights and these running means."""
+    def conclude(self, batch: Batch, record: TrainingStep, running: dict[str, float]) -> TrainingStep:
+        """A batch that was consumed, and led to the learner's present weights and these running means; its record, with
+        what its scores show of the versions that earned them.
+        """
         before = self.state
         self._dead += batch.dead
+        scores = scores_of((*batch.groups, *batch.untrained), before.run)
+        guard, worse = watched(before.guard, scores, self._window)
+        record = msgspec.structs.replace(record, rated_worse=worse)
         encoded = TRAINING_STEPS.encode(record)
         began = time.perf_counter()
         self._progress.consumed.update(dict.fromkeys(batch.consumed))
@@ -116,8 +129,10 @@ class Store:
             next_offset=batch.next_offset,
             accounting=record.accounting,
             running=running,
+            guard=guard,
         )
-        if record.step % self._config.checkpoint_every == 0 or record.step >= self._config.steps:
+        # Before a rollback is asked for: where an older one is resumed, it is executed before the replay.
+        if worse or record.step % self._config.checkpoint_every == 0 or record.step >= self._config.steps:
             self.save()
         saved = time.perf_counter()
         if record.is_updated:
@@ -125,6 +140,8 @@ class Store:
         self._policy_log.training_step(encoded)
         seconds = {"checkpoint": saved - began, "publish": time.perf_counter() - saved}
         self._progress.state = msgspec.structs.replace(self.state, seconds=seconds)
+        self._roll_back_where_worse(record)
+        return record
 
     def save(self) -> None:
         """Checkpoints what is there, unless it is, or ends with records that a mended reader may read after all."""
@@ -157,6 +174,25 @@ class Store:
         manifest = self._publisher.write(self._learner.policy, self._progress, epoch=self._policy_log.epoch)
         self._policy_log.announce(manifest)
 
+    def _roll_back_where_worse(self, record: TrainingStep) -> None:
+        """As if a person had asked for it after this step; once, for the request is named after the step."""
+        worse, request_id = record.rated_worse, f"rated-worse-at-step-{record.step}"
+        if worse is None:
+            return
+        if not self._policy_log.lineage.is_requested(request_id):
+            _log.warning("step %d: %s", record.step, worse.text)
+            self._policy_log.announce(
+                RollbackRequest(
+                    policy=record.policy,
+                    run=record.run,
+                    request_id=request_id,
+                    to_version=worse.before.to_version,
+                    requested_by=f"trainer, step {record.step}: {worse.text}",
+                    at_ms=record.ended_at_ms,
+                )
+            )
+        self.look()
+
     def _roll_back(self, offset: int, request: RollbackRequest) -> None:
         """Old content under a new number: versions only grow. The optimiser's moments belong to other weights."""
         self._progress.state = msgspec.structs.replace(self.state, weights_offset=offset + 1)
@@ -164,6 +200,9 @@ class Store:
             self._recall(request.to_version)
         except (OSError, ValueError) as error:
             _log.warning("rollback to version %d refused: %s", request.to_version, str(error)[:300])
+            # Or what called for it would at each step.
+            guard = begun_anew(self.state.guard, self.state.version)
+            self._progress.state = msgspec.structs.replace(self.state, guard=guard)
             return
         self._go_on_from(request.to_version)
 
@@ -181,7 +220,8 @@ class Store:
     def _go_on_from(self, to_version: int, **changes: Any) -> None:
         self._learner.forget_moments()
         version = self.next_version()
-        self._advance(version=version, base_version=to_version, **changes)
+        guard = begun_anew(self.state.guard, version)
+        self._advance(version=version, base_version=to_version, guard=guard, **changes)
         self.save()
         self._publish()
         _log.info("rolled back: version %d has the content of version %d", version, to_version)

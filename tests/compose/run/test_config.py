@@ -122,6 +122,10 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
             r"\[select\] unscored and sampling are of a run that trains on captured traffic",
         ),
         ('[select]\nsampling = "asked"\n', r"\[select\] unscored and sampling are of a run that trains on captured"),
+        (
+            "[alarms]\nrollback_window = 500\n",
+            r"\[alarms\] rollback_window is of a run that trains on captured traffic",
+        ),
         ("[select]\nruns = [7]\n", r"\[select\] runs: expected list of text, got \[7\]"),
         ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set a token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),

@@ -10,10 +10,13 @@ import pytest
 
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state
+from tests.streams.make import TOPICS
 from tests.versions import label
 from tracegrad.consumers.views.held_out import HeldOut, held_out_text
 from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
+from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.held_out import PassAt, VersionShare
+from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatedWorse
 from tracegrad.schemas.topics import Topic
 
 
@@ -29,6 +32,22 @@ def test_results_of_a_small_run() -> None:
     assert (results.best.version, results.best.folder, results.best.score) == (2, f"/nowhere/{label(2)}", results.after)
     assert results.seconds == {"wait": 1.0, "total": 1.9}
     assert json.loads(msgspec.json.encode(results))["steps"] == 2
+
+
+def test_results_name_each_rollback_with_its_reason() -> None:
+    """The step after which it was."""
+    state = fold_all(new_state(), small_run(), RESULTS_TOPICS)
+    why = RatedWorse(
+        before=RatedWindow(from_version=0, to_version=0, num=500, mean=0.7, std=0.46),
+        newest=RatedWindow(from_version=1, to_version=2, num=512, mean=0.5, std=0.5),
+        drop_least=0.05,
+        look=9,
+    )
+    (first, *_), topic = state.steps, TOPICS.name(Topic.TRAINING_STEPS)
+    value = TRAINING_STEPS.encode(msgspec.structs.replace(first, step=3, rated_worse=why))
+    state.fold(Record(topic=topic, partition=0, offset=9, key=None, value=value), 0.0)
+    results = results_of(state, run="test")
+    assert [(one.step, one.why) for one in results.rolled_back] == [(3, why)]
 
 
 def test_a_run_without_steps_has_results_too() -> None:

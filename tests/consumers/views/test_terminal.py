@@ -15,7 +15,7 @@ from tracegrad.compose.run.show import JsonShow
 from tracegrad.consumers.views.terminal import ArrivalLines, StepLines
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import LLM_CALLS, Purpose
-from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.training import TRAINING_STEPS, RatedWindow, RatedWorse
 from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import Topic
 
@@ -68,6 +68,14 @@ def test_held_out_rollouts_are_no_arrivals() -> None:
     assert list(lines.news(state, 30.0)) == [] and state.first_sign_s is None
 
 
+RATED_WORSE = RatedWorse(
+    before=RatedWindow(from_version=12, to_version=27, num=508, mean=0.7, std=0.46),
+    newest=RatedWindow(from_version=28, to_version=43, num=511, mean=0.5, std=0.5),
+    drop_least=0.05,
+    look=9,
+)
+
+
 def test_an_alarm_is_said_when_it_begins() -> None:
     """Not again while it holds, nor of the step that was the last when the run was started; with what is done."""
     lines, state, name = StepLines(on_alarm="stop"), new_state(), TOPICS.name(Topic.TRAINING_STEPS)
@@ -84,6 +92,23 @@ def test_an_alarm_is_said_when_it_begins() -> None:
         state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
     told = [event.text.split(" (")[0] for event in lines.news(state, 0.0)]
     assert told == ["step 15", "alarm at step 14: gradient_spike"], "two steps at once: nothing is passed over"
+
+
+def test_a_rollback_is_said_with_its_figures() -> None:
+    """Behind its step, once."""
+    lines, state, name = StepLines(), new_state(), TOPICS.name(Topic.TRAINING_STEPS)
+    fold_all(state, small_run(), [Topic.TRAINING_STEPS])
+    (known, *_) = state.steps
+    said = []
+    for number, why in ((11, None), (12, RATED_WORSE), (13, None)):
+        value = TRAINING_STEPS.encode(replace(known, step=number, rated_worse=why))
+        state.fold(Record(topic=name, partition=0, offset=number, key=None, value=value), 0.0)
+        said.append([event.text for event in lines.news(state, 0.0)])
+    words = (
+        "step 12: versions 28 to 43 are rated 0.500 (511 conversations), versions 12 to 27 are rated 0.700 "
+        "(508 conversations): worse by 0.200, at least 0.050; rolls back to version 27"
+    )
+    assert said == [["step 11"], ["step 12", words], ["step 13"]]
 
 
 def test_the_last_step_shows_open_episodes_and_waiting_groups() -> None:
