@@ -41,6 +41,16 @@ def test_head_benchmark_still_runs() -> None:
     assert bound == "1024" and float(gibibytes) > 0 and float(loss) != 0 and float(grad_norm) > 0
 
 
+def test_rollback_benchmark_still_runs() -> None:
+    """A few short runs: a row for each kind and length without a change, and one for each change."""
+    arguments = ("--runs", "10", "--conversations", "3200", "--long", "640", "--window", "200")
+    command = [sys.executable, str(BENCHMARKS / "rollback.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ") and " of " in line]
+    assert len(rows) == 12 + 5
+    assert rows[-1][1].split() == ["1", "of", "1"], "from .7 to nothing is seen"
+
+
 @pytest.mark.kafka
 @pytest.mark.engine
 @pytest.mark.timeout(300)
