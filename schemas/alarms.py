@@ -72,18 +72,22 @@ def entropy_collapse(steps: Sequence[TrainingStep]) -> bool:
 
 
 def reward_collapse(steps: Sequence[TrainingStep]) -> bool:
-    """`reward` falls by more than the std within groups was before: the natural unit of rewards of any scale."""
+    """`reward` falls by more than the std within groups was before: the natural unit of rewards of any scale. Groups of
+    one, as rated conversations are, have none: there it falls to less than half.
+    """
     means = _moves(step.reward for step in steps)
     stds = [step.reward_std for step in steps[:-_RECENT] if step.reward_std is not None]
-    return means is not None and bool(stds) and means[0] - means[1] > fmean(stds)
+    least = fmean(stds) if stds else 0.5 * abs(means[0]) if means is not None else 0.0
+    return means is not None and means[0] - means[1] > least
 
 
 def rules_alone(steps: Sequence[TrainingStep]) -> bool:
     """What a rule pays (`reward_parts`, AIR) grows by half while the final reward does not rise: the agent found
-    what is paid beside the task. Where a rule is learnt before the task is, this holds too, and by right.
+    what is paid beside the task. Not judged before there are 25 steps: a rule is learnt before the task is, by right.
     """
     rules = {rule for step in steps for rule in step.reward_parts}
-    return not _rises(steps) and any(_grows(step.reward_parts.get(rule, 0.0) for step in steps) for rule in rules)
+    is_early = len(steps) < NUM_STEPS
+    return not is_early and not _rises(steps) and any(_grows(step.reward_parts.get(rule, 0.0) for step in steps) for rule in rules)
 
 
 def _updates(steps: Sequence[TrainingStep]) -> list[TrainingStep]:

@@ -148,3 +148,11 @@ def test_one_bad_batch_is_no_alarm() -> None:
     """Neither sample size nor clips, and no skipped step, which has no gradient."""
     assert not raised(wrong(ess=lambda n: 0.1 if n == 3 else 1.0, clip_fraction=lambda n: 0.9 if n == 5 else 0.0))
     assert not raised(wrong(is_updated=lambda n: False, ess=lambda n: 0.1, grad_norm=lambda n: 1e6))
+
+
+def test_a_fall_is_told_where_groups_have_one_member() -> None:
+    """They have no spread to measure it by: to less than half of what was, whatever a rule pays."""
+    alone = [step(number + 1, reward=0.3 + 0.02 * (number % 3), reward_std=None) for number in range(30)]
+    fallen = [step(31 + number, reward=0.1, reward_std=None) for number in range(5)]
+    assert raised([*alone, *fallen]) == {"reward_collapse": 35}
+    assert not raised([*alone, *(step(31 + number, reward=0.25, reward_std=None) for number in range(5))])

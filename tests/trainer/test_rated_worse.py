@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.store.policy_log import PolicyLog
 from tracegrad.trainer.store.store import Store
 
@@ -58,9 +60,11 @@ def rated(memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     return memory_log
 
 
-def settings_of(model: Path, work_dir: Path, **changes: object) -> tuple:  # type: ignore[type-arg]
+def settings_of(
+    model: Path, work_dir: Path, **changes: Any
+) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
     """Of a run whose windows are of four conversations."""
-    known = {"steps": 6, "recipe": "rloo_batch", "rollback_window": WINDOW}
+    known: dict[str, Any] = {"steps": 6, "recipe": "rloo_batch", "rollback_window": WINDOW}
     return config_of(model, work_dir, **(known | changes))
 
 
