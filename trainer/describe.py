@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -77,6 +77,12 @@ def _staleness(rows: Sequence[TrainingRow], version: int | None) -> dict[str, An
     return {"staleness_mean": float(ages_N.mean()), "staleness_max": int(ages_N.max())}
 
 
+def _lengths(groups: Sequence[Group]) -> dict[str, Any]:
+    """Trained tokens, in all and of a rollout."""
+    lengths = [length for length in rollout_tokens(groups).values() if length]
+    return {"num_tokens": sum(lengths), "length_mean": fmean(lengths or [0]), "length_max": max(lengths, default=0)}
+
+
 def _explained_variance(rows: Sequence[TrainingRow]) -> float | None:
     """By the values that the critic had before the step; None without a critic."""
     told = [(row.values_T, row.targets_T) for row in rows if row.values_T is not None and row.targets_T is not None]
@@ -95,15 +101,15 @@ def describe_step(
     rows: Sequence[TrainingRow],
     result: StepResult,
     seconds: dict[str, float],
+    machine: Mapping[str, str],
     started_at_ms: int,
     ended_at_ms: int,
 ) -> TrainingStep:
-    """The record of one batch that was trained from the state `before` and led to a version. Staleness is counted to
-    `started_from`; there is none where that is None."""
+    """The record of one batch that was trained from `before` and led to a version. Staleness is counted to
+    `started_from`; there is none where that is None. `machine`: as `machine_facts`."""
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
-    lengths = [length for length in rollout_tokens(batch.groups).values() if length]
     return TrainingStep(
         run=before.run,
         policy=before.policy,
@@ -115,12 +121,13 @@ def describe_step(
         batch_hash=batch.hash,
         group_ids=batch.group_ids,
         excluded_ids=batch.excluded,
+        taken_ids=batch.consumed,
+        depends_on={**before.settings, **machine},
         accounting=account(before.accounting, batch),
         reward=math.fsum(rewards) / len(rewards) if rewards else None,
         reward_parts=_reward_parts(groups, max(1, len(members))),
         num_rollouts=len(members),
         num_unscored=len(members) - len(rewards),
-        num_tokens=sum(lengths),
         num_turns=sum(len(group.turns) for group in batch.groups),
         tool_success=_tool_success(members),
         started_at_ms=started_at_ms,
@@ -128,8 +135,7 @@ def describe_step(
         explained_variance=_explained_variance(rows),
         num_rows=len(rows),
         num_row_tokens=sum(len(row.token_ids_T) for row in rows),
-        length_mean=fmean(lengths or [0]),
-        length_max=max(lengths, default=0),
+        **_lengths(batch.groups),
         **_staleness(rows, started_from),
         **_spread(groups),
         **_entropies(groups),

@@ -57,6 +57,7 @@ from .batch.rows import TrainingRow
 from .batch.updates import updates
 from .config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
 from .describe import describe_step, step_line
+from .machine import machine_facts
 from .model.critic import load_critic
 from .model.policy import configure_torch, load_policy
 from .step import STOPPED, Learner
@@ -101,6 +102,7 @@ class Trainer:
         device = configure_torch(config, seed=handles.seed)
         self._stop = stop
         self._seed = handles.seed
+        self._machine = machine_facts(device, seed=handles.seed)
         recipe = self._recipe(algorithm)
         needs, moves = "reference" in recipe.needs, recipe.kl_to == "moving"
         reference = load_policy(config, handles.model, device, is_trained=moves) if needs else None
@@ -282,6 +284,7 @@ class Trainer:
             rows=rows,
             result=result,
             seconds=seconds,
+            machine=self._machine,
             started_at_ms=started_at_ms,
             ended_at_ms=_now_ms(),
         )

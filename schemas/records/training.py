@@ -128,7 +128,7 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     next_offset: int
     """The batch is the interval [begin_offset, next_offset) of the policy's partition."""
     batch_hash: str
-    """`hash_batch` of the records of that interval and what became of each."""
+    """`hash_batch` of the records of that interval, duplicates left out, and what became of each."""
     group_ids: tuple[str, ...]
     """Groups of this batch that were trained, in order; none where no step was taken."""
     excluded_ids: dict[str, str] = {}
@@ -177,6 +177,12 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     excluded as `low_ess`."""
     rated_worse: RatedWorse | None = None
     """Why the trainer rolls back after this step; None: it does not."""
+    taken_ids: tuple[str, ...] = ()
+    """All groups of this batch, trained or excluded, in the order of their records."""
+    depends_on: dict[str, str] = {}
+    """What else its bits depend on: the keys of `[trainer]` and `[algorithm]` that matter (learning rate, G as
+    `groups_per_step`, micro-batch, the recipe's axes), `auto` as it turned out; and `seed`, `threads`, `torch`,
+    `cpu_capability`, `accelerator`, `world_size`."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):
@@ -205,11 +211,13 @@ def hash_batch(judged: Iterable[tuple[bytes, str]]) -> str:
     Args:
         judged: of each record of the interval, in order, the sha256 of its bytes (so that who reads them once keeps no
             bytes), and why its group does not train: a reason of `excluded_ids`, `duplicate`, of one that names
-            no group the reason of its dead letter; "" when it does, whatever the step made of it.
+            no group the reason of its dead letter; "" when it does, whatever the step made of it. A duplicate is left
+            out: a worker that is killed appends records again, and the batch is the same without.
     """
     digest = hashlib.sha256()
     for record, reason in judged:
-        digest.update(record + len(reason).to_bytes(8, "little") + reason.encode())
+        if reason != "duplicate":
+            digest.update(record + len(reason).to_bytes(8, "little") + reason.encode())
     return digest.hexdigest()
 
 

@@ -28,6 +28,7 @@ from tests.trainer.run_loop import (
 )
 from tracegrad.schemas.metrics import DEAD_LETTERS, GROUPS_EXCLUDED, GROUPS_TRAINED, Metrics
 from tracegrad.schemas.metrics import STEPS as STEPS_DONE
+from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop, watch
 from tracegrad.trainer.run import run
@@ -103,6 +104,20 @@ def test_every_group_is_in_one_batch_or_excluded(log: MemoryLog, untied: Path, t
     assert [dict(record.headers)["tracegrad.offset"] for record in dead] == [b"3", b"5"]
     assert (metrics.value(STEPS_DONE), metrics.value(GROUPS_TRAINED)) == (4, 7)
     assert (metrics.value(GROUPS_EXCLUDED, "malformed"), metrics.value(DEAD_LETTERS, "malformed")) == (1, 2)
+
+
+def test_step_tells_what_its_bits_depend_on(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """All groups in the order of their records, settings as they turned out, and who computed."""
+    train(log, config_of(untied, tmp_path))
+    steps = steps_of(log)
+    assert [len(step.taken_ids) for step in steps] == [2, 2, 2, 2]
+    assert all({*step.taken_ids} == {*step.group_ids, *step.excluded_ids} for step in steps)
+    told = steps[0].depends_on
+    assert {"lr", "groups_per_step", "micro_batch_tokens", "baseline", "aggregation"} <= told.keys()
+    assert (told["dtype"], told["threads"], told["world_size"]) == ("float32", "1", "1")
+    assert (told["torch"], told["accelerator"]) == (torch.__version__, "")
+    assert told["cpu_capability"] == torch.backends.cpu.get_cpu_capability() and told["seed"].isdecimal()
+    assert len(TRAINING_STEPS.encode(steps[0])) < 6_000
 
 
 def test_step_tells_what_happened(log: MemoryLog, untied: Path, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ class Batch:
     """To be dead-lettered before the batch counts as consumed."""
     hash: str
     """`hash_batch` of its records."""
+    consumed: tuple[str, ...]
+    """All groups that this batch consumes, in the order of their records."""
 
     def as_untrained(self, reason: str) -> Batch:
         """The same interval where no step was taken: what could have trained is excluded with the step's reason."""
@@ -69,11 +71,6 @@ class Batch:
     def group_ids(self) -> tuple[str, ...]:
         """Groups that are trained, in order."""
         return tuple(group.summary.group_id for group in self.groups)
-
-    @property
-    def consumed(self) -> tuple[str, ...]:
-        """All groups that this batch consumes."""
-        return (*self.group_ids, *self.excluded)
 
 
 @dataclass(kw_only=True)
@@ -160,6 +157,7 @@ class OpenBatch:
             excluded={verdict.group_id: reason for verdict, reason in new if verdict.group_id and reason},
             num_duplicates=sum(is_duplicate for _, is_duplicate in self._verdicts),
             dead=tuple(verdict for verdict, _ in self._verdicts if verdict.group is None),
+            consumed=tuple(verdict.group_id for verdict, _ in new if verdict.group_id),
             hash=hash_batch((hashlib.sha256(one.record.value or b"").digest(), reason) for one, reason in decided),
         )
 

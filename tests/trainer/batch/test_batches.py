@@ -104,7 +104,7 @@ def test_empty_group_counts_as_consumed_with_its_reason() -> None:
     empty = encode_group(summary(gid(7), ["r0"], excluded="all_members_excluded"), [])
     batch = batch_of([empty, group_bytes(1)], num_groups=2)
     assert batch.excluded == {gid(7): "all_members_excluded"}
-    assert batch.consumed == (gid(1), gid(7))
+    assert batch.consumed == (gid(7), gid(1))
 
 
 def test_malformed_record_does_not_stop_the_partition() -> None:
@@ -128,10 +128,27 @@ def test_hash_tells_bytes_order_and_exclusions() -> None:
         batch_of(values[::-1], num_groups=2, version=3).hash,
         batch_of(values, num_groups=2, version=4).hash,
         batch_of([values[0], group_bytes(1, version=3, seed=1)], num_groups=2, version=3).hash,
-        batch_of([values[0], values[0], values[1]], num_groups=2, version=3).hash,
     ]
     assert len(set(hashes)) == len(hashes)
     assert batch_of(values, num_groups=2, version=3).hash == hashes[0]
+
+
+def test_the_hash_does_not_tell_what_came_twice() -> None:
+    """A source whose worker was killed has its groups' records again, and trains the same."""
+    values = [group_bytes(0), group_bytes(1), group_bytes(2)]
+    once, twice = values[1:], [values[1], values[0], values[1], values[2]]
+    batches = [batch_of(one, num_groups=2, consumed={gid(0)}) for one in (once, twice)]
+    assert [batch.num_duplicates for batch in batches] == [0, 2]
+    assert [batch.consumed for batch in batches] == [(gid(1), gid(2))] * 2
+    assert batches[0].hash == batches[1].hash
+
+
+def test_what_a_batch_consumes_is_in_the_order_of_its_records() -> None:
+    """Trained or not: a dictionary of reasons has no order on the wire."""
+    values = [group_bytes(0, version=3), group_bytes(1, version=0), group_bytes(2, version=3)]
+    batch = batch_of(values, num_groups=3, version=3)
+    assert (batch.group_ids, batch.excluded) == ((gid(0), gid(2)), {gid(1): "stale"})
+    assert batch.consumed == batch.as_untrained("no_advantage").consumed == (gid(0), gid(1), gid(2))
 
 
 def test_the_hash_tells_what_selection_left_out() -> None:

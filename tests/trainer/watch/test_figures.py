@@ -133,7 +133,7 @@ def turns_of(rollout: str, reward: float | None) -> SegmentRow:
 
 def described(*groups: Group) -> TrainingStep:
     """Of a batch of them."""
-    batch = Batch(0, len(groups), tuple(groups), (), {}, 0, (), "hash")
+    batch = Batch(0, len(groups), tuple(groups), (), {}, 0, (), "hash", tuple(one.summary.group_id for one in groups))
     rows, _ = training_rows(groups, Recipe())
     before = CheckpointState(policy="policy", run=RunHash("7c1f3e9a"))
     return describe_step(
@@ -145,6 +145,7 @@ def described(*groups: Group) -> TrainingStep:
         rows=rows,
         result=TAKEN,
         seconds={},
+        machine={},
         started_at_ms=0,
         ended_at_ms=1,
     )
