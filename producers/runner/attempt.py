@@ -25,7 +25,7 @@ from tracegrad.schemas.text import clean
 from ..rollout_histories import event_of
 from .gateway_client import GatewayClient
 from .grading import Grader
-from .outcome import Outcome, RunAgent
+from .outcome import Outcome, RunAgent, as_told
 
 __all__ = ["perform", "records_of"]
 
@@ -50,6 +50,8 @@ def records_of(
     request: RolloutRequest, attempt: str, number: int, outcome: Outcome, *, is_final: bool
 ) -> tuple[RolloutEvent, list[bytes]]:
     """The end event and the rewards as bytes; without what no record can hold."""
+    is_graded = outcome.state is not RolloutState.ABORTED
+    output, sha256 = as_told(outcome.output) if is_graded else (None, None)
     event = replace(
         event_of(request, attempt, number, outcome.state, is_final=is_final, error=outcome.error),
         spans_exported=outcome.spans_exported,
@@ -59,6 +61,8 @@ def records_of(
         calls_closed=outcome.calls_closed,
         rewards_awaited=_awaited(request, outcome),
         duration_s=outcome.duration_s,
+        output=output,
+        output_sha256=sha256,
     )
     try:
         # Before anything of the attempt is on the log.

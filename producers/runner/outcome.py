@@ -6,16 +6,18 @@ tried again and left out: only what our own processes say does (`attempt.py`). F
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tracegrad.schemas.credentials import Holder
-from tracegrad.schemas.records.rollouts import Reward, RolloutRequest, RolloutState
+from tracegrad.schemas.records.rollouts import MAX_OUTPUT, Reward, RolloutRequest, RolloutState
 from tracegrad.schemas.text import decode_json
 
-__all__ = ["Begin", "HostMessage", "Outcome", "RunAgent", "from_host"]
+__all__ = ["Begin", "HostMessage", "Outcome", "RunAgent", "as_told", "from_host"]
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 """Of spans; a record could not hold every other, and who sent it would be left out."""
@@ -84,6 +86,17 @@ def from_host(message: HostMessage) -> Outcome:
         spans_exported=message.spans_exported,
         spans_lost=message.spans_lost,
     )
+
+
+def as_told(output: Any) -> tuple[str | None, str | None]:
+    """(what an agent returned as JSON, None) for the log, so that it can be graded again; of more than MAX_OUTPUT bytes
+    (None, its sha256). (None, None) of what no JSON can hold."""
+    try:
+        text = json.dumps(output, ensure_ascii=False, separators=(",", ":"))
+        data = text.encode()
+    except (ValueError, TypeError, RecursionError):
+        return None, None
+    return (text, None) if len(data) <= MAX_OUTPUT else (None, hashlib.sha256(data).hexdigest())
 
 
 def _is_deeper(value: Any, limit: int) -> bool:

@@ -194,6 +194,10 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Of a captured episode: when its first call began, by the gateway's clock; 0: it has none."""
     context_calls: tuple[ContextCall, ...] = ()
     """What other models answered, in the order of the records; as many as were recorded before it closed."""
+    output: str | None = None
+    output_sha256: str | None = None
+    """Both as in RolloutEvent: what the agent returned, so that it can be graded again; its task's input and what was
+    expected stand on `rollouts`, under its rollout id."""
 
     @property
     def is_rated(self) -> bool:

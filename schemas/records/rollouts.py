@@ -15,6 +15,7 @@ __all__ = [
     "AGENT_SOURCE",
     "FEEDBACK_SOURCE",
     "MAX_GIVEN_UP",
+    "MAX_OUTPUT",
     "MAX_REWARD",
     "REWARDS",
     "ROLLOUTS",
@@ -43,6 +44,9 @@ FEEDBACK_SOURCE = "feedback"
 MAX_GIVEN_UP = 3
 """Times that a rollout is given up, each as an attempt of its own, before its group counts as lost: an event can be
 lost as the episode was."""
+
+MAX_OUTPUT = 16 * 1024
+"""Bytes of JSON of what an agent returned that stay on the log, so that it can be graded again."""
 
 PeersRule = Literal["turn_or_end", "turn", "rollout"]
 """Whom a turn is compared with in the group's other rollouts, never with another agent's turns: the same turn of its
@@ -144,6 +148,11 @@ class RolloutEvent(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     """At the end: the agent host that worked on the attempt (`rh-`, credentials.py), whose spans are the attempt's own;
     None: a command, or nobody."""
+    output: str | None = None
+    """At the end of an attempt that is graded: what the agent returned, which the grader saw, as JSON. None: nobody
+    asked, or it has more than MAX_OUTPUT bytes."""
+    output_sha256: str | None = None
+    """Of that JSON, where it is longer."""
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ _NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 _KEPT = set(EpisodeCall.__struct_fields__) & set(CallRecord.__struct_fields__)
 """What a call is on the log and stays in its episode, under the same names."""
 F = TypeVar("F", CallFact, ContextCallFact)
+_OF_END = ("is_final", "error", "duration_s", "output", "output_sha256")
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
@@ -67,8 +68,6 @@ def write_episode(
         policy=event.policy if event else (policies.pop() if len(policies) == 1 else None),
         purpose=event.purpose if event else Purpose.UNKNOWN,
         state=state,
-        is_final=episode.end.is_final if episode.end else not episode.attempt,
-        error=episode.end.error if episode.end else None,
         closed_by=closed_by,
         conversation=None if episode.attempt else episode.key,
         began_at_ms=0 if episode.attempt else _began_at_ms(episode),
@@ -82,11 +81,18 @@ def write_episode(
         num_tools=len(tools),
         num_tools_succeeded=sum(tool.tool_status is ToolStatus.SUCCEEDED for tool in tools),
         num_unauthorised_rewards=num_others,
-        duration_s=episode.end.duration_s if episode.end else None,
         num_joined_by=_counted(call.joined_by for call in calls),
         num_named_by=_counted(call.named_by or "none" for call in calls),
         context_calls=context_calls(_in_order(episode.context.values()), spans),
+        **_told_at_end(episode),
     )
+
+
+def _told_at_end(episode: OpenEpisode) -> dict[str, Any]:
+    """Fields that are called alike on the end's event."""
+    if episode.end is None:
+        return {"is_final": not episode.attempt}
+    return {name: getattr(episode.end, name) for name in _OF_END}
 
 
 def _began_at_ms(episode: OpenEpisode) -> int:

@@ -106,7 +106,7 @@ class SameTrainer(HistoryTrainer):
                 len(lost),
                 ", ".join(sorted(set(lost.values()))),
             )
-        made = replace(made, excluded=made.excluded | lost)
+        made = replace(made, excluded=made.excluded | lost, consumed=(*made.consumed, *lost))
         trained = due.group_ids - due.excluded_before.keys()
         _require(due, trained, set(made.group_ids), "to train groups")
         _require(due, set(due.excluded_before.items()), set(made.excluded.items()), "to exclude")

@@ -134,6 +134,7 @@ def test_a_rollout_runs_is_graded_and_committed(rig: Rig) -> None:
     assert (event.spans_exported, event.spans_lost, event.spans_marked, event.calls_closed) == (1, 0, True, True)
     call, closed = rig.calls(rollout)
     assert isinstance(call, CallRecord) and isinstance(closed, CallsClosed)
+    assert json.loads(event.output or "null") == call.content != "yes"
     assert (call.attempt_id, list(closed.outcomes)) == (event.attempt_id, [call.call_id])
     [span] = [s for service, s in rig.spans() if s.trace_id.hex() == rollout + event.attempt_id and service == "agent"]
     assert call.parent_span_id == span.span_id.hex()
