@@ -26,7 +26,7 @@ from tracegrad.schemas.records.tokens import ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.transitions import decode_group, encode_group
 from tracegrad.schemas.records.versions import VersionSpan
 from tracegrad.schemas.topics import Topics
-from tracegrad.streams.credit.return_to_go import credit_group
+from tracegrad.streams.credit.write_group import credit_group
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.groups import GroupLimits, judge
 from tracegrad.trainer.batch.packing import micro_batches

@@ -13,10 +13,10 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, parse_run_hash
-from tracegrad.schemas.records.rollouts import PeersRule
 from tracegrad.schemas.section import Count, Folder, Seconds, Section
 
 from .assemble.air.rules import AirConfig
+from .credit.config import CreditConfig
 from .normalize.reading.judge_tool import ToolRule
 
 __all__ = ["SelectConfig", "StreamRules", "StreamsConfig"]
@@ -91,9 +91,6 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
     its events may be late, since they travel on another topic than its spans."""
     tools: tuple[ToolRule, ...] = ()
     """How the results of some tools are read; the first rule that matches a tool is its own."""
-    peers: PeersRule = "turn_or_end"
-    """Whom a turn is compared with in the group's other rollouts: `turn_or_end` the same turn of the same agent, and
-    the final reward of a rollout that ended before it; `turn` the same turn alone; `rollout` all turns of the agent."""
     max_open_episodes: Count = 20_000
     """Per worker. Above 90 % the longest-silent episode without runner is proposed for closing (`bound`);
     at the bound, facts that would open another episode are dead letters (`too_many_open`)."""
@@ -120,7 +117,7 @@ class StreamsConfig(Section, frozen=True, kw_only=True):
 
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the folds decide by: three sections, and whose episodes and rewards are the run's."""
+    """What the folds decide by: four sections, and whose episodes and rewards are the run's."""
 
     run_hash: RunHash
     """8 hex; rollout ids and trace ids that begin with it are the run's own."""
@@ -132,6 +129,7 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
     """With `select.train`: how long a conversation waits for feedback once its episode has closed."""
     streams: StreamsConfig = StreamsConfig()
     air: AirConfig = AirConfig()
+    credit: CreditConfig = CreditConfig()
     select: SelectConfig = SelectConfig()
     selected: tuple[str, ...] = ()
     """Hashes of the runs that `select.runs` names."""

@@ -6,12 +6,8 @@ at load. Imports nothing heavy: the command line reads it for its help.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,6 +16,7 @@ from msgspec import Meta
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.section import Count, Device, Folder, NameOrFunction, Program, Section, Whole, nearest
+from tracegrad.schemas.user_code import module_of
 
 from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
@@ -194,17 +191,7 @@ class AlgorithmConfig(_Keys, frozen=True, kw_only=True):  # type: ignore[misc, c
 
 def _own_recipe(file: str, name: str) -> Recipe:
     """The Recipe of that name in a user's file, which is run; modules beside it can be imported."""
-    spec = importlib.util.spec_from_file_location(f"tracegrad_user_{Path(file).stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"recipe: expected a Python file, got {file}")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.append(str(Path(file).parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        where = f"line {(at or [getattr(error, 'lineno', 0)])[-1]}: {type(error).__name__}"
-        raise ConfigurationError(f"recipe: {file} cannot be run: {where}: {error}; mend it and start again") from error
+    module = module_of(file, "recipe")
     recipe = getattr(module, name, None)
     if not isinstance(recipe, Recipe):
         there = [key for key, value in vars(module).items() if isinstance(value, Recipe)]

@@ -30,8 +30,8 @@ can be, [training.md](training.md) what it means. `tracegrad recipes NAME` print
 
 Of all: the ratio is against the sampler's own logprobs (`anchor = "sampler"`) where the source has the old policy's,
 unless the axes say otherwise; one update a batch; no epsilon beside a std. R is a turn's return-to-go; with whom it is
-compared is credit's to say (`[streams] peers`); the mean and the others count each rollout once, a std each turn. Left
-out: GiGPO (arXiv:2505.10978), whose second term compares turns that began in one state, of which credit does not tell.
+compared is credit's to say ([`[credit]`](streams.md#credit)); a recipe that is of one of its strategies names it, and a
+run of another is refused. The mean and the others count each rollout once, a std each turn.
 """
 
 
@@ -42,6 +42,7 @@ def recipe_facts(name: str) -> dict[str, str]:
         "recipe": name,
         "formula": known.formula,
         "axes": ", ".join(f"{axis} = {_spelt(value)}" for axis, value in _axes(known.recipe)),
+        "credit": f'[credit] strategy = "{known.credit}"' if known.credit else "",
         "needs": ", ".join(sorted(known.recipe.needs)),
         "source": known.source,
         "differs": known.differs,
@@ -72,7 +73,7 @@ def algorithms_markdown() -> str:
         axes = ", ".join(f"`{axis} = {_spelt(value)}`" for axis, value in _axes(RECIPES[name].recipe))
         is_default = " (the default)" if name == DEFAULT else ""
         lines = [f"## {name}{is_default}", "", f"    {facts['formula']}", "", f"- axes: {axes}"]
-        lines += [f"- {key}: {facts[key]}" for key in ("source", "differs") if key in facts]
+        lines += [f"- {key}: {facts[key]}" for key in ("credit", "source", "differs") if key in facts]
         parts.append("\n".join([*lines, ""]))
     return "\n".join(parts)
 

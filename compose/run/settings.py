@@ -27,11 +27,13 @@ from tracegrad.schemas.section import Section, Whole, section_of
 from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
+from tracegrad.streams.credit.config import CreditConfig
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig
 from tracegrad.trainer.history.config import ReplayConfig
 
 from ..engine.config import EngineConfig
 from ..kafka.client_settings import KafkaConfig
+from .credits import check_credit
 
 __all__ = ["RunSettings", "choices", "settings_markdown", "type_words"]
 
@@ -64,6 +66,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     otlp: OtlpConfig = OtlpConfig()
     feedback: FeedbackConfig | None = None
     air: AirConfig = AirConfig()
+    credit: CreditConfig = CreditConfig()
     trainer: TrainerConfig = TrainerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     alarms: AlarmsConfig = AlarmsConfig()
@@ -99,6 +102,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 "[select] unscored and sampling are of a run that trains on captured traffic: set train = true, or "
                 "leave them out"
             )
+        check_credit(self.credit, self.air, self.algorithm, is_of_traffic=self.select.train)
         self._check_held_out()
         trainer, served = self.trainer, self.engine.dtype or "auto"
         published = trainer.dtype if trainer.publish_dtype == "auto" else trainer.publish_dtype

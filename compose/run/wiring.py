@@ -163,6 +163,7 @@ class Wiring:
             feedback_wait_s=settings.feedback.wait_s if settings.feedback is not None else 0.0,
             streams=settings.streams,
             air=settings.air,
+            credit=settings.credit,
             select=settings.select,
             selected=tuple(run for run in self.keys if run != self.record.hash),
         )

@@ -43,7 +43,7 @@ MAX_LOGPROB = 1e-4
 MIN_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 100.0
 """Of a trained turn. Logits are divided by it: less, or more, overflows float32 or leaves nothing to learn from."""
-_MAX_WEIGHT = 1e6
+MAX_WEIGHT = 1e6
 """Of a turn: times the greatest return, squared in the gradient's norm, it stays within float32."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _UNREADABLE = (
@@ -340,8 +340,8 @@ def _check_row(row: SegmentRow) -> None:
         if not 0 <= turn.start <= turn.end <= num_tokens:
             raise RecordError(f"expected 0 <= start <= end <= {num_tokens}, got {turn.start}, {turn.end}, {where}")
         rewards = (turn.return_, *(part.value for part in turn.reward_parts))
-        if not all(map(is_usable, rewards)) or not abs(turn.weight) <= _MAX_WEIGHT:
-            raise RecordError(f"expected rewards to {MAX_REWARD:g} and weights to {_MAX_WEIGHT:g}, got others, {where}")
+        if not all(map(is_usable, rewards)) or not abs(turn.weight) <= MAX_WEIGHT:
+            raise RecordError(f"expected rewards to {MAX_REWARD:g} and weights to {MAX_WEIGHT:g}, got others, {where}")
         if turn.temperature != 0.0 and not MIN_TEMPERATURE <= turn.temperature <= MAX_TEMPERATURE:
             raise RecordError(
                 f"expected temperature 0 or {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}, got another, {where}"

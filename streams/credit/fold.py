@@ -41,9 +41,9 @@ from tracegrad.schemas.topics import Stage, Topic, Topics
 from ..config import StreamRules
 from ..ratings import pieces_of
 from ..stage_fold import StageFold
-from .conversations import as_group, as_rated
-from .return_to_go import credit_group
+from .strategies.conversations import as_group, as_rated
 from .waiting import Waiting
+from .write_group import credit_group
 
 __all__ = ["OVERTAKEN", "Credit"]
 
@@ -103,6 +103,7 @@ class Credit(StageFold[_OpenGroup]):
         """Of the episodes' records in all open groups."""
         self._num_closed = 0
         self._waiting = Waiting(rules.feedback_wait_s)
+        self._credits = rules.credit.resolve()
         self._scores_topic = topics.name(Topic.EPISODE_SCORES)
 
     def reset(self) -> None:
@@ -276,7 +277,7 @@ class Credit(StageFold[_OpenGroup]):
             Output(
                 topic=Topic.TRANSITIONS,
                 key=policy_key(policy),
-                value=credit_group(members, policy, self._topics, self.metrics, rule=self._rules.streams.peers),
+                value=credit_group(members, policy, self._topics, self.metrics, self._credits),
                 headers=headers,
                 partition=index,
             )

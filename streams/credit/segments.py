@@ -1,7 +1,7 @@
 """Segments: an episode's calls of one policy as chains of tokens, each sampled token exactly once.
 
-In: an episode, its calls in order (prompts are differences: parent, shared length, suffix), and each call's return
-and peers.
+In: an episode, its calls in order (prompts are differences: parent, shared length, suffix), and what each call is
+worth.
 Out: the policy's rows. A call continues a segment when its prompt begins with the last call's prompt + sampled ids,
 token by token; nothing else (time, agent, turn) chains. Where two calls continue the same one, the first stays in the
 row and the others begin rows of their own that repeat the prefix with mask 0. Masked calls keep their tokens, with
@@ -24,6 +24,7 @@ from tracegrad.schemas.records.transitions import MAX_LOGPROB, MAX_TEMPERATURE, 
 from tracegrad.schemas.records.versions import are_complete
 
 from .prefix_tree import Grown, Place, PrefixTree
+from .strategies.strategy import CallCredit
 
 __all__ = ["MAX_ROW_BYTES", "build_segments", "why_masked"]
 
@@ -63,7 +64,7 @@ class _Chain:
         self.logprobs = bytearray()
         self.turns: list[Turn] = []
 
-    def append(self, call: EpisodeCall, grown: Grown, return_: float, peers: str) -> None:
+    def append(self, call: EpisodeCall, grown: Grown, credit: CallCredit) -> None:
         """Adds a call whose prompt begins with all of the chain's ids."""
         masked = why_masked(call)
         start = grown.num_prompt_bytes // _TOKEN_BYTES
@@ -82,21 +83,20 @@ class _Chain:
                 agent=call.agent,
                 temperature=_temperature(call),
                 reward_parts=tuple(reward for reward in call.rewards if is_usable(reward.value)),
-                return_=return_,
-                peers=peers,
-                weight=1.0,
+                return_=credit.return_,
+                peers=credit.peers,
+                weight=credit.weight,
                 versions=call.versions,
                 masked=masked,
             )
         )
 
 
-def build_segments(episode: Episode, policy: str, returns: Sequence[float], peers: Sequence[str]) -> list[SegmentRow]:
+def build_segments(episode: Episode, policy: str, credits: Sequence[CallCredit]) -> list[SegmentRow]:
     """The segments of one policy's calls, by their first call; other policies' calls are context only.
 
     Args:
-        returns: of each call of the episode.
-        peers: of each call, as `Turn.peers`.
+        credits: what each call of the episode is worth.
 
     Raises:
         RecordError: `broken_prefix` (no call's prompt can be rebuilt), `bad_tokens`, `too_large`.
@@ -105,7 +105,7 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float], peer
     tree = PrefixTree()
     num_bytes = 0
     broken: list[str] = []
-    for call, return_, named in zip(episode.calls, returns, peers, strict=True):
+    for call, credit in zip(episode.calls, credits, strict=True):
         grown = tree.add(call)
         if call.policy != policy:
             continue
@@ -123,7 +123,7 @@ def build_segments(episode: Episode, policy: str, returns: Sequence[float], peer
         if num_bytes > MAX_ROW_BYTES:
             raise RecordError(f"expected rows of at most {MAX_ROW_BYTES} bytes of ids in all", reason="too_large")
         tree.end_row(number, grown.end, before=chain.end)
-        chain.append(call, grown, return_, named)
+        chain.append(call, grown, credit)
     if broken and not chains:
         raise RecordError(
             f"expected the prompt of some call to follow from its parent's, got breaks at all {len(broken)}, first at "

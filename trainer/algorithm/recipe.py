@@ -63,6 +63,10 @@ class Recipe(Section, frozen=True, kw_only=True):
     """Whose returns those are: its group's of equal `peers` (agent and turn), all of its group, or the batch's of equal
     `peers`; or `nearest` for rollouts without groups: the batch's of equal `peers`, where fewer than 4 rollouts have
     such a turn those of its agent, where that has fewer too all. `running_mean` goes by `peers`."""
+    final: Positive = 0.0
+    """What the advantage of the rollout's final reward, compared with those of its group by the same baseline and
+    scale, adds to each of its turns: lambda of MT-GRPO, 1 / omega of GiGPO. 0: nothing; a return to go holds the final
+    reward already."""
     decay: Share = 0.9
     """Of `running_mean`: what the earlier batches weigh."""
     gae: Literal["turn", "token"] = "turn"
@@ -152,6 +156,10 @@ class Recipe(Section, frozen=True, kw_only=True):
             if getattr(self, axis) in values and (_FUNCTION if callable(value) else value) not in fit:
                 wanted = f"{' or '.join(fit)} with {axis} = {getattr(self, axis)!r}"
                 raise ConfigurationError(f"{key}: expected {wanted}, got {value!r}: {why}")
+        if self.final and self.baseline in ("running_mean", "critic"):
+            raise ConfigurationError(
+                f"final: expected a baseline of the group, got {self.baseline!r}: the final reward is compared in it"
+            )
         if self.surrogate in ("clip", "cispo") and self.low > 1:
             raise ConfigurationError(f"low: expected at most 1 with surrogate {self.surrogate!r}, got {self.low:g}")
         if self.surrogate == "sapo" and not (self.low and self.high):

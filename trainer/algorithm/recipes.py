@@ -28,6 +28,8 @@ class Known(NamedTuple):
     source: str
     differs: str = ""
     """Where ours is not the source's."""
+    credit: str = ""
+    """The strategy of `[credit]` that it is of; empty: any."""
 
 
 def _read() -> dict[str, Known]:

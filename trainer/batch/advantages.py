@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -60,7 +61,25 @@ def call_advantages(
             ]
     turns_P = Turns(*zip(*columns, strict=True)) if columns else Turns((), (), (), (), ())
     values_P, after = turn_advantages(recipe, turns_P, running or {})
-    return {call: value for call, value in zip(calls, values_P, strict=True) if call is not None}, after
+    finals = _finals(groups, recipe, lengths) if recipe.final else {}
+    return {
+        call: value + recipe.final * finals.get(call[0], 0.0)
+        for call, value in zip(calls, values_P, strict=True)
+        if call is not None
+    }, after
+
+
+def _finals(groups: Sequence[Group], recipe: Recipe, lengths: Mapping[str, int]) -> dict[str, float]:
+    """The advantage of each rollout's final reward, among those of its group."""
+    columns = [
+        (group.summary.group_id, "", member.rollout_id, member.reward, lengths[member.rollout_id])
+        for group in groups
+        for member in group.summary.members
+        if not member.excluded and member.reward is not None
+    ]
+    turns_P = Turns(*zip(*columns, strict=True)) if columns else Turns((), (), (), (), ())
+    values_P, _ = turn_advantages(msgspec.structs.replace(recipe, over="group"), turns_P)
+    return dict(zip(turns_P.rollouts_P, values_P, strict=True))
 
 
 def _ended(summary: GroupSummary, present: set[str]) -> dict[str, float]:

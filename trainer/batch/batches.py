@@ -135,7 +135,9 @@ class OpenBatch:
         self._verdicts.append((verdict, is_duplicate))
         if group_id is not None and not is_duplicate:
             self._seen.add(group_id)
-            if self.recipe.refill > 1 and not (verdict.group and verdict.group.rows and spread(verdict.group)):
+            if self.recipe.refill > 1 and not (
+                verdict.group and verdict.group.rows and spread(verdict.group, self.recipe.final)
+            ):
                 self.given_back.append(group_id)
 
     def close(self, *, run: RunHash, version: int | None, max_staleness: int) -> Batch:

@@ -129,6 +129,27 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ("[select]\nruns = [7]\n", r"\[select\] runs: expected list of text, got \[7\]"),
         ('[llm]\nhost = "0.0.0.0"\n', r"\[llm\] host: expected 127.0.0.1.*got '0.0.0.0'; set a token"),
         ('[otlp]\nhost = "example.org"\n', r"\[otlp\] host: expected 127.0.0.1.*got 'example.org'"),
+        (
+            '[algorithm]\nrecipe = "gigpo"\n',
+            r"\[algorithm\] recipe = 'gigpo' is of credit by 'anchor', got 'return_to_go'; set",
+        ),
+        ('[credit]\nstrategy = "turn"\n', r"\[credit\] strategy = 'turn': .* set \[algorithm\] final = 1"),
+        (
+            '[credit]\nstrategy = "anchor"\n[algorithm]\nover = "batch"\n',
+            r"'anchor': .*'leave_one_out' over 'batch'; set",
+        ),
+        ('[credit]\nstrategy = "agent"\n[algorithm]\nrecipe = "ppo"\n', r"baseline = 'critic': .*'return_to_go'"),
+        ('[credit]\ngamma = 0.9\n[algorithm]\nrecipe = "turn_ppo"\n', r"baseline = 'critic': .* and gamma = 1"),
+        (
+            '[credit]\nstrategy = "broadcast"\n[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\n',
+            r"\[credit\] strategy = 'broadcast': .*; set \[air\] enabled = false",
+        ),
+        ('[credit]\npeers = "turns"\n', r"\[credit\] peers: expected .*, got 'turns'; did you mean 'turn'"),
+        ('[credit]\nstrategy = "mine.py:f"\n', r"\[credit\] strategy: no such file: .*mine.py"),
+        (
+            "[algorithm]\nfinal = 1\nbaseline = 'running_mean'\n",
+            r"\[algorithm\] final: expected a baseline of the group",
+        ),
         ("[llm]\nport = 99999\n", r"\[llm\] port: expected at most 65535, got 99999"),
     ],
 )
@@ -146,8 +167,12 @@ def test_what_cannot_work_is_refused_with_its_key_and_remedy(folder: Path, text:
         ('[feedback]\n[algorithm]\nrecipe = "dapo"\nover = "batch"\n', r"recipe = \"rloo_batch\""),
         ('[feedback]\n[algorithm]\nrecipe = "rloo_batch"\n', ""),
         ('[feedback]\n[algorithm]\nbaseline = "running_mean"\n', ""),
+        (
+            '[feedback]\n[algorithm]\nrecipe = "rloo_batch"\n[credit]\nstrategy = "agent"\n',
+            r"leave \[credit\] strategy and gamma out",
+        ),
     ],
-    ids=["nobody-rates", "groups", "spread", "batch", "running-mean"],
+    ids=["nobody-rates", "groups", "spread", "batch", "running-mean", "strategy"],
 )
 def test_training_on_captured_traffic_needs_raters_and_a_baseline_without_groups(
     tmp_path: Path, text: str, message: str
@@ -342,3 +367,20 @@ def test_every_file_of_the_repository_loads(path: Path, folder: Path) -> None:
         flags["tasks.file"] = str(folder / "tasks.jsonl")
     settings = load(path, environ={}, flags=flags, for_training=trains_tasks)
     assert settings.select.train != trains_tasks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[credit]\nstrategy = "anchor"\ngamma = 0.95\n[algorithm]\nrecipe = "gigpo"\n',
+        '[credit]\nstrategy = "turn"\n[algorithm]\nrecipe = "mt_grpo"\n',
+        '[credit]\nstrategy = "agent"\n[algorithm]\nbaseline = "running_mean"\ndecay = 0.95\n',
+        '[credit]\nstrategy = "broadcast"\npeers = "rollout"\n',
+        '[credit]\nstrategy = "broadcast"\n[air]\nenabled = false\n[[air.rules]]\nname = "a"\nsignal = "tool_failed"\n'
+        "value = 1\n",
+        '[credit]\npeers = "turn"\ngamma = 0.5\n',
+    ],
+)
+def test_strategies_go_with_what_the_trainer_makes_of_them(folder: Path, text: str) -> None:
+    """The published combinations among them."""
+    load(write(folder, GOOD + text), environ={}, flags={})

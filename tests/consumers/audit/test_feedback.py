@@ -7,7 +7,7 @@ import pytest
 from tests.consumers.audit.small_run import RING, memory_log
 from tests.consumers.audit.test_forwarded import audited
 from tests.streams.assemble.test_feedback import CALLS, KEY, rated_attempt, said
-from tests.streams.credit.test_conversations import TURNS, conversation, folded
+from tests.streams.credit.strategies.test_conversations import TURNS, conversation, folded
 from tests.streams.credit.test_waiting import Run, second_request
 from tests.streams.make import RUN_HASH, TOPICS, Streams, config
 from tracegrad.consumers.audit.account import Report, audit

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.consumers.audit.small_run import small_run
 from tests.consumers.views.folding import fold_all, new_state, read
 from tests.streams.assemble.test_feedback import said
-from tests.streams.credit.test_conversations import conversation, folded
+from tests.streams.credit.strategies.test_conversations import conversation, folded
 from tests.streams.make import TOPICS, Streams
 from tracegrad.consumers.views.run_state import RunState
 from tracegrad.consumers.views.terminal import Event, StepLines, TrafficLines

@@ -14,7 +14,7 @@ from tests.producers.keys import KEY as RUN_KEY
 from tests.producers.keys import RUN_HASH
 from tests.producers.rewards.test_rewards_gateway import TOKEN, TOPICS, Door
 from tests.streams.assemble.test_feedback import KEY, said
-from tests.streams.credit.test_conversations import TURNS, conversation
+from tests.streams.credit.strategies.test_conversations import TURNS, conversation
 from tests.streams.credit.test_waiting import Run, second_request
 from tests.streams.make import Item, call_id, rollout
 from tracegrad.producers.rewards.config import FeedbackHandles

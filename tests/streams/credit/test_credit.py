@@ -27,7 +27,7 @@ from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.credit.fold import OVERTAKEN, Credit
-from tracegrad.streams.credit.return_to_go import returns_to_go
+from tracegrad.streams.credit.strategies.return_to_go import returns_to_go
 
 GROUP_ID = RUN_HASH + "e" * 16
 

@@ -21,6 +21,7 @@ from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.tokens import ids_from_bytes, ids_to_bytes, logprobs_to_bytes
 from tracegrad.schemas.records.transitions import SegmentRow, decode_group, encode_group
 from tracegrad.streams.credit.segments import MAX_ROW_BYTES, build_segments, why_masked
+from tracegrad.streams.credit.strategies.strategy import CallCredit
 
 
 def call(name: str, suffix: Sequence[int], sampled: Sequence[int], **changes: Any) -> EpisodeCall:
@@ -50,7 +51,7 @@ def segments(calls: Sequence[EpisodeCall], policy: str = "policy") -> list[Segme
         purpose=Purpose.TRAIN, state=RolloutState.SUCCEEDED, is_final=True, closed_by="complete", calls=tuple(calls),
         reward=0.0,
     )  # fmt: skip
-    return build_segments(episode, policy, [0.0] * len(calls), [""] * len(calls))
+    return build_segments(episode, policy, [CallCredit(0.0, "")] * len(calls))
 
 
 def test_a_chain_of_two_turns_is_one_row() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.schemas.released import GOLDEN
 from tests.streams.assemble.test_feedback import KEY, said
-from tests.streams.credit.test_conversations import TURNS, conversation, returns
+from tests.streams.credit.strategies.test_conversations import TURNS, conversation, returns
 from tests.streams.make import Item, Streams, call, call_id, config
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.metrics import FEEDBACK_LATE

@@ -174,6 +174,28 @@ def _advantages(peers: Sequence[_Peer], lengths: Mapping[str, int], axes: Axes) 
     return {id(peers[number].turn): value for number, value in found.items()}
 
 
+def _finals(groups: Sequence[Group], lengths: Mapping[str, int], axes: Axes) -> dict[str, float]:
+    """By rollout: the advantage of its final reward among those of its group."""
+    ends = [
+        _Peer(number, member.rollout_id, "", _worth(member.reward, lengths.get(member.rollout_id, 0), axes), None)
+        for number, group in enumerate(groups)
+        for member in group.summary.members
+        if not member.excluded and member.reward is not None
+    ]
+    found = {}
+    for one in ends:
+        alike = [other for other in ends if other.group == one.group]
+        value = one.value - _baseline(alike, one, lengths, axes["baseline"])
+        if axes["scale"] == "std":
+            spread = _std([other.value for other in alike], 1) if len(alike) > 1 else 0.0
+            value = value / spread if spread > 1e-9 else 0.0
+        found[one.rollout] = 0.0 if abs(value) < 1e-9 else value
+    if axes["scale"] == "batch_std" and any(found.values()):
+        spread = _std(list(found.values()), 1)
+        found = {name: value / spread if spread > 1e-9 else 0.0 for name, value in found.items()}
+    return found
+
+
 def _learned(places: Sequence[_Place], lengths: Mapping[str, int], policies: Policies, axes: Axes) -> list[float]:
     """With a critic: of each place. A turn earns the difference of its worth and the next one's, at its last token."""
     found: dict[tuple[int, int], float] = {}
@@ -195,8 +217,8 @@ def _learned(places: Sequence[_Place], lengths: Mapping[str, int], policies: Pol
 def tokens_of_batch(groups: Sequence[Group], policies: Policies, axes: Axes) -> tuple[list[Token], list[int]]:
     """Trained tokens with their advantages, and the id of each.
 
-    `axes` has a value for outcome, bound, overlong, overlong_buffer, baseline, over, scale, beta, kl_to and kl_in; for
-    a critic also gae, gamma and lam.
+    `axes` has a value for outcome, bound, overlong, overlong_buffer, baseline, over, scale, final, beta, kl_to and
+    kl_in; for a critic also gae, gamma and lam.
     """
     places = _places(groups)
     lengths = {row.rollout_id: row.rollout_tokens for group in groups for row in group.rows}
@@ -204,7 +226,8 @@ def tokens_of_batch(groups: Sequence[Group], policies: Policies, axes: Axes) -> 
         values = _learned(places, lengths, policies, axes)
     else:
         by_turn = _advantages(_peers(groups, places, policies, axes), lengths, axes)
-        values = [by_turn[id(place.of)] for place in places]
+        finals = _finals(groups, lengths, axes) if axes["final"] else {}
+        values = [by_turn[id(place.of)] + axes["final"] * finals.get(place.rollout, 0.0) for place in places]
     if axes["kl_in"] == "tokens" and axes["baseline"] != "critic":
         values = [
             value - _to_go(places, place.rollout, place.at, policies, axes)

@@ -120,6 +120,8 @@ def drawn_credit(rng: random.Random) -> Axes:
     if credit["baseline"] == "critic":
         scale, gae = rng.choice(["none", "whiten"]), rng.choice(["turn", "token"])
         credit |= {"scale": scale, "gae": gae, "gamma": rng.uniform(0.5, 1), "lam": rng.uniform(0, 1)}
+    elif credit["baseline"] != "running_mean" and rng.random() < 0.3:
+        credit |= {"final": rng.choice([0.5, 1.0])}
     if rng.random() < 0.3:
         credit |= {"overlong": rng.randint(3, 8), "overlong_buffer": 3}
     if rng.random() < 0.4:
@@ -182,7 +184,8 @@ POINTS: dict[str, tuple[Axes, Axes, Axes]] = {
         {"minibatches": 4},
     ),
     "turn_ppo": (CRITIC | {"gamma": 0.99, "lam": 0.9}, CLIP | {"level": "turn"}, {}),
-    "mt_grpo": (GRPO, CLIP | {"kl": "k3", "beta": 0.04}, {}),
+    "mt_grpo": (GRPO | {"final": 1.0}, CLIP | {"kl": "k3", "beta": 0.04}, {}),
+    "gigpo": (GRPO | {"final": 1.0}, CLIP | {"aggregation": "rollout_mean", "kl": "k3", "beta": 0.01}, {}),
     "flow_grpo": (
         GRPO | {"over": "group"},
         CLIP | {"high": 0.3, "aggregation": "rollout_mean", "kl": "k3", "beta": 0.001},

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
+from tests.streams.credit.strategies.test_strategies import walk
 from tests.streams.credit.test_credit import close, member, turns
 from tests.streams.credit.test_segments import call
 from tests.streams.make import config, rollout
 from tests.trainer.material import VOCABULARY, record
 from tracegrad.schemas.records.episodes import AppliedReward, Episode
+from tracegrad.streams.credit.config import CreditConfig
+from tracegrad.trainer.algorithm.recipe import Recipe
 from tracegrad.trainer.algorithm.recipes import DEFAULT, RECIPES
 from tracegrad.trainer.batch.advantages import call_advantages
 from tracegrad.trainer.batch.groups import CallKey, GroupLimits, judge
 from tracegrad.trainer.batch.rows import rollout_tokens
 
 pytestmark = pytest.mark.torch
+LIMITS = GroupLimits("policy", VOCABULARY)
 
 
-def advantages(*episodes: Episode, **changes: Any) -> dict[CallKey, float]:
-    """Of each call of a group, as the default recipe has them; `changes` are keys of `[streams]`."""
-    group = judge(
-        record(close(*episodes, settings_=config(**changes)).outputs[0].value), GroupLimits("policy", VOCABULARY)
-    ).group
+def advantages(*episodes: Episode, recipe: Recipe = RECIPES[DEFAULT].recipe, **changes: Any) -> dict[CallKey, float]:
+    """Of each call of a group; `changes` are keys of `[credit]`."""
+    rules = config(credit=CreditConfig(**changes))
+    group = judge(record(close(*episodes, settings_=rules).outputs[0].value), LIMITS).group
     assert group is not None
-    return call_advantages([group], RECIPES[DEFAULT].recipe, rollout_tokens([group]))[0]
+    return call_advantages([group], recipe, rollout_tokens([group]))[0]
 
 
 def test_equal_rollouts_of_two_agents_train_nothing() -> None:
@@ -70,3 +74,41 @@ def test_an_excluded_member_is_no_peer() -> None:
     worse = member(2, size=3, reward=0.5, calls=turns(0.0))
     got = advantages(member(0, size=3, calls=turns(0.0, 0.0)), unscored, worse)
     assert got == {(rollout(0), "c0"): 0.5, (rollout(0), "c1"): 0.5, (rollout(2), "c0"): -0.5}
+
+
+def test_mt_grpo_adds_the_outcome_to_what_a_turn_earned() -> None:
+    """Rollout 0 earns .5 by its first turn and ends with 0, rollout 1 nothing and 1. Of two numbers (x - mean) / std is
+    +-1/sqrt(2): the first turns have both and come to 0, the last ones have the outcome alone."""
+    got = advantages(
+        member(0, reward=0.0, calls=turns(0.5, 0.0)),
+        member(1, calls=turns(0.0, 0.0)),
+        strategy="turn",
+        recipe=RECIPES["mt_grpo"].recipe,
+    )
+    half = 0.5**0.5
+    assert [got[rollout(0), "c0"], got[rollout(1), "c0"]] == pytest.approx([0.0, 0.0])
+    assert [got[rollout(0), "c1"], got[rollout(1), "c1"]] == pytest.approx([-half, half])
+
+
+def test_gigpo_compares_in_the_group_and_in_the_state() -> None:
+    """Rollouts see 1, 7, 9 and 1, 8, 9 and end with 1 and 0, gamma .5: in states 1 and 9 both are compared, in 7 and 8
+    nobody is. By no scale: A(R) = +-.5; in state 1 the returns .25 and 0 give +-.125, in 9 1 and 0 +-.5."""
+    recipe = msgspec.structs.replace(RECIPES["gigpo"].recipe, scale="none")
+    rollouts = (member(0, calls=walk(1, 7, 9)), member(1, reward=0.0, calls=walk(1, 8, 9)))
+    got = advantages(*rollouts, strategy="anchor", gamma=0.5, recipe=recipe)
+    assert [got[rollout(0), name] for name in ("c0", "c1", "c2")] == [0.625, 0.5, 1.0]
+    assert [got[rollout(1), name] for name in ("c0", "c1", "c2")] == [-0.625, -0.5, -1.0]
+
+
+def test_rae_keeps_a_mean_for_each_agent() -> None:
+    """Returns of `agent` are 1.5 for the planner and 1 for the coder; the means before the batch are .5 and 2."""
+    team = (call("p", [1], [2], agent="planner", rewards=(AppliedReward(rule="air:ok", value=0.5),)),)
+    team += (call("c", [3], [4], agent="coder"),)
+    rules = config(credit=CreditConfig(strategy="agent"))
+    group = judge(record(close(member(0, size=1, calls=team), settings_=rules).outputs[0].value), LIMITS).group
+    assert group is not None
+    recipe = Recipe(baseline="running_mean", decay=0.95)
+    running = {"planner": 0.5, "coder": 2.0}
+    got, after = call_advantages([group], recipe, rollout_tokens([group]), running=running)
+    assert got == {(rollout(0), "p"): 1.0, (rollout(0), "c"): -1.0}
+    assert after == pytest.approx({"planner": 0.95 * 0.5 + 0.05 * 1.5, "coder": 0.95 * 2.0 + 0.05})

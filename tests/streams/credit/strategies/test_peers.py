@@ -12,6 +12,7 @@ from tests.streams.credit.test_segments import call
 from tests.streams.make import config
 from tracegrad.schemas.records.episodes import EpisodeCall
 from tracegrad.schemas.records.transitions import decode_group
+from tracegrad.streams.credit.config import CreditConfig
 
 
 def calls(*spoken: tuple[str | None, int]) -> tuple[EpisodeCall, ...]:
@@ -20,9 +21,9 @@ def calls(*spoken: tuple[str | None, int]) -> tuple[EpisodeCall, ...]:
 
 
 def peers(*members: tuple[EpisodeCall, ...], **changes: Any) -> list[list[str]]:
-    """The peers of each member's calls, in the order of the calls; `changes` are keys of `[streams]`."""
+    """The peers of each member's calls, in the order of the calls; `changes` are keys of `[credit]`."""
     episodes = [member(number, size=len(members), calls=made) for number, made in enumerate(members)]
-    _, rows = decode_group(close(*episodes, settings_=config(**changes)).outputs[0].value)
+    _, rows = decode_group(close(*episodes, settings_=config(credit=CreditConfig(**changes))).outputs[0].value)
     by_rollout: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         by_rollout.setdefault(row.rollout_id, []).extend((turn.call_id, turn.peers) for turn in row.turns)
@@ -68,5 +69,5 @@ def test_the_rule_is_chosen_and_the_record_says_which(rule: str, expected: list[
     """Whatever the rule, agents stay apart."""
     made = calls(("a", 0), ("b", 0), ("a", 1))
     assert peers(made, made, peers=rule)[0] == expected
-    emission = close(member(0, size=1, calls=made), settings_=config(peers=rule))
+    emission = close(member(0, size=1, calls=made), settings_=config(credit=CreditConfig(peers=rule)))
     assert decode_group(emission.outputs[0].value)[0].peers == rule

@@ -1,0 +1,78 @@
+"""The credit strategies that have a name, and where others come from.
+
+In: what `[credit] strategy` says: a name of STRATEGIES, one that an installed package declares under the entry point
+group `tracegrad.credit`, or `file.py:function`. Out: the function, and what it reads of `[credit]`. Failure:
+ConfigurationError that begins with the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.rollouts import PeersRule
+from tracegrad.schemas.section import nearest
+from tracegrad.schemas.user_code import function_of
+
+from .agent import agent
+from .anchor import anchor
+from .broadcast import broadcast
+from .return_to_go import return_to_go
+from .strategy import Strategy
+from .turn import turn
+
+__all__ = ["STRATEGIES", "Known", "declared", "function_named"]
+
+_ALL: tuple[PeersRule, ...] = ("turn_or_end", "turn", "rollout")
+_GROUP = "tracegrad.credit"
+
+
+class Known(NamedTuple):
+    """A strategy of ours."""
+
+    function: Strategy
+    rules: tuple[PeersRule, ...]
+    """Values of `peers` that it can do with, its own first."""
+    has_gamma: bool = False
+    """Whether it discounts."""
+
+
+STRATEGIES: Mapping[str, Known] = {
+    "return_to_go": Known(return_to_go, _ALL, has_gamma=True),
+    "broadcast": Known(broadcast, _ALL),
+    "turn": Known(turn, ("turn",)),
+    "anchor": Known(anchor, ("turn",), has_gamma=True),
+    "agent": Known(agent, ("rollout",)),
+}
+"""By their name in the settings file."""
+
+
+def declared() -> dict[str, EntryPoint]:
+    """The strategies of installed packages, by name."""
+    return {one.name: one for one in entry_points(group=_GROUP)}
+
+
+def function_named(strategy: str) -> Strategy:
+    """The function itself; one that is not ours is imported.
+
+    Raises:
+        ConfigurationError: there is none, or its code cannot be run.
+    """
+    if strategy in STRATEGIES:
+        return STRATEGIES[strategy].function
+    if ":" in strategy:
+        return function_of(strategy, "strategy")
+    others = declared()
+    if strategy not in others:
+        raise ConfigurationError(f"strategy: no strategy {strategy!r}; {nearest(strategy, {*STRATEGIES, *others})}")
+    try:
+        found = others[strategy].load()
+    except Exception as error:  # the package's code
+        raise ConfigurationError(
+            f"strategy: {strategy!r} of package {others[strategy].value} cannot be imported: {error}; mend or remove it"
+        ) from error
+    if not callable(found):
+        raise ConfigurationError(f"strategy: expected a function at {others[strategy].value}, got {found!r}")
+    return found  # type: ignore[no-any-return]
