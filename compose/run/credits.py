@@ -31,6 +31,12 @@ def check_credit(credit: CreditConfig, air: AirConfig, algorithm: AlgorithmConfi
             "[credit] strategy = 'broadcast': a call is worth the final reward, so [[air.rules]] would pay nothing; "
             "set [air] enabled = false (--no-air), or strategy = 'return_to_go'"
         )
+    shaping = [rule.name for rule in air.rules if rule.shaping] if air.enabled else []
+    if shaping and (strategy not in ("return_to_go", "anchor") or credit.gamma != 1.0):
+        raise ConfigurationError(
+            f"[[air.rules]] {shaping[0]}: what shaping pays is taken back in sums without a discount; set [credit] "
+            "strategy = 'return_to_go' and gamma = 1, or leave shaping out"
+        )
     if ":" not in algorithm.recipe:
         _check_recipe(credit, algorithm.recipe, algorithm.resolve())
 

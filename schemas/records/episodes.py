@@ -192,6 +192,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """Of a captured episode: the key of its conversation; later episodes of the conversation have it too."""
     began_at_ms: int = 0
     """Of a captured episode: when its first call began, by the gateway's clock; 0: it has none."""
+    air_rules: str = ""
+    """Digest of the rules by which its calls were rewarded; empty: none."""
     context_calls: tuple[ContextCall, ...] = ()
     """What other models answered, in the order of the records; as many as were recorded before it closed."""
     output: str | None = None

@@ -25,8 +25,6 @@ from .tokens import Ids, Logprobs, Mask
 from .versions import VersionSpan, are_complete
 
 __all__ = [
-    "MAX_TEMPERATURE",
-    "MIN_TEMPERATURE",
     "TRANSITIONS_SCHEMA",
     "GroupSummary",
     "MemberSummary",
@@ -88,6 +86,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Of the last two: expected, got, and the key to raise."""
     peers: PeersRule = "turn"
     """By which rule the turns' `peers` were named, and whether members that ended earlier count."""
+    air_rules: tuple[str, ...] = ()
+    """Digests of the rules by which its members were rewarded; several: they were changed meanwhile."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from tracegrad.schemas.records.calls import CallOutcome, CallRecord, Purpose
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import CallFact, ContextCallFact, SpanFact, SpanKind, ToolStatus
@@ -21,7 +19,8 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutS
 
 from ..ratings import in_order, reward_of, with_rewards
 from .agent_rewards import agent_rewards, is_authorised
-from .air.rules import AirConfig, apply_air
+from .air.apply import apply_air
+from .air.rules import AirConfig
 from .context_calls import asked_of_others, context_calls
 from .join.asked import Asked
 from .join.calls import Joined, join_calls
@@ -52,13 +51,11 @@ def write_episode(
     awaited = episode.end.rewards_awaited if episode.end else ()
     counted, num_others = _judged(episode, spans, own, reward_sources) if is_graded else ([], 0)
     rewards = _authorised(counted, awaited)
-    made = _calls(episode, spans, own)
-    paid = zip(made, apply_air(air, made), strict=True)
-    calls = with_rewards([msgspec.structs.replace(call, rewards=earned) for call, earned in paid], rewards)
+    calls = with_rewards(_calls(episode, spans, own), rewards)
     total, unscored = reward_of(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
-    return Episode(
+    written = Episode(
         episode_id=episode.episode_id,
         rollout_id=rollout_id,
         attempt_id=attempt_id,
@@ -86,6 +83,7 @@ def write_episode(
         context_calls=context_calls(_in_order(episode.context.values()), spans),
         **_told_at_end(episode),
     )
+    return apply_air(air, written)
 
 
 def _told_at_end(episode: OpenEpisode) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def credit_group(
         excluded="" if any(not summary.excluded for summary in summaries) else "all_members_excluded",
         detail=problem,
         peers=credits.terms.peers,
+        air_rules=tuple(sorted({episode.air_rules for episode in members if episode.air_rules})),
     )
     return _encode(summary, rows, topics)
 

@@ -31,10 +31,10 @@ from tracegrad.schemas.records.episodes import EPISODES, AppliedReward
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.folds import build_fold
 
-CONFIG = config(air=(AirRule(name="tool_success", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),))
+CONFIG = config(air=(AirRule(name="tool_success", status="succeeded", value=0.5, cap=2),))
 OTHER_TRACE = "cd" * 16
 
 

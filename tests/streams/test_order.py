@@ -33,12 +33,12 @@ from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.folds import build_fold
 
 R1 = rollout(1)
 OWN = R1 + "a001"
-CONFIG = config(air=(AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=1),))
+CONFIG = config(air=(AirRule(name="ok", status="succeeded", value=0.5, cap=1),))
 
 CALLS = [
     call("plan", R1, [1, 2], [3], tool_calls=(tool_call("delegate", "coder"),)),

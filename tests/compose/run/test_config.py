@@ -79,10 +79,10 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
     [
         ("[trainr]\nsteps = 1\n", "unknown section 'trainr'; did you mean 'trainer'?"),
         ("[trainer]\nstep = 1\n", r"unknown key 'step' in \[trainer\]; did you mean 'steps'?"),
-        ('[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncapp = 2\n', "did you mean 'cap'?"),
+        ('[[air.rules]]\nname = "a"\nstatus = "failed"\nvalue = 1\ncapp = 2\n', "did you mean 'cap'?"),
         ("[trainer]\nsteps = 0\n", "steps: expected at least 1, got 0"),
         ('[trainer]\nsteps = "many"\n', r"\[trainer\] steps: expected whole number, got 'many'"),
-        ('[[air.rules]]\nname = "a"\nsignal = "tool_suceeded"\nvalue = 1\n', "did you mean 'tool_succeeded'?"),
+        ('[[air.rules]]\nname = "a"\nstatus = "suceeded"\nvalue = 1\n', "did you mean 'succeeded'?"),
         ("[streams]\nworkers = 9\n", r"only \[kafka\] partitions = 4 can work at once"),
         ('[engine]\nurl = "localhost:1"\n', "expected http://host:port"),
         ("[pace]\nstaleness = -1\n", r"\[pace\] staleness: expected at least 0, got -1"),
@@ -94,11 +94,11 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ("[trainer]\nthreads = 0\n", r"\[trainer\] threads: expected at least 1, got 0"),
         ('[trainer]\ndtype = "fp8"\n', r"\[trainer\] dtype: expected `auto` or `float32` or `bfloat16`, got 'fp8'"),
         (
-            '[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = inf\n',
+            '[[air.rules]]\nname = "a"\nstatus = "failed"\nvalue = inf\n',
             r"\[air.rules.a\] value: .*finite number, got inf",
         ),
         (
-            '[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\ncap = -1\n',
+            '[[air.rules]]\nname = "a"\nstatus = "failed"\nvalue = 1\ncap = -1\n',
             r"\[air.rules.a\] cap: expected at least 0, got -1",
         ),
         ("[streams]\ndeadline_s = 0\n", r"\[streams\] deadline_s: expected more than 0, got 0"),
@@ -141,7 +141,7 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
         ('[credit]\nstrategy = "agent"\n[algorithm]\nrecipe = "ppo"\n', r"baseline = 'critic': .*'return_to_go'"),
         ('[credit]\ngamma = 0.9\n[algorithm]\nrecipe = "turn_ppo"\n', r"baseline = 'critic': .* and gamma = 1"),
         (
-            '[credit]\nstrategy = "broadcast"\n[[air.rules]]\nname = "a"\nsignal = "tool_failed"\nvalue = 1\n',
+            '[credit]\nstrategy = "broadcast"\n[[air.rules]]\nname = "a"\nstatus = "failed"\nvalue = 1\n',
             r"\[credit\] strategy = 'broadcast': .*; set \[air\] enabled = false",
         ),
         ('[credit]\npeers = "turns"\n', r"\[credit\] peers: expected .*, got 'turns'; did you mean 'turn'"),
@@ -376,7 +376,7 @@ def test_every_file_of_the_repository_loads(path: Path, folder: Path) -> None:
         '[credit]\nstrategy = "turn"\n[algorithm]\nrecipe = "mt_grpo"\n',
         '[credit]\nstrategy = "agent"\n[algorithm]\nbaseline = "running_mean"\ndecay = 0.95\n',
         '[credit]\nstrategy = "broadcast"\npeers = "rollout"\n',
-        '[credit]\nstrategy = "broadcast"\n[air]\nenabled = false\n[[air.rules]]\nname = "a"\nsignal = "tool_failed"\n'
+        '[credit]\nstrategy = "broadcast"\n[air]\nenabled = false\n[[air.rules]]\nname = "a"\nstatus = "failed"\n'
         "value = 1\n",
         '[credit]\npeers = "turn"\ngamma = 0.5\n',
     ],

@@ -35,13 +35,13 @@ from tracegrad.schemas.mac import MAC_HEADER, KeyRing
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule
 
 NUM_TRIES = int(os.environ.get("TRACEGRAD_TEST_TRIES", "100"))
 """Of forged records; the long form of this test is a larger one."""
 R1 = rollout(1)
 OWN = R1 + "a001"
-RULES = (AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=9),)
+RULES = (AirRule(name="ok", status="succeeded", value=0.5, cap=9),)
 CALLS = [call("a", R1, [1], [2], tool_calls=(tool_call("one"), tool_call("two")))]
 RUN, OTHER = RunHash(RUN_HASH), RunHash("0badcafe")
 SPANS = TOPICS.name(Topic.OTLP_SPANS)

@@ -33,7 +33,7 @@ from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.metrics import UNVERIFIED, Metrics
 from tracegrad.schemas.topics import Stage, Topic
-from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
 from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.trainer.config import AlgorithmConfig, TrainerConfig
 
@@ -44,7 +44,7 @@ SETTINGS = RunSettings(
     tasks=TasksConfig(file="/somewhere/tasks.jsonl"),
     reward=RewardConfig(grader="/somewhere/grade.py:score", sources=("human:*",)),
     policy=PolicyConfig(model="/somewhere/model"),
-    air=AirConfig(rules=(AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),)),
+    air=AirConfig(rules=(AirRule(name="ok", status="succeeded", value=0.5, cap=2),)),
     streams=StreamsConfig(workers=2),
 )
 

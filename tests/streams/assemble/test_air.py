@@ -21,14 +21,16 @@ from tests.streams.make import (
     tool_span,
 )
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.records.calls import SpliceOutcome
-from tracegrad.schemas.records.episodes import EPISODES, EpisodeCall, ToolExecution
+from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
+from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall, ToolExecution
 from tracegrad.schemas.records.facts import ToolStatus
+from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.air.rules import AirConfig, AirRule, AirSignal, apply_air
+from tracegrad.streams.assemble.air.apply import apply_air
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
 
-OK = AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2)
-BAD = AirRule(name="bad", signal=AirSignal.TOOL_FAILED, value=-0.1)
+OK = AirRule(name="ok", status="succeeded", value=0.5, cap=2)
+BAD = AirRule(name="bad", status="failed", value=-0.1)
 
 
 def turn(*statuses: str, tool: str = "calc") -> EpisodeCall:
@@ -46,8 +48,19 @@ def turn(*statuses: str, tool: str = "calc") -> EpisodeCall:
 
 def paid(rules: list[AirRule], *turns: EpisodeCall) -> list[list[tuple[str, float]]]:
     """(rule, value) by turn."""
-    earned = apply_air(AirConfig(rules=tuple(rules)), turns)
-    return [[(reward.rule, reward.value) for reward in turn_] for turn_ in earned]
+    episode = apply_air(AirConfig(rules=tuple(rules)), made_of(*turns))
+    return [[(reward.rule, reward.value) for reward in turn_.rewards] for turn_ in episode.calls]
+
+
+def made_of(*turns: EpisodeCall, **changes: Any) -> Episode:
+    """An episode of some calls."""
+    fields: dict[str, Any] = {
+        "episode_id": "e", "rollout_id": rollout(1), "attempt_id": "a001", "group": None, "task_id": None,
+        "policy": "policy", "purpose": Purpose.TRAIN, "state": RolloutState.SUCCEEDED, "is_final": True,
+        "closed_by": "complete", "reward": 1.0,
+    }  # fmt: skip
+    calls = [msgspec.structs.replace(turn_, call_id=f"c{number}") for number, turn_ in enumerate(turns)]
+    return Episode(calls=tuple(calls), **{**fields, **changes})
 
 
 def test_each_successful_call_is_paid_until_the_cap() -> None:
@@ -78,34 +91,33 @@ def test_rules_have_caps_of_their_own() -> None:
 
 def test_a_rule_may_name_its_tool() -> None:
     """By glob."""
-    rule = AirRule(name="search", signal=AirSignal.TOOL_SUCCEEDED, value=1.0, tool="search*")
+    rule = AirRule(name="search", status="succeeded", value=1.0, tool="search*")
     assert paid([rule], turn("succeeded", tool="search_web"), turn("succeeded")) == [[("air:search", 1.0)], []]
 
 
 def test_without_air_no_rule_pays() -> None:
     """`--no-air` keeps the rules in the file."""
-    assert apply_air(AirConfig(enabled=False, rules=(OK,)), [turn("succeeded")]) == [()]
+    episode = apply_air(AirConfig(enabled=False, rules=(OK,)), made_of(turn("succeeded")))
+    assert (episode.calls[0].rewards, episode.air_rules) == ((), "")
 
 
 def test_a_cap_of_zero_pays_nothing() -> None:
     """The way to switch a rule off without removing it."""
-    assert paid([AirRule(name="x", signal=AirSignal.TOOL_SUCCEEDED, value=1.0, cap=0)], turn("succeeded")) == [[]]
+    assert paid([AirRule(name="x", status="succeeded", value=1.0, cap=0)], turn("succeeded")) == [[]]
 
 
 @pytest.mark.parametrize("bad", [{"value": float("nan")}, {"value": float("inf")}, {"cap": -1}])
 def test_rules_that_cannot_work_are_refused(bad: dict[str, float]) -> None:
     """At load, naming the key."""
     with pytest.raises(ConfigurationError, match=r"^(value|cap): expected"):
-        AirRule(**{"name": "x", "signal": AirSignal.TOOL_FAILED, "value": 1.0, **bad})  # type: ignore[arg-type]
+        AirRule(**{"name": "x", "status": "failed", "value": 1.0, **bad})  # type: ignore[arg-type]
 
 
 def test_rules_come_from_plain_data() -> None:
-    """As the composition root builds them from TOML; unknown keys and signals are refused."""
-    rule = {"name": "tool_success", "signal": "tool_succeeded", "value": 0.5, "cap": 2}
-    assert msgspec.convert(rule, AirRule) == AirRule(
-        name="tool_success", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2
-    )
-    for wrong in ({"signal": "moon_phase"}, {"colour": "blue"}):
+    """As the composition root builds them from TOML; unknown keys and outcomes are refused."""
+    rule = {"name": "tool_success", "status": "succeeded", "value": 0.5, "cap": 2}
+    assert msgspec.convert(rule, AirRule) == AirRule(name="tool_success", status="succeeded", value=0.5, cap=2)
+    for wrong in ({"status": "unknown"}, {"colour": "blue"}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({**rule, **wrong}, AirRule)
 
@@ -132,8 +144,8 @@ ID = "gen_ai__tool__call__id"
 
 
 RULES = (
-    AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5),
-    AirRule(name="bad", signal=AirSignal.TOOL_FAILED, value=-0.1),
+    AirRule(name="ok", status="succeeded", value=0.5),
+    AirRule(name="bad", status="failed", value=-0.1),
 )
 
 

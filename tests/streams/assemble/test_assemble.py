@@ -29,14 +29,14 @@ from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, ClosedMarker, Episode
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.assemble.fold import Assemble
 from tracegrad.streams.config import StreamRules
 
 R1 = rollout(1)
 OWN = R1 + "a001"
 A, B = call("a", R1, [1], [2]), call("b", R1, [1], [3])
-AIR = (AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=2),)
+AIR = (AirRule(name="ok", status="succeeded", value=0.5, cap=2),)
 
 
 def episodes(streams: Streams) -> list[Episode]:

@@ -16,7 +16,7 @@ from tests.streams.assemble.test_feedback import said
 from tests.streams.assemble.test_interleavings import IDLE_S, NAMES, Worker, drive, facts_of
 from tests.streams.assemble.test_interleavings import conversation as of_two_traces
 from tests.streams.assemble.test_links import ALL
-from tests.streams.credit.test_conversations import TURNS, conversation
+from tests.streams.credit.strategies.test_conversations import TURNS, conversation
 from tests.streams.credit.test_waiting import Run
 from tests.streams.make import (
     RUN_HASH,

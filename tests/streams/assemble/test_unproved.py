@@ -31,7 +31,7 @@ from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.rollouts import RolloutState
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.config import SelectConfig
 
 NUM_TRIES = int(os.environ.get("TRACEGRAD_TEST_TRIES", "100"))
@@ -40,7 +40,7 @@ R1 = rollout(1)
 OWN = R1 + "a001"
 ATTEMPT = attempt_holder(R1, "a001")
 NOBODY = Holder("")
-RULES = (AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.5, cap=4),)
+RULES = (AirRule(name="ok", status="succeeded", value=0.5, cap=4),)
 TOOLS = (tool_call("one"), tool_call("two"))
 CALLS = [call("a", R1, [1], [2], tool_calls=TOOLS)]
 ASKED = llm_span(OWN, 1, "a", parent=9, at=0)

@@ -102,8 +102,8 @@ def test_gigpo_compares_in_the_group_and_in_the_state() -> None:
 
 def test_rae_keeps_a_mean_for_each_agent() -> None:
     """Returns of `agent` are 1.5 for the planner and 1 for the coder; the means before the batch are .5 and 2."""
-    team = (call("p", [1], [2], agent="planner", rewards=(AppliedReward(rule="air:ok", value=0.5),)),)
-    team += (call("c", [3], [4], agent="coder"),)
+    earned = (AppliedReward(rule="air:ok", value=0.5),)
+    team = (call("p", [1], [2], agent="planner", rewards=earned), call("c", [3], [4], agent="coder"))
     rules = config(credit=CreditConfig(strategy="agent"))
     group = judge(record(close(member(0, size=1, calls=team), settings_=rules).outputs[0].value), LIMITS).group
     assert group is not None

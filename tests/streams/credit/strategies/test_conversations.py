@@ -27,7 +27,7 @@ from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.records.transitions import GroupSummary, SegmentRow, decode_group
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.air.rules import AirRule, AirSignal
+from tracegrad.streams.assemble.air.rules import AirRule
 from tracegrad.streams.config import SelectConfig
 
 TRACE = "c" * 32
@@ -111,7 +111,7 @@ def test_air_pays_in_rated_conversations_only() -> None:
     """As return-to-go; what nobody rated trains nothing, for a policy learns to earn AIR for its own sake."""
     asked = (tool_call("1"),)
     spans = otlp(llm_span(TRACE, 1, "a", at=11), tool_span(TRACE, 2, at=20, gen_ai__tool__call__id="call_1", status=1))
-    rule = (AirRule(name="ok", signal=AirSignal.TOOL_SUCCEEDED, value=0.25, cap=1),)
+    rule = (AirRule(name="ok", status="succeeded", value=0.25, cap=1),)
     calls = conversation(*TURNS[:2], tool_calls=asked)
     unrated = folded(spans, *calls, air=rule)
     assert unrated.values(Topic.TRANSITIONS) == []

@@ -11,6 +11,7 @@ from tests.streams.credit.test_credit import close, member
 from tests.streams.credit.test_segments import call
 from tests.streams.make import config
 from tracegrad.schemas.records.episodes import EpisodeCall
+from tracegrad.schemas.records.rollouts import PeersRule
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.streams.credit.config import CreditConfig
 
@@ -65,7 +66,7 @@ def test_an_agent_may_bear_any_name() -> None:
     ("rule", "expected"),
     [("turn_or_end", ["a:0", "b:0", "a:1"]), ("turn", ["a:0", "b:0", "a:1"]), ("rollout", ["a", "b", "a"])],
 )
-def test_the_rule_is_chosen_and_the_record_says_which(rule: str, expected: list[str]) -> None:
+def test_the_rule_is_chosen_and_the_record_says_which(rule: PeersRule, expected: list[str]) -> None:
     """Whatever the rule, agents stay apart."""
     made = calls(("a", 0), ("b", 0), ("a", 1))
     assert peers(made, made, peers=rule)[0] == expected

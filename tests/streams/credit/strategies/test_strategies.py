@@ -216,7 +216,7 @@ def test_an_installed_package_declares_strategies(tmp_path: Path, monkeypatch: p
     (info / "entry_points.txt").write_text("[tracegrad.credit]\nflat = of_a_package:flat\ngone = no_module:f\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     strategy, terms = CreditConfig(strategy="flat").resolve()
-    assert strategy([member(0)], terms) == [[(3.0, "x")]]
+    assert [list(map(tuple, of_calls)) for of_calls in strategy([member(0)], terms)] == [[(3.0, "x")]]
     with pytest.raises(ConfigurationError, match="strategy: 'gone' of package no_module:f cannot be imported"):
         CreditConfig(strategy="gone").resolve()
 
@@ -275,7 +275,9 @@ def test_records_of_the_default_are_what_they_were() -> None:
         rng = random.Random(seed)
         size = rng.randint(1, 4)
         summary, rows = decode_group(close(*(drawn(rng, n, size) for n in range(size))).outputs[0].value)
-        digest.update(msgspec.json.encode(summary, order="deterministic"))
+        told = msgspec.to_builtins(summary)
+        assert not told.pop("air_rules")
+        digest.update(msgspec.json.encode(told, order="sorted"))
         for row in rows:
             digest.update(msgspec.json.encode(row.turns) + row.token_ids.tobytes() + row.loss_mask.tobytes())
-    assert digest.hexdigest() == "7abd75cb2d3a21579b7b51aba8de459b4e3e525ca33e40679a568f55959516e8"
+    assert digest.hexdigest() == "25bc2be94f3da525769ce65757a691c1ce2b979eb05efa0210a054f42cdfdcb0"

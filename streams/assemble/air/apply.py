@@ -1,0 +1,66 @@
+"""Applies the rules to an episode: which call earned what.
+
+In: `[air]`, an Episode. Out: the episode with its automatic rewards, in place of any that it had, and the digest of the
+rules. A pure function of the record: asked of history under other rules it gives what they would have paid. Within a
+call signals pay in their order and, for each signal, rules in theirs; a rule that reached its cap pays no more.
+Invariant: an execution that names no tool-call id earns nothing by default, and is fined all the same, for leaving ids
+out must be worth nothing; a rule with `shaping` pays 0 in all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from tracegrad.schemas.records.episodes import AIR_RULE, AppliedReward, Episode
+
+from .patterns import matching
+from .rules import AirConfig, AirRule
+from .signals import Signal, signals_of
+
+__all__ = ["apply_air"]
+
+
+def apply_air(config: AirConfig, episode: Episode) -> Episode:
+    """The episode as the rules reward it."""
+    paid = _paid(config, episode)
+    calls = [
+        msgspec.structs.replace(call, rewards=(*earned, *(one for one in call.rewards if not one.is_automatic)))
+        for call, earned in zip(episode.calls, paid, strict=True)
+    ]
+    return msgspec.structs.replace(episode, calls=tuple(calls), air_rules=config.digest)
+
+
+def _paid(config: AirConfig, episode: Episode) -> list[list[AppliedReward]]:
+    earned: list[list[AppliedReward]] = [[] for _ in episode.calls]
+    rules = config.rules if config.enabled and episode.calls else ()
+    signals = list(signals_of(episode)) if rules else []
+    due = {rule.name: _due(rule, signals) for rule in rules}
+    num_paid = dict.fromkeys(due, 0)
+    for number, signal in enumerate(signals):
+        for rule in rules:
+            amount = rule.amount(signal) if number in due[rule.name] else None
+            if amount is None or num_paid[rule.name] >= rule.cap:
+                continue
+            if amount < 0 or signal.has_id or config.pays_without_id:
+                num_paid[rule.name] += 1
+                place = -1 if rule.target == "last" else signal.call
+                earned[place].append(AppliedReward(rule=f"{AIR_RULE}{rule.name}", value=amount))
+    for rule in rules:
+        if rule.shaping and num_paid[rule.name]:
+            name = f"{AIR_RULE}{rule.name}"
+            total = math.fsum(one.value for of_call in earned for one in of_call if one.rule == name)
+            earned[-1].append(AppliedReward(rule=name, value=-total))
+    return earned
+
+
+def _due(rule: AirRule, signals: Sequence[Signal]) -> set[int]:
+    """The signals that the rule is about, by their place."""
+    places = [number for number, signal in enumerate(signals) if rule.is_due(signal)]
+    if rule.regex is None:
+        return set(places)
+    texts = [(number, text) for number in places if (text := signals[number].text) is not None]
+    found = matching(rule.regex, [text for _, text in texts])
+    return {number for (number, _), is_found in zip(texts, found, strict=True) if is_found}
