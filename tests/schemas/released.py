@@ -324,6 +324,7 @@ WRITTEN = {
     "facts-1-v.msgpack": facts.Facts(episode_id=EPISODE, facts=CONTEXT_FACTS),
     "close-1.msgpack": facts.Close(episode_id=EPISODE, reason="deadline"),
     "transitions-1.arrow": (SUMMARY, [ROW]),
+    "transitions-1-x.arrow": (msgspec.structs.replace(SUMMARY, air_rules=("5d41402abc4b2a76",)), [ROW]),
 }
 """What a binary file says."""
 RELEASED = {
