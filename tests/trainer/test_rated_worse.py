@@ -35,6 +35,7 @@ from tracegrad.schemas.records.weights import WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.run import run
 from tracegrad.trainer.store.policy_log import PolicyLog
 from tracegrad.trainer.store.store import Store
 
@@ -214,7 +215,7 @@ def test_sigkilled_around_the_rollback_the_run_is_as_if_nobody_had_been(
         process = start(broker, fresh_topics, config, death.seam, death.call, errors)
         process.join(120)
         assert process.exitcode == -signal.SIGKILL, (death, errors.read_text())
-    loop.run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
+    run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
     found = outcome(kafka_log, fresh_topics, tmp_path / "run")
     assert found.steps == expected.steps and found.steps[3].rated_worse is not None
     assert is_same(found.content, expected.content) and found.lineage.versions[5].base_version == 1
