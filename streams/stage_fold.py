@@ -51,6 +51,8 @@ class StageFold(Generic[Opened]):
         self._refusals = Refusals(topics, self.metrics, stops=True)
         self._held: dict[TopicPartition, list[tuple[Position, Output]]] = {}
         """Records in a row that could not be decoded, and their dead letters."""
+        self._let_go: list[Position] = []
+        """Inputs for which a clock ended; the next record's emission tells that they are done."""
 
     @property
     def num_open(self) -> int:
@@ -63,6 +65,7 @@ class StageFold(Generic[Opened]):
         self._closed.clear()
         self._refusals.reset()
         self._held.clear()
+        self._let_go.clear()
 
     def restore(self, markers: Iterable[Record]) -> None:
         """As Fold.restore; a marker that cannot be read is counted and skipped."""
@@ -73,6 +76,13 @@ class StageFold(Generic[Opened]):
 
     def fold(self, record: Record) -> Emission:
         """As Fold.fold. Raises UnreadableError: stop, and fold the whole row again once it can be read."""
+        emission = self._fold(record)
+        if self._let_go:
+            emission = msgspec.structs.replace(emission, done=tuple(sorted({*emission.done, *self._let_go})))
+            self._let_go.clear()
+        return emission
+
+    def _fold(self, record: Record) -> Emission:
         where = TopicPartition(record.topic, record.partition)
         try:
             emission = self._take(record)

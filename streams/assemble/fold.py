@@ -73,8 +73,6 @@ class Assemble(StageFold[OpenEpisode]):
         self._bounds = Bounds(rules)
         self._strays = Strays(limits.max_stray_traces, limits.max_bytes_per_episode)
         self._stretches = Stretches(max(limits.max_closed_ids // 10, 1))
-        self._let_go: list[Position] = []
-        """Inputs of strays that are gone; the next record's emission tells that they are done."""
 
     def reset(self) -> None:
         """As Fold.reset."""
@@ -82,15 +80,6 @@ class Assemble(StageFold[OpenEpisode]):
         self._bounds.clear()
         self._strays.clear()
         self._stretches.clear()
-        self._let_go.clear()
-
-    def fold(self, record: Record) -> Emission:
-        """As Fold.fold."""
-        emission = super().fold(record)
-        if self._let_go:
-            emission = msgspec.structs.replace(emission, done=tuple(sorted({*emission.done, *self._let_go})))
-            self._let_go.clear()
-        return emission
 
     def propose(self, now_s: float) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""

@@ -118,6 +118,7 @@ class Credit(StageFold[_OpenGroup]):
         proposals = []
         for id_ in self._surplus():
             self._waiting.hasten(id_)
+        self._let_go += self._waiting.forget(now_s)
         for reason, id_, key, partition in self._waiting.due(now_s):
             self.metrics.add(PROPOSALS, reason)
             value = EPISODE_SCORES.encode(Close(episode_id=id_, reason=reason))
@@ -156,20 +157,20 @@ class Credit(StageFold[_OpenGroup]):
         self._refusals.accept(record)
         if isinstance(event, Score):
             if not self._rules.select.train:
-                return self._let_go([(event.reward, record.position)])
+                return self._miss([(event.reward, record.position)])
             self._waiting.hear(event.key, event.reward, record)
             return Emission()
         if event.reason == UNCLAIMED:
-            return self._let_go(self._waiting.drop(event.episode_id), record.position)
+            return self._miss(self._waiting.drop(event.episode_id), record.position)
         state = self._open.get(event.episode_id)
         if state is None:
-            if not self._is_closed(event.episode_id):
-                self._waiting.foresee(event.episode_id, record.offset)
-            return Emission(done=(record.position,))
+            is_closed = self._is_closed(event.episode_id)
+            done = (record.position,) if is_closed else self._waiting.foresee(event.episode_id, record.position)
+            return Emission(done=done)
         state.positions.append(record.position)
         return self._credit_conversation(event.episode_id, state)
 
-    def _let_go(self, late: Sequence[tuple[Reward, Position]], *more: Position) -> Emission:
+    def _miss(self, late: Sequence[tuple[Reward, Position]], *more: Position) -> Emission:
         """Feedback that is about nothing that waits; a marker tells of it, under a name that no group has."""
         self.metrics.add(FEEDBACK_LATE, num=len(late))
         done = tuple(sorted((*(position for _, position in late), *more)))

@@ -4,7 +4,8 @@ In: captured episodes, feedback that came behind them, the clock. Out: which are
 that a proposal closes, with all that was said of it. Invariant: feedback is about episodes by what it names and by when
 it was said, never by when it came here; it is held until the last episode here that it is about has closed, and what
 is about none of them for the wait, however long its conversation goes on. A proposal that comes before its episode, as
-after a restart, closes that where it stands. Bounded: what is too much is refused.
+after a restart, closes that where it stands, and is an input of it: whoever takes over then reads it too. Bounded: what
+is too much is refused.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _MAX_SAID = 50_000
 """Pieces of feedback that wait in one worker."""
 _MAX_FORESEEN = 10_000
 """Proposals that came before their episodes; of one that is forgotten the episode waits anew."""
+_FORESEEN_S = 3_600.0
+"""One whose episode has not come by then is of an episode that closed long ago, and would never be done."""
 
 
 @dataclass
@@ -44,6 +47,15 @@ class _Conversation:
     def claims(self, reward: Reward) -> bool:
         """Whether it is about an episode that waits."""
         return any(is_about(reward, episode) for episode in self.episodes.values())
+
+
+@dataclass
+class _Foreseen:
+    """A proposal that came before its episode."""
+
+    position: Position
+    since_s: float | None = None
+    """When it was first looked at."""
 
 
 @dataclass
@@ -70,8 +82,8 @@ class Waiting:
         self._conversations: dict[str, _Conversation] = {}
         self._clocks: dict[tuple[str, str], _Due] = {}
         """(why a close is to be proposed, of which id) -> when."""
-        self._foreseen: OrderedDict[str, int] = OrderedDict()
-        """Episode that is not here -> where its close was proposed."""
+        self._foreseen: OrderedDict[str, _Foreseen] = OrderedDict()
+        """By the episode, which is not here."""
         self._num_said = 0
         self._latest_ms = 0
         """When the latest of all records was written: what has passed on the log since an episode's close, a worker
@@ -95,11 +107,22 @@ class Waiting:
         self._clocks[FEEDBACK, episode.episode_id] = _Due(key, partition, at_ms)
         return self.wait_s > 0 and episode.episode_id not in self._foreseen
 
-    def foresee(self, episode_id: str, offset: int) -> None:
-        """The close of an episode that is not here yet was proposed: what was said behind that is not its own."""
-        self._foreseen.setdefault(episode_id, offset)
-        if len(self._foreseen) > _MAX_FORESEEN:
-            self._foreseen.popitem(last=False)
+    def foresee(self, episode_id: str, position: Position) -> tuple[Position, ...]:
+        """The close of an episode that is not here yet was proposed: what was said behind that is not its own. Returns
+        the proposals for which nothing waits any more."""
+        if episode_id in self._foreseen:
+            return (position,)
+        self._foreseen[episode_id] = _Foreseen(position)
+        if len(self._foreseen) <= _MAX_FORESEEN:
+            return ()
+        return (self._foreseen.popitem(last=False)[1].position,)
+
+    def forget(self, now_s: float) -> list[Position]:
+        """Proposals whose episodes do not come."""
+        for one in self._foreseen.values():
+            one.since_s = now_s if one.since_s is None else one.since_s
+        gone = [id_ for id_, one in self._foreseen.items() if now_s - (one.since_s or 0.0) >= _FORESEEN_S]
+        return [self._foreseen.pop(id_).position for id_ in gone]
 
     def hear(self, key: str, reward: Reward, record: Record) -> None:
         """Feedback on a conversation, and the record that tells of it. Raises RecordError."""
@@ -137,9 +160,11 @@ class Waiting:
         del conversation.episodes[episode.episode_id]
         del self._clocks[FEEDBACK, episode.episode_id]
         end = self._foreseen.pop(episode.episode_id, None)
-        about, done, rest, origins = [], [], [], []
+        done = [] if end is None else [end.position]
+        about, rest, origins = [], [], []
+        num_said = len(conversation.said)
         for reward, position, headers in conversation.said:
-            is_its_own = is_about(reward, episode) and (end is None or position.offset < end)
+            is_its_own = is_about(reward, episode) and (end is None or position.offset < end.position.offset)
             if is_its_own:
                 about.append(reward)
                 origins.append(origins_in(headers))
@@ -148,7 +173,7 @@ class Waiting:
             else:
                 rest.append((reward, position, headers))
         conversation.said = rest
-        self._num_said -= len(done)
+        self._num_said -= num_said - len(rest)
         self._settle(key, conversation)
         return rated_anew(episode, about), done, origins
 

@@ -10,8 +10,9 @@ import pytest
 from tests.schemas.released import GOLDEN
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation, returns
-from tests.streams.make import Item, Streams, call, call_id, config
+from tests.streams.make import TOPICS, Item, Streams, call, call_id, config
 from tracegrad.schemas.ids import stretch_id
+from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import FEEDBACK_LATE
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES
@@ -291,3 +292,30 @@ def test_late_feedback_takes_no_room_from_what_is_closed() -> None:
     credit.restore(run.streams.log[Topic.CLOSED_GROUPS])
     (again,) = run.streams.log[Topic.EPISODES]
     assert credit.fold(again).done == (again.position,)
+
+
+def closing(episode_id: str, offset: int, reason: str = "feedback") -> Record:
+    """A proposal on `episode_scores`."""
+    value = EPISODE_SCORES.encode(Close(episode_id=episode_id, reason=reason))
+    return Record(topic=TOPICS.name(Topic.EPISODE_SCORES), partition=0, offset=offset, key=None, value=value)
+
+
+def test_a_proposal_is_read_again_by_each_worker_until_its_episode_has_closed() -> None:
+    """Else two deaths in a row, the first behind the group's record, would write that twice with other ratings."""
+    run = Run()
+    run.feed(*conversation(*TURNS), said(0.5, "k1"))
+    run.wait(20)
+    credit, (episode,) = run.streams.credit, run.streams.log[Topic.EPISODES]
+    credit.reset()
+    assert credit.fold(closing(KEY, 7)).done == ()
+    assert credit.fold(closing(KEY, 9)).done == (closing(KEY, 9).position,)
+    assert credit.fold(episode).done == (closing(KEY, 7).position, episode.position)
+
+
+def test_a_proposal_whose_episode_never_comes_is_let_go() -> None:
+    """It closed so long ago that nobody remembers; an input that is never done would stop the stage in the end."""
+    credit = Run().streams.credit
+    assert credit.fold(closing(KEY, 7)).done == ()
+    assert [*credit.propose(0.0), *credit.propose(4_000.0)] == []
+    later = closing(KEY, 9, reason="unclaimed")
+    assert credit.fold(later).done == (closing(KEY, 7).position, later.position)
