@@ -68,5 +68,11 @@ class Fold(Protocol):
         Raises UnreadableError when nothing of this kind can be decoded any more; it is no single record's fault.
         """
 
-    def propose(self, now_s: float) -> Sequence[Output]:
-        """Close proposals that the clock makes due, to be appended to the stage's own input partition."""
+    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
+        """Close proposals that the clock makes due, to be appended to the stage's own input partition.
+
+        Args:
+            now_s: by a clock that only goes forward.
+            now_ms: by the clock that records bear, unix ms, for what a worker before this one began to wait for; 0:
+                no such clock.
+        """

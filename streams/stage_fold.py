@@ -112,7 +112,7 @@ class StageFold(Generic[Opened]):
         self._held.setdefault(TopicPartition(record.topic, record.partition), []).append((record.position, letter))
         return Emission()
 
-    def propose(self, now_s: float) -> Sequence[Output]:
+    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
         """As Fold.propose; nothing is ever due."""
         return ()
 

@@ -81,7 +81,7 @@ class Assemble(StageFold[OpenEpisode]):
         self._strays.clear()
         self._stretches.clear()
 
-    def propose(self, now_s: float) -> Sequence[Output]:
+    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
         """As Fold.propose; due are lost and uncounted spans, silence, and too many open episodes."""
         proposals = []
         strays = [episode for id_, episode in self._open.items() if id_ in self._strays]

@@ -112,14 +112,14 @@ class Credit(StageFold[_OpenGroup]):
         self._num_bytes = 0
         self._waiting.clear()
 
-    def propose(self, now_s: float) -> Sequence[Output]:
+    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
         """As Fold.propose; due are conversations that people had their time to rate, and those that wait longest where
         they leave little room for others."""
         proposals = []
         for id_ in self._surplus():
             self._waiting.hasten(id_)
         self._let_go += self._waiting.forget(now_s)
-        for reason, id_, key, partition in self._waiting.due(now_s):
+        for reason, id_, key, partition in self._waiting.due(now_s, now_ms):
             self.metrics.add(PROPOSALS, reason)
             value = EPISODE_SCORES.encode(Close(episode_id=id_, reason=reason))
             place = Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=value, partition=partition)

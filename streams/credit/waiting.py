@@ -86,8 +86,8 @@ class Waiting:
         """By the episode, which is not here."""
         self._num_said = 0
         self._latest_ms = 0
-        """When the latest of all records was written: what has passed on the log since an episode's close, a worker
-        that takes over does not wait for again."""
+        """When the latest of all records was written: what has passed since an episode's close, a worker that takes
+        over does not wait for again, also where its own clock is slow."""
 
     def clear(self) -> None:
         """Forgets all."""
@@ -104,7 +104,7 @@ class Waiting:
         """An episode that waits; False: it does not, for that its time is over stands on the log."""
         key = _key_of(episode)
         self._at(key, partition).episodes[episode.episode_id] = episode
-        self._clocks[FEEDBACK, episode.episode_id] = _Due(key, partition, at_ms)
+        self._clocks[FEEDBACK, episode.episode_id] = _Due(key, partition, at_ms or None)
         return self.wait_s > 0 and episode.episode_id not in self._foreseen
 
     def foresee(self, episode_id: str, position: Position) -> tuple[Position, ...]:
@@ -138,12 +138,13 @@ class Waiting:
         """An episode's time is over now."""
         self._clocks[FEEDBACK, episode_id].is_surplus = True
 
-    def due(self, now_s: float) -> Iterator[tuple[str, str, str, int]]:
+    def due(self, now_s: float, now_ms: int = 0) -> Iterator[tuple[str, str, str, int]]:
         """(reason, id, key, partition) of what is to be closed; the clock starts when it is first looked at, of an
-        episode at its close, as far as the log tells."""
+        episode at its close, as far as `now_ms` or the log tell."""
+        latest_ms = max(self._latest_ms, now_ms)
         for (reason, id_), clock in self._clocks.items():
             if clock.since_s is None:
-                passed_ms = 0 if clock.at_ms is None else self._latest_ms - clock.at_ms
+                passed_ms = 0 if clock.at_ms is None else max(latest_ms - clock.at_ms, 0)
                 clock.since_s = now_s - passed_ms / 1000
                 if reason == UNCLAIMED:
                     clock.last_offset = self._conversations[id_].said[-1][1].offset

@@ -217,7 +217,8 @@ class _Worker:
     async def _propose(self) -> None:
         if not self._assignment.is_ready or self._assignment.is_closing:
             return
-        futures = [await self._emissions.append(output) for output in self._fold.propose(time.monotonic())]
+        proposals = self._fold.propose(time.monotonic(), time.time_ns() // 1_000_000)
+        futures = [await self._emissions.append(output) for output in proposals]
         try:
             async with asyncio.timeout(AWAY_S):
                 for future in futures:

@@ -278,6 +278,32 @@ def test_a_worker_that_takes_over_waits_for_the_rest_of_the_time() -> None:
     assert [reason for reason, *_ in waiting.due(710.0)] == ["feedback"]
 
 
+@pytest.mark.parametrize("life_s", [7.0, 25.0, 59.0])
+def test_restarts_make_no_wait_longer_than_it_is_and_the_time_that_nobody_looked(life_s: float) -> None:
+    """However often, and where the log stands still meanwhile."""
+    episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
+    closed_ms, down_s, now_s = 1_000_000, 3.0, 1_000.0
+    while now_s < 2_000.0:
+        waiting, began_s = Waiting(60.0), 17.0  # of a clock of its own
+        waiting.saw(closed_ms)
+        waiting.add(episode, 0, closed_ms)
+        for second in range(round(life_s)):
+            if [*waiting.due(began_s + second, round(1000 * (now_s + second)))]:
+                assert 60.0 <= now_s + second - closed_ms / 1000 <= 60.0 + 1.0 + down_s
+                return
+        now_s += life_s + down_s
+    pytest.fail("expected an end of the wait")
+
+
+def test_an_episode_of_which_nobody_knows_when_it_closed_waits_from_now() -> None:
+    """A record without a time is not one of 1970."""
+    episode = EPISODES.decode((GOLDEN / "episode-1-w.json").read_bytes())
+    waiting = Waiting(60.0)
+    waiting.add(episode, 0, 0)
+    assert [*waiting.due(5.0, 10**12), *waiting.due(64.0, 10**12)] == []
+    assert len([*waiting.due(65.0, 10**12)]) == 1
+
+
 def test_late_feedback_takes_no_room_from_what_is_closed() -> None:
     """Else a flood of it would make a worker that takes over forget groups, and write them once more."""
     run = Run(max_closed_ids=2)

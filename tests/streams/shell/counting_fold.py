@@ -90,5 +90,5 @@ class CountingFold:
             done=tuple(positions),
         )
 
-    def propose(self, now_s: float) -> Sequence[Output]:
+    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
         return ()

@@ -152,7 +152,7 @@ class _Nothing:
     def fold(self, record: Record) -> Emission:
         return Emission(done=(record.position,))
 
-    def propose(self, now_s: float) -> Sequence[Output]:
+    def propose(self, now_s: float, now_ms: int = 0) -> Sequence[Output]:
         return ()
 
 
