@@ -24,6 +24,8 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
 __all__ = ["Receipts"]
 
 _MAX_PIECES = 100_000
+_MAX_CLOSES = 8
+"""Of one conversation, the newest: feedback is about what people saw of late."""
 
 
 @dataclass
@@ -33,6 +35,9 @@ class _Piece:
     reward: Reward | None = None
     """None: what became of it was read before it was."""
     waits_since_ms: int | None = None
+    """When an episode with it closed."""
+    came_behind: tuple[str, int] | None = None
+    """It came when an episode of this conversation had closed, and when."""
     is_late: bool = False
     joined: set[str] = field(default_factory=set)
     """Episodes, or groups, which have the same ids."""
@@ -51,6 +56,8 @@ class Receipts:
         self._pieces: OrderedDict[str, _Piece] = OrderedDict()
         self._by_key: dict[str, dict[str, None]] = {}
         """Idempotency key -> its pieces."""
+        self._closes: OrderedDict[str, list[int]] = OrderedDict()
+        """Conversation -> when its episodes closed."""
 
     def accept(self, reward: Reward) -> None:
         """A piece that is on the log."""
@@ -63,6 +70,13 @@ class Receipts:
 
     def close_episode(self, marker: ClosedMarker, record: Record) -> None:
         """An episode with what was said of it."""
+        if marker.key is not None and marker.forwarded_to is None:
+            closes = self._closes.setdefault(marker.key, [])
+            closes.append(record.timestamp_ms)
+            del closes[:-_MAX_CLOSES]
+            self._closes.move_to_end(marker.key)
+            if len(self._closes) > _MAX_PIECES:
+                self._closes.popitem(last=False)
         for id_ in marker.heard:
             piece = self._piece(id_)
             if self._trains:
@@ -72,8 +86,7 @@ class Receipts:
 
     def come_behind(self, score: Score, record: Record) -> None:
         """A piece that came when its episode had closed."""
-        piece = self._piece(piece_id(score.reward))
-        piece.waits_since_ms = max(piece.waits_since_ms or 0, record.timestamp_ms)
+        self._piece(piece_id(score.reward)).came_behind = (score.key, record.timestamp_ms)
 
     def close_group(self, marker: ClosedMarker) -> None:
         """A conversation that is credited, with all that counts of it; or what is for nothing."""
@@ -99,9 +112,16 @@ class Receipts:
             return told | {"state": "joined", "episodes": sorted(piece.joined)}
         if piece.is_late:
             return told | {"state": "late"}
-        if piece.waits_since_ms is not None:
-            return told | {"state": "waiting", "open_until_ms": piece.waits_since_ms + self._wait_ms}
-        return told | {"state": "accepted"}
+        if piece.waits_since_ms is None and piece.came_behind is None:
+            return told | {"state": "accepted"}
+        return told | {"state": "waiting", "open_until_ms": self._since_ms(piece) + self._wait_ms}
+
+    def _since_ms(self, piece: _Piece) -> int:
+        """When the wait began: at an episode's close, however long after that a piece came."""
+        key, at_ms = piece.came_behind or ("", 0)
+        before = (closed_ms for closed_ms in self._closes.get(key, ()) if closed_ms <= at_ms)
+        since_ms = max(before, default=at_ms)
+        return max(since_ms, piece.waits_since_ms or 0)
 
     def _piece(self, id_: str) -> _Piece:
         piece = self._pieces.get(id_)

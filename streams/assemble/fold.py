@@ -301,7 +301,9 @@ class Assemble(StageFold[OpenEpisode]):
             outputs = emit(episode, record, closed_by, rules=self._rules, topics=self._topics, metrics=self.metrics)
         if episode.attempt is None:
             said, minted = self._feedback(episode.facts()), episode.minted() if disposition == "emitted" else None
-            here, elsewhere = divided(said, minted, has_earlier=self._stretches.is_known(episode.key))
+            # Where nothing trains on them no earlier one waits, and it would be late though it counts here.
+            has_earlier = self._rules.select.train and self._stretches.is_known(episode.key)
+            here, elsewhere = divided(said, minted, has_earlier=has_earlier)
             outputs = (*outputs, *scores(episode.key, elsewhere, episode.origin_of))
             marker = msgspec.structs.replace(marker, heard=pieces_of(here))
         self._bounds.forget(episode)

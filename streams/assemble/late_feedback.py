@@ -28,11 +28,11 @@ def feedback_in(facts: Iterable[Fact]) -> list[Reward]:
 def divided(
     said: Sequence[Reward], minted: Container[str | None] | None, *, has_earlier: bool
 ) -> tuple[list[Reward], list[Reward]]:
-    """What is on an episode that closes, and what is about others of its conversation too.
+    """What is on an episode that closes, and what is about others of its conversation, maybe too.
 
     Args:
         minted: the ids of its calls and tool calls; None: there is no record of it, so that all is about others.
-        has_earlier: an episode of the conversation closed before.
+        has_earlier: an episode of the conversation closed before, and may wait for what is said of all of it.
     """
     if minted is None:
         return [], [*said]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.memory_log import MemoryLog
@@ -23,7 +24,7 @@ from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, LATE, Score
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, LATE, ClosedMarker, Score
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.ratings import is_about
@@ -81,6 +82,28 @@ def test_a_piece_is_accepted_then_waits_then_counts() -> None:
     run.wait(60)
     (piece,) = receipts_of(run).of("k1")
     assert (piece["state"], piece["episodes"], piece["value"]) == ("joined", [KEY], 1.0)
+
+
+def test_the_wait_begins_at_the_episode_s_close_and_not_at_the_rating() -> None:
+    """Who rates at its end has no more time to revise than who rates at its beginning; whatever is read first."""
+    marker = ClosedMarker(id=KEY, disposition="emitted", key=KEY)
+    late = Score(key=KEY, reward=said(1.0, "k1"))
+    for order in (0, 1):
+        receipts = Receipts(trains=True, wait_s=60.0)
+        receipts.accept(late.reward)
+        for step in (0, 1):
+            if step == order:
+                receipts.close_episode(marker, stamped(100_000))
+            else:
+                receipts.come_behind(late, stamped(150_000))
+        assert [(piece["state"], piece["open_until_ms"]) for piece in receipts.of("k1")] == [("waiting", 160_000)]
+        receipts.close_episode(msgspec.structs.replace(marker, id="next"), stamped(170_000))
+        assert receipts.of("k1")[0]["open_until_ms"] == 160_000
+
+
+def stamped(at_ms: int) -> Record:
+    """A record of that time."""
+    return Record(topic="any", partition=0, offset=0, key=None, value=b"", timestamp_ms=at_ms)
 
 
 def test_a_revision_is_the_same_piece() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.streams.make import Item, Streams, call, call_id, closed, config, event, llm_span, otlp, reward, rollout
 from tracegrad.schemas.ids import new_tool_call
 from tracegrad.schemas.records.calls import ToolCall
-from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, Episode, Score
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
@@ -108,6 +108,21 @@ def test_feedback_on_a_runners_attempt_leaves_its_reward_to_the_grader() -> None
     """Under the awaited name too: whether it came before the end is chance."""
     (episode,) = (EPISODES.decode(value) for value in rated_attempt().values(Topic.EPISODES))
     assert (episode.reward, [one.source for one in episode.rewards]) == (0.5, ["grader:grade"])
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_counts_in_a_later_episode_is_not_late_for_the_one_before(trains: bool) -> None:
+    """Else a receipt says late, and joined when the episode's marker is there. Where episodes wait it is for both."""
+    streams = Streams(config(reward_sources=("feedback",), select=SelectConfig(capture_all=True, train=trains)))
+    streams.feed(*CALLS)
+    for now_s in (0.0, 100.0):
+        streams.tick(now_s)
+    streams.feed(call("z", None, [5], [6], trace_id="d" * 32, conversation_key=KEY), said(1.0, "k1"))
+    for now_s in (100.0, 200.0):
+        streams.tick(now_s)
+    heard = {piece for value in streams.values(Topic.CLOSED_EPISODES) for piece in CLOSED.decode(value).heard}
+    scores = [one for one in map(EPISODE_SCORES.decode, streams.values(Topic.EPISODE_SCORES)) if isinstance(one, Score)]
+    assert (len(heard), len(scores)) == (1, 1 if trains else 0)
 
 
 def test_feedback_on_nothing_that_was_ever_called_makes_no_episode() -> None:
