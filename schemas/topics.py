@@ -245,7 +245,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=process_key,
         value="how a process stands, by itself or by its supervisor (JSON)",
         written_by="each process but engine and broker, every 2 s; the supervisor, of all",
-        read_by="`status`, tasks",
+        read_by="`status`, tasks, audit",
         partitions="one",
         settings=_NEWEST,
     ),

@@ -140,7 +140,8 @@ def _records(log: Log, name: str, from_: str, *, must_wait: bool) -> Generator[R
 def audit(
     run: RunOption = None, run_dir: RunDirOption = None, runs_dir: RunsDirOption = RUNS, as_json: JsonFlag = False
 ) -> None:
-    """Recompute from the topics what became of every call, episode and group; name what is missing.
+    """Recompute from the topics what became of every call, episode, group and piece of feedback; name what
+    is missing.
 
     Exit status 1 when an id is in no term.
 

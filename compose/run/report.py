@@ -91,6 +91,11 @@ def report_lines(report: Report) -> list[str]:
         _unit_line(name, unit)
         for name, unit in (("calls", report.calls), ("episodes", report.episodes), ("groups", report.groups))
     ]
+    if report.feedback.total:
+        lines.append(_unit_line("feedback", report.feedback))
+    if refused := report.refused_feedback:
+        terms = ", ".join(f"{num} {'' if field == 'forged' else 'for their '}{field}" for field, num in refused.items())
+        lines.append(f"feedback refused: {terms} (forged on the topic; the others by the gateway since its start)")
     if report.expired:
         lines.append(f"not judged where retention has taken records: {', '.join(report.expired)}")
     if report.num_unverified:

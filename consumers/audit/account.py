@@ -3,6 +3,7 @@
     calls    = in episodes + open + unattributed + not selected + late + dead-lettered
     episodes = in groups + open groups + superseded + displaced + validation + captured + unscored
     groups   = trained + excluded{reason} + waiting + open + lost
+    feedback = joined + open + late + not counted + dead-lettered + ignored + unknown     (feedback.py)
 
 In: a Log that leaves nothing out, a run's topics, hash and keys. Out: a Report. Invariant: each term is counted where
 it happens and none by subtraction, so an id that is in no term is missing, and is named. Works on a living run too
@@ -26,11 +27,12 @@ from tracegrad.schemas.records.training import TrainingStep, surviving_steps
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from .evidence import MAX_NAMED, Evidence, SeenEpisode
+from .feedback import Piece
 from .links import check_links
 from .read import gather
 from .versions import Look, check_versions
 
-__all__ = ["Report", "Unit", "audit"]
+__all__ = ["Report", "Unit", "audit", "feedback_terms"]
 
 
 class Unit(msgspec.Struct, kw_only=True):
@@ -48,6 +50,10 @@ class Report(msgspec.Struct, kw_only=True):
     calls: Unit
     episodes: Unit
     groups: Unit
+    feedback: Unit
+    refused_feedback: dict[str, int]
+    """`forged`: on `rewards`, and no key vouches for it; else the field at fault -> pieces that the rewards gateway
+    refused since it started last, which are on no topic."""
     missing: list[str]
     """`what: id`, one each; empty when every id is accounted for."""
     num_missing: int
@@ -100,6 +106,7 @@ def audit(
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
     calls, episodes = _calls(seen, missing), _episodes(seen, missing, trains_captured=trains_captured)
     groups = _groups(seen, steps, policy, missing)
+    feedback = _feedback(seen, missing, trains=trains_captured, takes=takes_feedback)
     missing += check_links(seen, takes_feedback=takes_feedback)
     missing += check_versions(seen, steps, is_live=is_live, look=look, num_kept=num_kept)
     named = list(dict.fromkeys(missing))
@@ -108,6 +115,8 @@ def audit(
         calls=calls,
         episodes=episodes,
         groups=groups,
+        feedback=feedback,
+        refused_feedback=seen.feedback.refused | ({"forged": num} if (num := seen.feedback.num_forged) else {}),
         missing=named[:MAX_NAMED],
         num_missing=len(named),
         num_steps=len(steps),
@@ -249,6 +258,37 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
                 f"its batches name {trained} of {len(consumed)}"
             )
     return _unit(terms, missing, "group passed by and in no batch")
+
+
+def _feedback(seen: Evidence, missing: list[str], *, trains: bool, takes: bool) -> Unit:
+    terms = feedback_terms(seen, trains=trains) if takes else dict.fromkeys(seen.feedback.pieces, "ignored")
+    if seen.expired & {Topic.REWARDS, Topic.EPISODE_EVENTS, Topic.EPISODE_SCORES}:
+        terms = {id_: term for id_, term in terms.items() if term not in ("missing", "unknown")}
+    named = {seen.feedback.pieces[id_].name or id_: term for id_, term in terms.items()}
+    return _unit(named, missing, "feedback neither joined nor late nor open")
+
+
+def feedback_terms(seen: Evidence, *, trains: bool) -> dict[str, str]:
+    """Of each piece of feedback, by its id; `trains`: an episode that bears it is not the end of it."""
+    return {id_: _term_of_piece(seen, piece, trains=trains) for id_, piece in seen.feedback.pieces.items()}
+
+
+def _term_of_piece(seen: Evidence, piece: Piece, *, trains: bool) -> str:
+    if not piece.name:
+        return "unknown"
+    if piece.of_runner:
+        return "not counted"
+    if piece.groups if trains else piece.episodes:
+        return "joined"
+    if piece.is_late:
+        return "late"
+    if any(position in seen.dead for _, position in piece.inputs):
+        return "dead-lettered"
+    waiting = [(Stage.CREDIT, seen.episodes[id_].position) for id_ in piece.episodes if id_ in seen.episodes]
+    if not all(seen.is_done(stage, position) for stage, position in (*piece.inputs, *waiting)):
+        return "open"
+    # Markers expire.
+    return "joined" if any(id_ in seen.groups for id_ in piece.episodes) else "missing"
 
 
 def _unclosed(seen: Evidence) -> dict[str, str]:

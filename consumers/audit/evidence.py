@@ -18,6 +18,8 @@ from tracegrad.schemas.records.transitions import GroupSummary
 from tracegrad.schemas.records.weights import Lineage, VersionManifest
 from tracegrad.schemas.topics import Stage, Topic
 
+from .feedback import Feedback
+
 __all__ = ["MAX_NAMED", "Evidence", "SeenEpisode"]
 
 MAX_NAMED = 1_000
@@ -57,6 +59,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Episode id -> the call ids that its `calls_closed` names."""
     scores: set[str] = msgspec.field(default_factory=set)
     """Feedback that came behind its episode, by `reward_key`."""
+    feedback: Feedback = msgspec.field(default_factory=Feedback)
     dead: set[Position] = msgspec.field(default_factory=set)
     """Origins of dead letters."""
     unseen_origins: dict[Position, bytes] = msgspec.field(default_factory=dict)

@@ -33,19 +33,13 @@ from tracegrad.schemas.records.calls import (
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
-from tracegrad.schemas.records.facts import (
-    EPISODE_EVENTS,
-    Close,
-    Facts,
-    LinkFact,
-    LogFact,
-    SpanFact,
-)
+from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts, LinkFact, LogFact, RewardFact, SpanFact
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
-from tracegrad.schemas.records.process_status import TRAINER
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, TRAINER, ProcessReport, ProcessStatus
 from tracegrad.schemas.records.rollouts import (
     AGENT_SOURCE,
+    FEEDBACK_SOURCE,
     REWARDS,
     ROLLOUT_EVENTS,
     ROLLOUTS,
@@ -67,7 +61,7 @@ from tracegrad.schemas.records.weights import (
     WeightRecord,
 )
 from tracegrad.schemas.retry import retry
-from tracegrad.schemas.topics import INPUTS, Topic, Topics
+from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
 from .evidence import Evidence, SeenEpisode
 from .fact_key import event_key, fact_key, reward_key
@@ -75,7 +69,7 @@ from .fact_key import event_key, fact_key, reward_key
 __all__ = ["gather"]
 
 T = TypeVar("T")
-_COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS)
+_COMPACTED = (Topic.CLOSED_EPISODES, Topic.CLOSED_GROUPS, Topic.PROCESS_STATUS)
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
@@ -105,6 +99,7 @@ def gather(
             if refusal := ring.refusal(topic, record):
                 if refusal is not Refusal.OTHER_RUN:
                     seen.leave_out(record, str(refusal))
+                    seen.feedback.num_forged += topic is Topic.REWARDS and _is_feedback(record)
                 continue
             if topic is Topic.TRANSITIONS and record.partition == _PARTITION:
                 _note_place(seen, record)
@@ -126,8 +121,19 @@ def gather(
     return seen
 
 
+def _is_feedback(record: Record) -> bool:
+    with contextlib.suppress(RecordError):
+        return REWARDS.decode(record.value).source == FEEDBACK_SOURCE
+    return False
+
+
 def _patiently(ask: Callable[..., T], *args: str) -> T:
     return retry(functools.partial(ask, *args), doing="asking Kafka for offsets", patience_s=PATIENCE_S)
+
+
+def _status(seen: Evidence, record: Record, status: ProcessStatus) -> None:
+    if isinstance(status, ProcessReport):
+        seen.feedback.told(status)
 
 
 def _step(seen: Evidence, record: Record, step: TrainingStep | GroupsGivenBack) -> None:
@@ -162,6 +168,7 @@ def _group_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
         seen.group_markers.add(marker.id)
     elif marker.disposition == "unscored":
         seen.unscored.add(marker.id)
+    seen.feedback.close_group(marker)
 
 
 def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
@@ -186,10 +193,12 @@ def _episode(seen: Evidence, record: Record, episode: Episode) -> None:
 def _score(seen: Evidence, record: Record, score: Score | Close) -> None:
     if isinstance(score, Score):
         seen.scores.add(reward_key(score.reward))
+        seen.feedback.take(score.reward, Stage.CREDIT, record.position)
 
 
 def _episode_marker(seen: Evidence, record: Record, marker: ClosedMarker) -> None:
     seen.take_marker(marker)
+    seen.feedback.close_episode(marker)
 
 
 def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
@@ -201,6 +210,8 @@ def _facts(seen: Evidence, record: Record, batch: Facts | Close) -> None:
         if isinstance(fact, LinkFact):
             continue
         seen.take_fact(fact_key(fact), fact, batch)
+        if isinstance(fact, RewardFact):
+            seen.feedback.take(fact.reward, Stage.ASSEMBLE, record.position)
         if not isinstance(fact, SpanFact | LogFact):
             seen.spoken_of.add(batch.episode_id)
 
@@ -225,6 +236,7 @@ def _dead(seen: Evidence, record: Record, _: None) -> None:
 def _reward(seen: Evidence, record: Record, reward: Reward) -> None:
     if reward.conversation_key is not None or run_hash_of(reward.rollout_id) == seen.run:
         seen.raw[reward_key(reward)] = record.position
+        seen.feedback.take(reward, Stage.NORMALIZE, record.position)
 
 
 def _event(seen: Evidence, record: Record, event: RolloutEvent) -> None:
@@ -305,6 +317,7 @@ def _weights(seen: Evidence, record: Record, weight: WeightRecord) -> None:
 
 _FOLDS: tuple[tuple[Topic, Callable[[bytes | None], Any], Callable[[Evidence, Record, Any], None]], ...] = (
     (Topic.DEAD_LETTERS, lambda value: None, _dead),
+    (Topic.PROCESS_STATUS, PROCESS_STATUS.decode, _status),
     (Topic.TRAINING_STEPS, TRAINING_STEPS.decode, _step),
     (Topic.CLOSED_GROUPS, CLOSED.decode, _group_marker),
     (Topic.TRANSITIONS, decode_group, _transition),

@@ -13,7 +13,8 @@ from random import Random
 
 from tests.streams.make import HOST, RUN_HASH, TOPICS, Item, let_in, raw, signed_by
 from tracegrad.schemas.fold import Emission, Fold, Output
-from tracegrad.schemas.log.protocol import Headers, Position, Record
+from tracegrad.schemas.log.protocol import Headers, Position, Record, TopicPartition
+from tracegrad.schemas.mac import SIGNED, KeyRing
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.config import StreamRules
 from tracegrad.streams.folds import build_fold
@@ -45,8 +46,10 @@ class _Worker:
 class Shells:
     """One partition of each topic, one worker of each stage."""
 
-    def __init__(self, rules: StreamRules) -> None:
+    def __init__(self, rules: StreamRules, ring: KeyRing | None = None) -> None:
         self.rules = rules
+        self.ring = ring
+        """By which what is fed is signed, and what is not is read by nobody; None: everybody's word counts."""
         self.log: dict[Topic, list[Record]] = {topic: [] for topic in Topic}
         self.now_s = 1_000.0
         self._topics = {TOPICS.name(topic): topic for topic in Topic}
@@ -70,12 +73,15 @@ class Shells:
             )
         )
 
-    def feed(self, item: Item) -> None:
-        """A raw item, as its gateway writes it."""
+    def feed(self, item: Item, *, is_forged: bool = False) -> None:
+        """A raw item, as its gateway writes it, or somebody who has no key of the run's."""
         topic, value = raw(item)
         if topic is Topic.OTLP_SPANS:
             value = let_in(value, HOST)
-        self.append(topic, value, headers=signed_by(RUN_HASH) if topic in (Topic.OTLP_SPANS, Topic.LLM_CALLS) else ())
+        headers: Headers = signed_by(RUN_HASH) if topic in (Topic.OTLP_SPANS, Topic.LLM_CALLS) else ()
+        if self.ring is not None and topic in SIGNED and not is_forged:
+            headers = (self.ring.sign(topic, None, value),)
+        self.append(topic, value, headers=headers)
 
     def values(self, topic: Topic) -> list[bytes]:
         """What lies there."""
@@ -105,7 +111,8 @@ class Shells:
         worker = self._workers[stage]
         record = self.log[topic][worker.next[topic]]
         worker.next[topic] += 1
-        emission: Emission = worker.fold.fold(record)
+        is_void = self.ring is not None and self.ring.refusal(topic, record) is not None
+        emission = Emission(done=(record.position,)) if is_void else worker.fold.fold(record)
         worker.under_way.append(_UnderWay(deque(emission.outputs), emission.marker, emission.done))
 
     def _go_on(self, stage: Stage, random: Random) -> None:
@@ -125,6 +132,10 @@ class Shells:
 
     def _put(self, output: Output) -> None:
         self.append(output.topic, output.value, output.key, output.headers)
+
+    def committed(self, stage: Stage) -> dict[TopicPartition, int]:
+        """What the stage's group has committed."""
+        return {TopicPartition(TOPICS.name(topic), 0): at for topic, at in self._workers[stage].committed.items()}
 
     def commit(self, stage: Stage) -> None:
         """As far as all is done."""

@@ -6,13 +6,16 @@ import pytest
 
 from tests.consumers.audit.small_run import RING, memory_log
 from tests.consumers.audit.test_forwarded import audited
+from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import CALLS, KEY, rated_attempt, said
 from tests.streams.credit.strategies.test_conversations import TURNS, conversation, folded
 from tests.streams.credit.test_waiting import Run, second_request
 from tests.streams.make import RUN_HASH, TOPICS, Streams, config
+from tracegrad.compose.run.report import report_lines
 from tracegrad.consumers.audit.account import Report, audit
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Stage, Topic
 from tracegrad.streams.config import SelectConfig
@@ -126,3 +129,47 @@ def test_a_rated_conversation_that_is_lost_is_named(lost: Topic) -> None:
     streams.log[lost] = []
     assert report(streams).num_missing > 0
     assert any("5e" * 16 in line for line in report(streams).missing)
+
+
+def test_feedback_is_accounted_for_by_what_became_of_it() -> None:
+    """On a line of its own; what the gateway refused is on no topic, and it told of it."""
+    run = Run()
+    run.feed(*conversation(*TURNS), said(1.0, "k1"), said(0.5, "k1"), said(0.5, "k2", target="nowhere"))
+    run.wait(100)
+    counters = {"feedback_refused{field=value}": 3.0, "feedback_refused{field=name}": 1.0, "feedback{name=reward}": 3.0}
+    report_ = ProcessReport(process="rewards", pid=1, since_ms=1, at_ms=2, counters=counters)
+    run.streams.append(Topic.PROCESS_STATUS, PROCESS_STATUS.encode(report_))
+    log = memory_log(run.streams)
+    forged = REWARDS.encode(said(1.0, "forged"))
+    MemoryLog.append(log, TOPICS.name(Topic.REWARDS), None, forged, (), 0)
+    found = audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, trains_captured=True)
+    assert (found.feedback.total, found.feedback.terms) == (2, {"joined": 1, "late": 1})
+    assert report_lines(found)[3:5] == [
+        "feedback  2 = 1 joined + 1 late",
+        "feedback refused: 1 for their name, 3 for their value, 1 forged "
+        "(forged on the topic; the others by the gateway since its start)",
+    ]
+    assert [line for line in found.missing if "feedback" in line or "reward" in line] == []
+
+
+def test_feedback_that_stages_heard_of_and_nobody_posted_is_unknown() -> None:
+    """Somebody took it from its topic."""
+    run = Run()
+    run.feed(*conversation(*TURNS), said(1.0, "k1"))
+    run.wait(100)
+    run.streams.log[Topic.REWARDS] = []
+    found = report(run.streams)
+    assert found.feedback.terms == {"unknown": 1}
+    assert any("k1" in line for line in found.missing)
+
+
+def test_feedback_that_found_no_room_is_dead_lettered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credit holds so many pieces, and no more."""
+    monkeypatch.setattr("tracegrad.streams.credit.waiting._MAX_SAID", 2)
+    run = Run()
+    run.feed(*conversation(*TURNS))
+    run.wait(20)
+    run.feed(*(said(1.0, f"k{number}") for number in range(5)))
+    run.wait(100)
+    assert report(run.streams).feedback.terms == {"joined": 2, "dead-lettered": 3}
+    assert run.undone() == []

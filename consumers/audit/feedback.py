@@ -1,0 +1,81 @@
+"""What became of each piece of feedback, by the topics that tell of it.
+
+    feedback = joined + open + late + not counted + dead-lettered + ignored + unknown
+
+`open` is on its way, or may still be rated anew; `not counted` is about a runner's attempt, whose reward is its
+grader's; `ignored` is in a run that takes none; `unknown` is what stages heard of and is not on `rewards`. In: what
+`read.py` finds. Out: what `account.py` counts. Invariant: the terms are those of the receipts, by another reader's
+count. What was refused is on no topic: the gateway's counters tell of its present life, and the records
+that no key vouches for are counted as `forged`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.metrics import FEEDBACK_REFUSED
+from tracegrad.schemas.records.episodes import LATE, ClosedMarker
+from tracegrad.schemas.records.process_status import ProcessReport
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, piece_id
+from tracegrad.schemas.topics import Stage
+
+__all__ = ["Feedback", "Piece"]
+
+
+class Piece(msgspec.Struct, kw_only=True):
+    """What is said under one key of one thing."""
+
+    name: str = ""
+    """Its key and what it is about; empty: it is not on `rewards`."""
+    of_runner: bool = False
+    inputs: list[tuple[Stage, Position]] = []
+    """Where it lies, and who reads it there."""
+    episodes: set[str] = set()
+    """Those that closed with it."""
+    groups: set[str] = set()
+    """Conversations that were credited with it."""
+    is_late: bool = False
+
+
+class Feedback(msgspec.Struct, kw_only=True):
+    """Of one run."""
+
+    pieces: dict[str, Piece] = {}
+    """By `piece_id`."""
+    num_forged: int = 0
+    refused: dict[str, int] = {}
+    """Field at fault -> pieces that the gateway refused since it started last."""
+
+    def take(self, reward: Reward, stage: Stage, position: Position) -> None:
+        """A record that holds a reward, which this stage reads."""
+        if reward.source != FEEDBACK_SOURCE:
+            return
+        piece = self._piece(piece_id(reward))
+        piece.inputs.append((stage, position))
+        if stage is Stage.NORMALIZE:
+            about = reward.target or reward.conversation_key or f"{reward.rollout_id}/{reward.attempt_id}"
+            piece.name, piece.of_runner = f"{reward.idempotency_key} on {about}", bool(reward.rollout_id)
+
+    def close_episode(self, marker: ClosedMarker) -> None:
+        """With what was said of it by then."""
+        for id_ in marker.heard:
+            self._piece(id_).episodes.add(marker.id)
+
+    def close_group(self, marker: ClosedMarker) -> None:
+        """As it was credited; or what is for nothing."""
+        for id_ in marker.heard:
+            if marker.disposition == LATE:
+                self._piece(id_).is_late = True
+            else:
+                self._piece(id_).groups.add(marker.id)
+
+    def told(self, report: ProcessReport) -> None:
+        """What a process says of itself."""
+        for name, num in report.counters.items():
+            metric, _, field = name.rstrip("}").partition("{field=")
+            if metric == FEEDBACK_REFUSED.name:
+                self.refused = dict(sorted({**self.refused, field: int(num)}.items()))
+
+    def _piece(self, id_: str) -> Piece:
+        return self.pieces.setdefault(id_, Piece())
