@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
@@ -131,6 +131,28 @@ class KafkaAdmin:
         # As in `partition_counts`: a broker may not know its topics yet.
         errors = (UnavailableError, ConfigurationError)
         return retry(ask, doing="describing a topic", on=errors, patience_s=_UNKNOWN_S, first_s=0.1, max_s=0.5)
+
+    def topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The cluster's own settings of topics, by name; without those that nobody may describe."""
+        wanted = {name: ConfigResource(ResourceType.TOPIC, name) for name in topics}
+
+        def ask() -> dict[str, dict[str, str]]:
+            with self._asking("describe the settings of topics") as client:
+                answer = client.describe_configs([*wanted.values()], request_timeout=_TIMEOUT_S)
+                found = {}
+                for name, resource in wanted.items():
+                    try:
+                        entries = answer[resource].result(_TIMEOUT_S)
+                    except KafkaException as error:
+                        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                            raise
+                        continue
+                    found[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
+            return found
+
+        # As in `partition_counts`: a broker may not know its topics yet.
+        errors = (UnavailableError, ConfigurationError)
+        return retry(ask, doing="describing topics", on=errors, patience_s=_UNKNOWN_S, first_s=0.1, max_s=0.5)
 
     def create_topics(self, wanted: list[NewTopic]) -> set[str]:
         """Creates topics; returns the names of those that existed already, which are left as they are."""

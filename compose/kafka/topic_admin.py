@@ -22,7 +22,7 @@ from tracegrad.schemas.topics import INPUTS, MAX_MESSAGE_BYTES, REGISTRY, Stage,
 from .client_settings import TAIL_GROUP, KafkaConfig
 from .log import KafkaLog
 
-__all__ = ["GroupPlan", "TopicPlan", "create_topics", "plan_groups", "plan_topics"]
+__all__ = ["GroupPlan", "TopicPlan", "check_feedback_wait", "create_topics", "plan_groups", "plan_topics"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,11 @@ CO_PARTITIONED = (
     Topic.CLOSED_GROUPS,
 )
 """A marker lies in the partition number of its input, so these have equal counts."""
+
+
+_FOR_EVER = -1
+_WAITS_KEPT = 4
+"""A conversation's record outlives its wait so many times: a stage that is behind, or down, takes time too."""
 
 
 class TopicPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +136,23 @@ def create_topics(log: KafkaLog, topics: Topics, plans: Sequence[TopicPlan]) -> 
     if made:
         logger.info("topics of run %s: %d made, %d there before", topics.run, made, len(existing))
     return [msgspec.structs.replace(plan, is_new=plan.name not in existing) for plan in plans]
+
+
+def check_feedback_wait(log: KafkaLog, topics: Topics, wait_s: float) -> None:
+    """Sees to it that retention takes nothing of a conversation that waits for feedback, on topics that the cluster's
+    owner made otherwise than we do, too. ConfigurationError: it could."""
+    names = [topics.name(topic) for topic in (Topic.EPISODES, Topic.EPISODE_SCORES)]
+    found = log.admin.topic_settings(names)
+    for name in names:
+        kept_ms = int(found.get(name, {}).get("retention.ms", _FOR_EVER))
+        if 0 <= kept_ms < _WAITS_KEPT * 1000 * wait_s:
+            raise ConfigurationError(
+                f"expected [feedback] wait_s of at most a quarter of what topic {name!r} keeps (retention.ms="
+                f"{kept_ms}), got {wait_s:g}: records would be deleted before they count; lower it to "
+                f"{kept_ms / 1000 / _WAITS_KEPT:g}, or raise retention.ms"
+            )
+        if name not in found:
+            logger.warning("nobody may describe topic %r: that it outlives [feedback] wait_s is not checked", name)
 
 
 def topics_markdown() -> str:

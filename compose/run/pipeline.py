@@ -30,7 +30,7 @@ from tracegrad.schemas.topics import STREAMS, Stage
 
 from ..answers import answers, num_served
 from ..kafka.positions import begin_run, positions
-from ..kafka.topic_admin import create_topics, plan_topics
+from ..kafka.topic_admin import check_feedback_wait, create_topics, plan_topics
 from ..local_kafka import node as kafka_node
 from .process import ProcessSpec
 from .run_dir import Endpoints, RunDir
@@ -154,6 +154,8 @@ def prepare_topics(wiring: Wiring) -> None:
     settings, topics, run_dir, log = wiring.settings, wiring.topics, wiring.run_dir, wiring.kafka()
     plans = plan_topics(topics, policies=(settings.policy.name,), kafka=settings.kafka)
     create_topics(log, topics, plans)
+    if settings.select.train and settings.feedback is not None:
+        check_feedback_wait(log, topics, settings.feedback.wait_s)
     if not run_dir.topic_starts:
         # Kept before anything is committed: who is killed in between begins again where it would have begun.
         run_dir.write_starts(begin_run(log, topics))
