@@ -124,9 +124,9 @@ class Crowd:
         for id_, reward in genuine.items():
             (told,) = (one for one in receipts.of(reward.idempotency_key) if self.is_it(one, reward))
             assert TERMS[told["state"]] == terms[id_], (reward, told)
-            assert self.ended.get(id_, terms[id_]) == terms[id_], (reward, told)
-            if self.is_undisturbed and terms[id_] in ("joined", "late") and len(seen.feedback.pieces[id_].inputs) <= 3:
-                self.ended[id_] = terms[id_]
+            if self.is_undisturbed and len(seen.feedback.pieces[id_].inputs) <= 3:
+                assert self.ended.get(id_, terms[id_]) == terms[id_], (reward, told)
+                self.ended |= {id_: terms[id_]} if terms[id_] in ("joined", "late") else {}
         report = audit(log, TOPICS, RunHash(RUN_HASH), "policy", ring=RING, trains_captured=self.trains)
         assert report.feedback.terms == dict(Counter(terms.values()))
         assert [line for line in report.missing if "feedback" in line] == []
