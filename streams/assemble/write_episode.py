@@ -276,14 +276,15 @@ def _masked(
         return "outcome_unknown"
     if is_broken:
         return "missing_parent"
-    if is_unchosen:
-        return "not_chosen"
     if record.is_constrained:
         return "constrained"
     used = record.sampling_used
     if used.top_p < 1 or used.top_k > 0 or used.min_p > 0:
         return "cut_sampling"
-    return "truncated" if record.is_truncated else ""
+    if record.is_truncated:
+        return "truncated"
+    # Last, for it is no fault of the call's own: who rates it later chooses it.
+    return "not_chosen" if is_unchosen else ""
 
 
 def has_structure(episode: OpenEpisode) -> bool:
