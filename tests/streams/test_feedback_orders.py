@@ -30,9 +30,9 @@ from tracegrad.streams.credit.conversations import as_group, as_rated
 from tracegrad.streams.credit.return_to_go import credit_group
 from tracegrad.streams.ratings import is_about, rated_anew
 
-pytestmark = pytest.mark.slow
 NUM = int(os.environ.get("FEEDBACK_ORDERS", "60"))
 """Random lives of the conversation, by each test."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + NUM)]
 IDLE_S = 10.0
 Lines = Sequence[Sequence[Item]]
 

@@ -25,9 +25,9 @@ from tracegrad.schemas.records.rollouts import REWARDS, Reward, piece_id
 from tracegrad.schemas.topics import REGISTRY, Topic
 from tracegrad.streams.config import SelectConfig
 
-pytestmark = pytest.mark.slow
 NUM = int(os.environ.get("RECEIPT_CASES", "120"))
 """Conversations, each with what was said of it."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + NUM)]
 _AT_ONCE = 12
 WAIT_S = 60.0
 TERMS = {"accepted": "open", "waiting": "open", "joined": "joined", "late": "late", "not_counted": "not counted"}
