@@ -52,8 +52,8 @@ class Report(msgspec.Struct, kw_only=True):
     groups: Unit
     feedback: Unit
     refused_feedback: dict[str, int]
-    """`forged`: on `rewards`, and no key vouches for it; else the field at fault -> pieces that the rewards gateway
-    refused since it started last, which are on no topic."""
+    """`forged`: on `rewards`, and no key vouches for it; else the field at fault -> pieces that the gateways refused
+    since they started last, which are on no topic."""
     missing: list[str]
     """`what: id`, one each; empty when every id is accounted for."""
     num_missing: int

@@ -44,8 +44,8 @@ class Feedback(msgspec.Struct, kw_only=True):
     pieces: dict[str, Piece] = {}
     """By `piece_id`."""
     num_forged: int = 0
-    refused: dict[str, int] = {}
-    """Field at fault -> pieces that the gateway refused since it started last."""
+    refused_by: dict[tuple[str, str], int] = {}
+    """(process, field at fault) -> pieces that it refused since it started last."""
 
     def take(self, reward: Reward, stage: Stage, position: Position) -> None:
         """A record that holds a reward, which this stage reads."""
@@ -75,7 +75,13 @@ class Feedback(msgspec.Struct, kw_only=True):
         for name, num in report.counters.items():
             metric, _, field = name.rstrip("}").partition("{field=")
             if metric == FEEDBACK_REFUSED.name:
-                self.refused = dict(sorted({**self.refused, field: int(num)}.items()))
+                self.refused_by[report.process, field] = int(num)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Field at fault -> pieces, by all gateways."""
+        fields = sorted({field for _, field in self.refused_by})
+        return {field: sum(num for (_, of), num in self.refused_by.items() if of == field) for field in fields}
 
     def _piece(self, id_: str) -> Piece:
         return self.pieces.setdefault(id_, Piece())

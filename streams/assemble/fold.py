@@ -19,7 +19,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of, is_rollout, waiting_id
 from tracegrad.schemas.keys import episode_key
-from tracegrad.schemas.log.protocol import Position, Record
+from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import (
     EPISODES_CLOSED,
     EPISODES_CLOSED_BY,

@@ -12,7 +12,7 @@ from tests.producers.rewards.test_rewards_gateway import NAMES
 from tests.streams.assemble.test_feedback import said
 from tests.streams.make import Item, call, call_id, config
 from tests.streams.shells import STAGES, Shells
-from tracegrad.producers.rewards.read_feedback import read_feedback
+from tracegrad.producers.read_feedback import read_feedback
 from tracegrad.schemas.errors import RequestError
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Headers, Record

@@ -147,7 +147,7 @@ def test_feedback_is_accounted_for_by_what_became_of_it() -> None:
     assert report_lines(found)[3:5] == [
         "feedback  2 = 1 joined + 1 late",
         "feedback refused: 1 for their name, 3 for their value, 1 forged "
-        "(forged on the topic; the others by the gateway since its start)",
+        "(forged on the topic; the others by the gateways since their start)",
     ]
     assert [line for line in found.missing if "feedback" in line or "reward" in line] == []
 
