@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from tracegrad.schemas.otlp.values import AttributeValue
 from tracegrad.schemas.records.facts import MAX_RESULT
 from tracegrad.schemas.text import clean
-
-from .span_view import AttributeValue
 
 __all__ = ["HTTP_KEYS", "http_status_of", "result_of"]
 

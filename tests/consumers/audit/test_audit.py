@@ -220,12 +220,12 @@ def test_a_record_that_was_changed_after_its_step_is_named(how: str) -> None:
         log.append(TOPICS.name(Topic.DEAD_LETTERS), b"policy", records[2].value, headers, 0)
     made = filled(log, made, "" if how == "skipped" else reason)
     log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(made), (), 0)
-    line = "batch_hash that is not that of its records on transitions: step 3"
-    assert line not in audited(log).missing
+    line = "emitted twice with different bytes: " if how == "duplicate" else "batch_hash that is not that of its "
+    assert line not in str(audited(log).missing)
     summary, rows = decode_group(records[1].value)
     changed = encode_group(msgspec.structs.replace(summary, group_id=waiting), rows)
     records[2] = msgspec.structs.replace(records[2], value=b"\xff other" if how == "malformed" else changed)
-    assert line in audited(log).missing
+    assert line in str(audited(log).missing)
 
 
 def asked(log: Log, index: int, member: int, *, size: int = 2) -> RolloutRequest:
