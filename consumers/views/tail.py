@@ -19,6 +19,15 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.made_of import (
+    MADE_OF_HEADER,
+    ORIGIN_HEADER,
+    GroupMadeOf,
+    MadeOf,
+    made_of,
+    origins_in,
+    raw_positions,
+)
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.calls import (
     LLM_CALLS,
@@ -33,15 +42,6 @@ from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
 from tracegrad.schemas.records.held_out import HeldOutPass
-from tracegrad.schemas.records.made_of import (
-    MADE_OF_HEADER,
-    ORIGIN_HEADER,
-    GroupMadeOf,
-    MadeOf,
-    made_of,
-    origins_in,
-    raw_positions,
-)
 from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
 from tracegrad.schemas.records.process_status import PROCESS_STATUS, ProcessReport, SupervisedProcess
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, ROLLOUTS, Reward, RolloutEvent, RolloutRequest

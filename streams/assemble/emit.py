@@ -11,10 +11,10 @@ import msgspec
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.keys import group_key
+from tracegrad.schemas.log.made_of import MadeOf, made_of_header
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import CALLS_JOINED_BY, CALLS_NAMED_BY, TOOLS_WITHOUT_ID, Metrics
 from tracegrad.schemas.records.episodes import EPISODES
-from tracegrad.schemas.records.made_of import MadeOf, made_of_header
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ..config import StreamRules

@@ -19,6 +19,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of, is_rollout, waiting_id
 from tracegrad.schemas.keys import episode_key
+from tracegrad.schemas.log.made_of import origin_header, origins_in
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import (
     EPISODES_CLOSED,
@@ -41,7 +42,6 @@ from tracegrad.schemas.records.facts import (
     LogFact,
     SpanFact,
 )
-from tracegrad.schemas.records.made_of import origin_header, origins_in
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Stage, Topic, Topics
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.keys import episode_key
+from tracegrad.schemas.log.made_of import Parts, origin_header
 from tracegrad.schemas.records.facts import (
     EPISODE_EVENTS,
     CallEndedFact,
@@ -26,7 +27,6 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
     SpanKind,
 )
-from tracegrad.schemas.records.made_of import Parts, origin_header
 from tracegrad.schemas.topics import Topic
 
 from .origins import batch_of

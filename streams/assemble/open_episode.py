@@ -16,6 +16,7 @@ import msgspec
 
 from tracegrad.schemas.credentials import attempt_holder
 from tracegrad.schemas.ids import AttemptId, RolloutId, key_in
+from tracegrad.schemas.log.made_of import origin_header
 from tracegrad.schemas.log.protocol import Headers, Position
 from tracegrad.schemas.records.calls import CallEnded, CallOutcome, CallsClosed
 from tracegrad.schemas.records.episodes import ClosedMarker
@@ -32,13 +33,12 @@ from tracegrad.schemas.records.facts import (
     SpanFact,
     SpanKind,
 )
-from tracegrad.schemas.records.made_of import origin_header
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
 from .agent_rewards import is_authorised
+from .join.parents import Parents
 from .links import Links, answers_in
 from .origins import Origins
-from .parents import Parents
 from .sent_spans import SentSpans, later
 
 __all__ = ["CALLS", "OUTCOMES", "Held", "OpenEpisode", "Waiting"]

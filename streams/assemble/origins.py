@@ -11,8 +11,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from tracegrad.schemas.log.made_of import Parts, merged
 from tracegrad.schemas.records.facts import CallFact, Fact, LinkFact, LogFact, RewardFact, SpanFact
-from tracegrad.schemas.records.made_of import Parts, merged
 from tracegrad.schemas.records.rollouts import Reward, piece_id
 
 __all__ = ["Origins", "batch_of"]

@@ -16,8 +16,8 @@ import msgspec
 
 from tracegrad.schemas.records.facts import LogFact, SpanFact
 
+from .join.log_readings import Told, filled
 from .join.span_tree import Place, place_of
-from .log_readings import Told, filled
 
 __all__ = ["SentSpans", "later"]
 

@@ -24,9 +24,9 @@ from .air.rules import AirConfig
 from .context_calls import asked_of_others, context_calls
 from .join.asked import Asked
 from .join.calls import Joined, join_calls
+from .join.requests import repeated, unparsable
 from .join.tools import join_tools, tool_spans
 from .open_episode import OpenEpisode
-from .requests import repeated, unparsable
 
 __all__ = ["has_structure", "write_episode"]
 

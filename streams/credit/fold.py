@@ -21,12 +21,7 @@ from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import GIVEN_UP_ATTEMPT, GroupId, episode_id, rollout_id
 from tracegrad.schemas.keys import group_key, policy_key
-from tracegrad.schemas.log.protocol import Position, Record
-from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
-from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, LATE, UNCLAIMED, ClosedMarker, Episode, Score
-from tracegrad.schemas.records.facts import Close
-from tracegrad.schemas.records.made_of import (
+from tracegrad.schemas.log.made_of import (
     EpisodeRef,
     GroupMadeOf,
     MadeOf,
@@ -35,6 +30,11 @@ from tracegrad.schemas.records.made_of import (
     made_of_header,
     raw_positions,
 )
+from tracegrad.schemas.log.protocol import Position, Record
+from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, LATE, UNCLAIMED, ClosedMarker, Episode, Score
+from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.rollouts import GroupRef, Reward, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
 

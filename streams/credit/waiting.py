@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.made_of import Parts, origins_in
 from tracegrad.schemas.log.protocol import Headers, Position, Record
 from tracegrad.schemas.records.episodes import FEEDBACK, UNCLAIMED, Episode
-from tracegrad.schemas.records.made_of import Parts, origins_in
 from tracegrad.schemas.records.rollouts import Reward
 
 from ..ratings import is_about, rated_anew

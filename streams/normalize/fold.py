@@ -19,6 +19,7 @@ from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.keys import episode_key
+from tracegrad.schemas.log.made_of import origin_header
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.mac import is_by_own_run, signer_of
 from tracegrad.schemas.metrics import CALLS_UNPROVED, CONTEXT_CALLS, FACTS, NOT_SELECTED, Metrics
@@ -44,7 +45,6 @@ from tracegrad.schemas.records.facts import (
     RewardFact,
     RolloutFact,
 )
-from tracegrad.schemas.records.made_of import origin_header
 from tracegrad.schemas.records.rollouts import REWARDS, ROLLOUT_EVENTS, Reward, RolloutEvent
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 

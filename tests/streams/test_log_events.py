@@ -17,7 +17,7 @@ from tracegrad.schemas.ids import conversation_key
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LogFact, digest_of
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.log_readings import Told
+from tracegrad.streams.assemble.join.log_readings import Told
 from tracegrad.streams.config import SelectConfig
 
 TRACE = "77" * 16

@@ -19,7 +19,7 @@ import msgspec
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import GroupRef, is_usable
 
-from ..ratings import reward_of
+from ...ratings import reward_of
 
 __all__ = ["as_group", "as_rated", "rated", "ratings_of"]
 

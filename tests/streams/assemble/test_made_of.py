@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from tests.schemas.records.test_made_of import offsets
+from tests.schemas.log.test_made_of import offsets
 from tests.streams.assemble.test_feedback import said
 from tests.streams.assemble.test_interleavings import IDLE_S, NAMES, Worker, drive, facts_of
 from tests.streams.assemble.test_interleavings import conversation as of_two_traces
@@ -34,11 +34,7 @@ from tests.streams.make import (
 )
 from tracegrad.schemas.fold import Emission
 from tracegrad.schemas.ids import attempt_of
-from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.episodes import EPISODES
-from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LinkFact
-from tracegrad.schemas.records.made_of import (
+from tracegrad.schemas.log.made_of import (
     GroupMadeOf,
     MadeOf,
     Parts,
@@ -46,6 +42,10 @@ from tracegrad.schemas.records.made_of import (
     origins_in,
     raw_positions,
 )
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LinkFact
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.assemble.emit import emit

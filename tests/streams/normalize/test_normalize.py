@@ -28,12 +28,12 @@ from tests.streams.make import (
 from tracegrad.schemas.attributes import COUNTED_SPAN
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import RunHash, RunName
+from tracegrad.schemas.log.made_of import origins_in
 from tracegrad.schemas.log.protocol import Headers, Record
 from tracegrad.schemas.metrics import CALLS_UNPROVED, NOT_SELECTED
 from tracegrad.schemas.records.calls import LLM_CALLS
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, CallFact, Facts, SpanFact
-from tracegrad.schemas.records.made_of import origins_in
 from tracegrad.schemas.records.rollouts import REWARDS
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.streams.normalize.fold import MAX_FACTS_PER_RECORD, Normalize

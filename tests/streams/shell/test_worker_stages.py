@@ -26,7 +26,7 @@ from tests.streams.make import (
 )
 from tests.streams.shell.worker_bench import Bench, bench
 from tracegrad.compose.kafka.log import KafkaLog
-from tracegrad.schemas.records.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
+from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Stage, Topic, Topics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracegrad.schemas.records.calls import ToolCall
-from tracegrad.streams.assemble.requests import repeated, unparsable
+from tracegrad.streams.assemble.join.requests import repeated, unparsable
 
 
 def asked(id_: str, arguments: str, name: str = "calc") -> ToolCall:

@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from tracegrad.schemas.log.protocol import Headers
-from tracegrad.schemas.records.made_of import (
+from tracegrad.schemas.log.made_of import (
     MADE_OF_HEADER,
     MAX_BYTES,
     ORIGIN_HEADER,
@@ -23,6 +22,7 @@ from tracegrad.schemas.records.made_of import (
     origins_in,
     raw_positions,
 )
+from tracegrad.schemas.log.protocol import Headers
 
 
 def offsets(ranges: list[tuple[int, int]]) -> set[int]:

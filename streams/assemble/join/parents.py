@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tracegrad.schemas.records.facts import SpanFact
 
-from .join.span_tree import Place, place_of
+from .span_tree import Place, place_of
 
 __all__ = ["Parents"]
 

@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from ..log.protocol import Headers
+from .protocol import Headers
 
 __all__ = [
     "MADE_OF_HEADER",
