@@ -89,10 +89,8 @@ def audit(
 
     Args:
         log: where to read; not the rooms' own, which leaves out what does not verify.
-        topics, run: the run's, and its hash.
-        policy: the policy whose groups are counted.
-        ring: the run's keys.
-        starts: where the run began on the raw topics; None: at their beginning.
+        topics, run, policy: the run's, its hash, and whose groups are counted.
+        ring, starts: its keys, and where it began on the raw topics; None: at their beginning.
         is_live: a step may be under way between its manifest and its record.
         look: compares a version's files with its manifest, a second a gigabyte; None: they are not looked at.
         num_kept: how many of the newest versions keep their folders, beside version 0; 0: all.
@@ -105,8 +103,7 @@ def audit(
     missing: list[str] = []
     steps = surviving_steps(step for step in seen.steps if step.policy == policy)
     calls, episodes = _calls(seen, missing), _episodes(seen, missing, trains_captured=trains_captured)
-    groups = _groups(seen, steps, policy, missing)
-    feedback = _feedback(seen, missing, trains=trains_captured, takes=takes_feedback)
+    groups, feedback = _groups(seen, steps, policy, missing), _feedback(seen, missing, trains_captured, takes_feedback)
     missing += check_links(seen, takes_feedback=takes_feedback)
     missing += check_versions(seen, steps, is_live=is_live, look=look, num_kept=num_kept)
     named = list(dict.fromkeys(missing))
@@ -116,7 +113,7 @@ def audit(
         episodes=episodes,
         groups=groups,
         feedback=feedback,
-        refused_feedback=seen.feedback.refused | ({"forged": num} if (num := seen.feedback.num_forged) else {}),
+        refused_feedback=seen.feedback.all_refused,
         missing=named[:MAX_NAMED],
         num_missing=len(named),
         num_steps=len(steps),
@@ -260,7 +257,7 @@ def _groups(seen: Evidence, steps: list[TrainingStep], policy: str, missing: lis
     return _unit(terms, missing, "group passed by and in no batch")
 
 
-def _feedback(seen: Evidence, missing: list[str], *, trains: bool, takes: bool) -> Unit:
+def _feedback(seen: Evidence, missing: list[str], trains: bool, takes: bool) -> Unit:
     terms = feedback_terms(seen, trains=trains) if takes else dict.fromkeys(seen.feedback.pieces, "ignored")
     if seen.expired & {Topic.REWARDS, Topic.EPISODE_EVENTS, Topic.EPISODE_SCORES}:
         terms = {id_: term for id_, term in terms.items() if term not in ("missing", "unknown")}

@@ -78,10 +78,11 @@ class Feedback(msgspec.Struct, kw_only=True):
                 self.refused_by[report.process, field] = int(num)
 
     @property
-    def refused(self) -> dict[str, int]:
-        """Field at fault -> pieces, by all gateways."""
+    def all_refused(self) -> dict[str, int]:
+        """Field at fault -> pieces, by all gateways; `forged`."""
         fields = sorted({field for _, field in self.refused_by})
-        return {field: sum(num for (_, of), num in self.refused_by.items() if of == field) for field in fields}
+        told = {field: sum(num for (_, of), num in self.refused_by.items() if of == field) for field in fields}
+        return told | ({"forged": self.num_forged} if self.num_forged else {})
 
     def _piece(self, id_: str) -> Piece:
         return self.pieces.setdefault(id_, Piece())

@@ -26,8 +26,8 @@ from tracegrad.schemas.records.rollouts import REWARDS, Reward, piece_id
 from tracegrad.schemas.records.transitions import decode_group
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
-from tracegrad.streams.credit.conversations import as_group, as_rated
-from tracegrad.streams.credit.return_to_go import credit_group
+from tracegrad.streams.credit.strategies.conversations import as_group, as_rated
+from tracegrad.streams.credit.write_group import credit_group
 from tracegrad.streams.ratings import is_about, rated_anew
 
 NUM = int(os.environ.get("FEEDBACK_ORDERS", "60"))
@@ -215,7 +215,7 @@ def recomputed(life: Life, episode: Episode) -> list[bytes | None]:
             if isinstance(one, Score) and (piece, episode.episode_id) in fates:
                 assert is_about(one.reward, episode)
                 about += [one.reward] if at >= since or (piece, True) not in fates else []
-        rated, rule = rated_anew(episode, about), life.run.rules.streams.peers
+        rated = rated_anew(episode, about)
         is_rated = rated.is_rated
-        found.append(credit_group([as_rated(rated)], "policy", TOPICS, Metrics(), rule=rule) if is_rated else None)
+        found.append(credit_group([as_rated(rated)], "policy", TOPICS, Metrics()) if is_rated else None)
     return found
