@@ -86,8 +86,9 @@ def rules_alone(steps: Sequence[TrainingStep]) -> bool:
     what is paid beside the task. Not judged before there are 25 steps: a rule is learnt before the task is, by right.
     """
     rules = {rule for step in steps for rule in step.reward_parts}
-    is_early = len(steps) < NUM_STEPS
-    return not is_early and not _rises(steps) and any(_grows(step.reward_parts.get(rule, 0.0) for step in steps) for rule in rules)
+    if len(steps) < NUM_STEPS or _rises(steps):
+        return False
+    return any(_grows(step.reward_parts.get(rule, 0.0) for step in steps) for rule in rules)
 
 
 def _updates(steps: Sequence[TrainingStep]) -> list[TrainingStep]:
