@@ -7,6 +7,7 @@ import base64
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from tracegrad.schemas.metrics import SCORES, SOURCES_AWAY, SOURCES_FAILED, Metr
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 
 NAMES = {name: RangeConfig(low=0.0, high=5.0) for name in ("thumb", "stars", "tone")}
+RECORDED_AT_S = datetime(2026, 11, 24, 10, tzinfo=UTC).timestamp()
 SECRET = "pk-1:sk-very-secret"
 
 
@@ -44,7 +46,15 @@ class Written:
         self.sources = sources
         config = FeedbackConfig(names=NAMES, sources=sources)
         handles = FeedbackHandles(port=0, run_hash=RUN_HASH, key=KEY, source_keys=keys or {})
-        self.polls = Polls(config, handles, accept=self._accept, metrics=self.metrics, first_pause_s=0.01)
+        self.polls = Polls(
+            config,
+            handles,
+            accept=self._accept,
+            metrics=self.metrics,
+            first_pause_s=0.01,
+            # As when the recordings were made, whose sessions would else be too long ago.
+            now_s=lambda: RECORDED_AT_S,
+        )
 
     async def _accept(self, rewards: Sequence[Reward]) -> None:
         if self.is_away:
