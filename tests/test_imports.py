@@ -31,12 +31,12 @@ MAY_IMPORT = {room: {"schemas"} for room in ROOMS} | {"schemas": set(), "compose
 APART = {
     "producers": ("llm_gateway", "otlp_gateway", "rewards", "runner", "tasks"),
     "streams": ("assemble", "credit", "normalize", "shell"),
-    "consumers": ("audit", "engine", "views"),
+    "consumers": ("audit", "engine", "history", "views"),
     "compose": ("engine", "kafka", "local_kafka", "verify"),
 }
 """Folders of a room that do not import each other; what two of them share lies beside them, or in schemas. So a fold
 knows neither another fold nor the shell that drives it, and a view nothing of the audit."""
-TOPS = {"compose": ("run", "cli")}
+TOPS = {"compose": ("run", "history", "cli")}
 """Folders of a room that may import those that stay apart, and each what stands before it; never the other way."""
 DOORS = {
     "confluent_kafka": ("compose/kafka/",),

@@ -23,6 +23,7 @@ from ..run.session import INTERRUPTED
 from . import look, run, topics
 from .common import echo
 from .recipes import recipes
+from .replay import replay
 
 __all__ = ["app", "main"]
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
+    "History": (replay,),
     "Look": (look.status, look.tail, look.audit, recipes),
 }.items():
     for command in commands:

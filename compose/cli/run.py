@@ -25,7 +25,7 @@ from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, help_of, load_settings
 from .env_forms import Form, written
 
-__all__ = ["demo", "env", "serve", "train", "up", "variables"]
+__all__ = ["Set", "demo", "env", "serve", "set_flags", "train", "up", "variables"]
 
 FileArgument = Annotated[Path, typer.Argument(help="The TOML file, or the folder that holds tracegrad.toml.")]
 Steps = Annotated[int | None, typer.Option(help=help_of("trainer.steps"), show_default=False)]
@@ -98,7 +98,7 @@ def train(
         "tasks.eval_file": str(eval_tasks) if eval_tasks else None,
         "policy.model": model,
     }
-    flags |= _set_flags(set_ or [])
+    flags |= set_flags(set_ or [])
     settings = load_settings(file, flags, for_training=True)
     _run(settings, runs_dir, as_json=as_json, for_training=True, keep=keep, report=make_report)
 
@@ -122,7 +122,7 @@ def up(
     from ..run.report import tell_results
 
     flags: dict[str, Any] = {"run": run, "policy.model": model, "kafka.bootstrap_servers": bootstrap_servers}
-    flags |= _set_flags(set_ or [])
+    flags |= set_flags(set_ or [])
     if file is None and not Path("tracegrad.toml").is_file():
         flags["run"] = run or "up"
     settings = _capturing(load_settings(file, flags, for_training=False))
@@ -264,7 +264,8 @@ def _flags(
     }
 
 
-def _set_flags(given: list[str]) -> dict[str, Any]:
+def set_flags(given: list[str]) -> dict[str, Any]:
+    """What `--set` says, by key. Raises ConfigurationError."""
     flags: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -15,7 +15,7 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
+from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec, TimestampSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
@@ -30,6 +30,8 @@ __all__ = ["KafkaAdmin", "checked", "partition_of"]
 
 T = TypeVar("T")
 
+_NONE = -1
+"""For the offset of a time behind all records."""
 _TIMEOUT_S = 15.0
 """For each question to the cluster; more than a broker's restart (3 s) takes."""
 _UNKNOWN_S = 15.0
@@ -203,7 +205,15 @@ class KafkaAdmin:
         ends = _patiently(lambda: self._list_offsets(wanted, LatestSpec()))  # type: ignore[no-untyped-call]
         return {where: Offsets(begins[where], ends[where]) for where in wanted}
 
-    def _list_offsets(self, wanted: Collection[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+    def offsets_at(self, wanted: Collection[TopicPartition], at_ms: int) -> dict[TopicPartition, int]:
+        """The first offset of each partition whose record was written at that time or later, else its end."""
+        found = _patiently(lambda: self._list_offsets(wanted, TimestampSpec(at_ms), least=_NONE))
+        ends = self.offsets(wanted)
+        return {where: ends[where].end if offset < 0 else offset for where, offset in found.items()}
+
+    def _list_offsets(
+        self, wanted: Collection[TopicPartition], spec: OffsetSpec, *, least: int = 0
+    ) -> dict[TopicPartition, int]:
         with self._asking("list offsets") as client:
             request = {partition_of(where): spec for where in wanted}
             futures = client.list_offsets(request, request_timeout=_TIMEOUT_S)
@@ -213,7 +223,7 @@ class KafkaAdmin:
             }
         for where, offset in found.items():
             # librdkafka 2.16 answers OFFSET_INVALID (-1001), and no error, of a broker that was frozen meanwhile.
-            if offset < 0:
+            if offset < least:
                 raise UnavailableError(
                     f"expected an offset of {where.topic!r} partition {where.partition}, got {offset}: the broker "
                     "has not said"

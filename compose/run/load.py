@@ -22,7 +22,7 @@ from tracegrad.schemas.section import PathKind, Section, nearest, section_of
 
 from .settings import RunSettings, choices, type_words
 
-__all__ = ["ENV_PREFIX", "load"]
+__all__ = ["ENV_PREFIX", "load", "load_over"]
 
 S = TypeVar("S", bound=Section)
 ENV_PREFIX = "TRACEGRAD_"
@@ -80,6 +80,26 @@ def load(
                 f"training needs a section [{section}]; add it, or bring your own agent to `tracegrad up`"
             )
     return settings
+
+
+def load_over(settings: RunSettings, flags: Mapping[str, Any]) -> RunSettings:
+    """A run's own settings, and flags above them. Raises ConfigurationError as `load`."""
+    above: dict[str, Any] = {}
+    for name, value in flags.items():
+        _put(above, name, value, f"flag for {name}")
+    _absolute_paths(above, Path.cwd())
+    made = _build(RunSettings, _merged(_without_none(msgspec.to_builtins(settings)), above))
+    _check_paths(made)
+    return made
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """What a file would say: none of its forms is a null."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

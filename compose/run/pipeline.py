@@ -42,6 +42,7 @@ __all__ = [
     "ENGINE_PARTS",
     "ENVIRONMENT",
     "PARTS_WITHOUT_MODEL",
+    "history_specs",
     "prepare_run",
     "prepare_topics",
     "specs",
@@ -160,6 +161,8 @@ def prepare_topics(wiring: Wiring) -> None:
         # Kept before anything is committed: who is killed in between begins again where it would have begun.
         run_dir.write_starts(begin_run(log, topics))
         log = wiring.kafka()
+    if run_dir.history is not None:
+        return  # its stages have been, and read nothing
     starts, max_closed_ids = run_dir.topic_starts, settings.streams.max_closed_ids
     for stage, offsets in positions(log, topics, starts, max_closed_ids=max_closed_ids).items():
         if offsets:
@@ -203,6 +206,12 @@ def specs(wiring: Wiring, *, for_training: bool, only: Part | None = None) -> li
     if for_training or (settings.only_holds_out and only is None):
         found += [_serve(wiring, "runner", layer=3), _serve(wiring, "tasks", layer=3, is_job=True)]
     return found
+
+
+def history_specs(wiring: Wiring) -> list[ProcessSpec]:
+    """Of a run that trains on what lies on its topics: nothing makes more of it."""
+    brokers = [] if wiring.settings.kafka.bootstrap_servers is not None else [_broker(wiring)]
+    return [*brokers, _serve(wiring, "trainer", layer=1, is_job=True)]
 
 
 def _broker(wiring: Wiring) -> ProcessSpec:

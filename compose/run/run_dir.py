@@ -5,6 +5,7 @@
     config.json     the resolved settings, likewise         at each start
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
     starts.json     topics, and where the run began on them written once
+    history.json    of a replay: what was made of another run by its trainer's start
     outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
     logs/ beats/ kafka/ streams/ engine-plugin/ results/ locks/
@@ -30,6 +31,7 @@ from tracegrad import __version__
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.trainer.history.config import History
 
 from ..files import hold_lock, write_atomically
 from ..kafka.positions import TopicStart, start_offsets
@@ -110,6 +112,7 @@ class RunDir:
         self.results = path / "results"
         self.config = path / "config.json"
         self.endpoints_file = path / "endpoints.json"
+        self.history_file = path / "history.json"
         self._outcome_file = path / "outcome.json"
 
     @classmethod
@@ -169,6 +172,12 @@ class RunDir:
     def settings(self) -> RunSettings:
         """Its resolved settings."""
         return _read(self.config, RunSettings)
+
+    @property
+    def history(self) -> History | None:
+        """Of a run that replays another and trains on it, what its trainer is told; None before that is there, and of
+        other runs."""
+        return _read(self.history_file, History) if self.history_file.exists() else None
 
     @property
     def outcome(self) -> Outcome | None:

@@ -34,7 +34,17 @@ from .status_reports import StatusReports
 from .supervisor import Outcome, OutcomeKind, Supervisor
 from .wiring import Wiring, source_keys, upstream
 
-__all__ = ["INTERRUPTED", "LastWords", "ReportMaker", "run_session", "run_state", "watch_arrivals"]
+__all__ = [
+    "INTERRUPTED",
+    "LastWords",
+    "Onlookers",
+    "ReportMaker",
+    "run_session",
+    "run_state",
+    "supervise",
+    "watch_arrivals",
+    "watch_steps",
+]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of SIGINT, as shells count."""
@@ -88,8 +98,8 @@ def run_session(
             wiring = Wiring(prepare_run(settings, path))
             _ = wiring.keys  # one that is missing is said before any process starts
             processes = specs(wiring, for_training=for_training, only=only)
-            onlookers = _Onlookers(wiring, show, watch or watch_steps, last_words)
-            return _supervise(onlookers, processes, ends_with_jobs=for_training, keep=keep, report=report)
+            onlookers = Onlookers(wiring, show, watch or watch_steps, last_words)
+            return supervise(onlookers, processes, ends_with_jobs=for_training, keep=keep, report=report)
     finally:
         # Whatever was raised, the terminal gets its cursor back.
         show.close()
@@ -134,7 +144,7 @@ def check_before_start(settings: RunSettings, run_dir: RunDir, say: Callable[[st
         check_engine(url, model=policy.model, served_name=policy.name, plugin=plugin, token=settings.engine.token)
 
 
-class _Onlookers:
+class Onlookers:
     """Who reads from and tells the broker beside the processes; they leave before the first process is stopped."""
 
     def __init__(self, wiring: Wiring, show: Show, watch: WatchFactory, last_words: LastWords | None = None) -> None:
@@ -172,14 +182,15 @@ class _Onlookers:
             self._reports.close()
 
 
-def _supervise(
-    onlookers: _Onlookers,
+def supervise(
+    onlookers: Onlookers,
     processes: Sequence[ProcessSpec],
     *,
     ends_with_jobs: bool,
-    keep: bool,
-    report: ReportMaker | None,
+    keep: bool = False,
+    report: ReportMaker | None = None,
 ) -> int:
+    """Runs them until the jobs are done, or a person stops it. Returns the exit status."""
     wiring, show = onlookers.wiring, onlookers.show
     supervisor = Supervisor(
         processes,
@@ -190,7 +201,8 @@ def _supervise(
         before_stop=onlookers.close,
     )
     show.say(f"run {wiring.record.name} in {wiring.run_dir.path}")
-    show.say(f"starting {len(processes)} processes; the engine takes longest (their logs: {wiring.run_dir.logs})")
+    longest = "; the engine takes longest" if any(spec.name.startswith("engine") for spec in processes) else ""
+    show.say(f"starting {len(processes)} processes{longest} (their logs: {wiring.run_dir.logs})")
 
     def is_kept(spec: ProcessSpec) -> bool:
         return keep or spec.name == BROKER
@@ -266,6 +278,8 @@ def _step_lines(wiring: Wiring) -> StepLines:
     log = wiring.log()
 
     def lag() -> int | None:
+        if wiring.run_dir.history is not None:
+            return None  # no stage works on it
         try:
             return stream_lag(log, wiring.topics)
         except TracegradError:

@@ -79,6 +79,10 @@ class Show:
         for line in lines:
             self.say(line)
 
+    def progress(self, name: str, fields: dict[str, Any], text: str) -> None:
+        """How far long work is; each time anew."""
+        self.result(name, fields, [text])
+
     def close(self) -> None:
         """Leaves the terminal as it was."""
 
@@ -103,6 +107,9 @@ class RichShow(Show):
     def say(self, text: str) -> None:
         style = "bold" if text == _HEADER else None
         self._console.print(escape(printable(text)), style=style, soft_wrap=True)
+
+    def progress(self, name: str, fields: dict[str, Any], text: str) -> None:
+        self._status.update(text)
 
     def close(self) -> None:
         self._status.stop()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import msgspec
+
 from tracegrad.producers.llm_gateway.config import EngineRef, LlmHandles, Upstream, UpstreamConfig
 from tracegrad.producers.otlp_gateway.config import OtlpHandles
 from tracegrad.producers.rewards.config import FeedbackConfig, FeedbackHandles
@@ -51,10 +53,18 @@ _ACK_SHARE = 0.8
 class Wiring:
     """Builds what each process of a run is given."""
 
-    def __init__(self, run_dir: RunDir, *, listening_fd: int | None = None) -> None:
-        """`listening_fd`: what a gateway inherits from its supervisor (compose/listening.py)."""
+    def __init__(
+        self, run_dir: RunDir, *, listening_fd: int | None = None, bootstrap_servers: str | None = None
+    ) -> None:
+        """
+        Args:
+            listening_fd: what a gateway inherits from its supervisor (compose/listening.py).
+            bootstrap_servers: where the run's broker listens now, if not as at its last start.
+        """
         self.run_dir, self._listening_fd = run_dir, listening_fd
         self.settings, self.record, self.endpoints = run_dir.settings, run_dir.record, run_dir.endpoints
+        if bootstrap_servers is not None:
+            self.endpoints = msgspec.structs.replace(self.endpoints, bootstrap_servers=bootstrap_servers)
         self.topics = self.settings.topics
 
     @cached_property
@@ -233,6 +243,7 @@ class Wiring:
             work_dir=str(self.run_dir.trainer),
             seed=self.record.seed,
             trains_captured=self.settings.select.train,
+            history=self.run_dir.history,
         )
 
     def weight_sync(self, ordinal: int = 0) -> WeightSyncHandles:

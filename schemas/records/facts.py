@@ -33,6 +33,7 @@ __all__ = [
     "SpanKind",
     "ToolStatus",
     "digest_of",
+    "whose_facts",
 ]
 
 
@@ -264,7 +265,20 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     """Of `idle`: how many records of the episode were folded then; once it has more, it was not silent. 0: any."""
 
 
+class _Whose(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):
+    """The part of Facts that tells whose they are."""
+
+    episode_id: str
+
+
+_WHOSE = msgspec.msgpack.Decoder(_Whose)
+
 EPISODE_EVENTS: Codec[Facts | Close] = Codec(Facts | Close, released=("facts/1", "close/1"), wire="msgpack")
+
+
+def whose_facts(value: bytes) -> str:
+    """The `episode_id` of encoded Facts, at a tenth of the cost of reading them all."""
+    return _WHOSE.decode(value).episode_id
 
 
 def digest_of(text: str | None) -> str | None:

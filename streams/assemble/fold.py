@@ -51,12 +51,12 @@ from ..stage_fold import StageFold
 from .agent_rewards import is_authorised
 from .bounds import Bounds
 from .deadlines import due
-from .emit import disposition_of, emit
 from .late_feedback import divided, feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, Waiting
 from .strays import Strays
 from .stretches import Stretches
+from .write.emit import disposition_of, emit
 
 __all__ = ["Assemble"]
 

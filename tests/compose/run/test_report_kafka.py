@@ -13,7 +13,7 @@ from tests.serving import until
 from tracegrad.compose.run import report, session
 from tracegrad.compose.run.pipeline import _broker, prepare_run
 from tracegrad.compose.run.process import ProcessSpec
-from tracegrad.compose.run.session import _Onlookers, watch_steps
+from tracegrad.compose.run.session import Onlookers, watch_steps
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
@@ -49,8 +49,8 @@ def test_a_broker_that_is_killed_twice_while_the_report_is_made(
     monkeypatch.setattr(report, "account", killing)
     show = Show(out)
     job = ProcessSpec(name="job", argv=("/bin/sh", "-c", "exit 0"), layer=1, is_job=True)
-    onlookers = _Onlookers(wiring, show, watch_steps)
-    status = session._supervise(onlookers, [_broker(wiring), job], ends_with_jobs=True, keep=False, report=make)
+    onlookers = Onlookers(wiring, show, watch_steps)
+    status = session.supervise(onlookers, [_broker(wiring), job], ends_with_jobs=True, keep=False, report=make)
     assert status == 0, out.getvalue()
     assert out.getvalue().count("kafka died, restarting") == 2
     assert "every id is accounted for" in out.getvalue()

@@ -48,8 +48,8 @@ from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts, LinkFact
 from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
 from tracegrad.schemas.topics import Topic
-from tracegrad.streams.assemble.emit import emit
 from tracegrad.streams.assemble.open_episode import OpenEpisode
+from tracegrad.streams.assemble.write.emit import emit
 
 RULES = config(select=ALL, idle_s=IDLE_S)
 

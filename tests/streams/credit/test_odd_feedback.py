@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.streams.assemble.test_feedback import KEY, said
-from tests.streams.credit.test_conversations import TRACE, TURNS, conversation, returns
+from tests.streams.credit.strategies.test_conversations import TRACE, TURNS, conversation, returns
 from tests.streams.credit.test_waiting import Run
 from tests.streams.make import Item, Streams, call, call_id, config, tool_call
 from tracegrad.schemas.records.calls import Purpose

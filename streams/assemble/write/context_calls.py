@@ -13,8 +13,8 @@ from tracegrad.schemas.records.calls import ToolCall, UpstreamCall
 from tracegrad.schemas.records.episodes import ContextCall
 from tracegrad.schemas.records.facts import ContextCallFact, SpanFact
 
-from .join.asked import Asked
-from .join.calls import join_calls
+from ..join.asked import Asked
+from ..join.calls import join_calls
 
 __all__ = ["asked_of_others", "context_calls"]
 

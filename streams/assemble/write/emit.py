@@ -17,9 +17,9 @@ from tracegrad.schemas.metrics import CALLS_JOINED_BY, CALLS_NAMED_BY, TOOLS_WIT
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
-from ..config import StreamRules
-from ..stage_fold import dead_letter
-from .open_episode import OpenEpisode
+from ...config import StreamRules
+from ...stage_fold import dead_letter
+from ..open_episode import OpenEpisode
 from .selection import is_selected
 from .write_episode import has_structure, write_episode
 

@@ -17,16 +17,16 @@ from tracegrad.schemas.records.episodes import Episode, EpisodeCall, ToolExecuti
 from tracegrad.schemas.records.facts import CallFact, ContextCallFact, SpanFact, SpanKind, ToolStatus
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutState
 
-from ..ratings import in_order, reward_of, with_rewards
-from .agent_rewards import agent_rewards, is_authorised
-from .air.apply import apply_air
-from .air.rules import AirConfig
+from ...ratings import in_order, reward_of, with_rewards
+from ..agent_rewards import agent_rewards, is_authorised
+from ..air.apply import apply_air
+from ..air.rules import AirConfig
+from ..join.asked import Asked
+from ..join.calls import Joined, join_calls
+from ..join.requests import repeated, unparsable
+from ..join.tools import join_tools, tool_spans
+from ..open_episode import OpenEpisode
 from .context_calls import asked_of_others, context_calls
-from .join.asked import Asked
-from .join.calls import Joined, join_calls
-from .join.requests import repeated, unparsable
-from .join.tools import join_tools, tool_spans
-from .open_episode import OpenEpisode
 
 __all__ = ["has_structure", "write_episode"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from ..config import SelectConfig
-from .open_episode import OpenEpisode
+from ...config import SelectConfig
+from ..open_episode import OpenEpisode
 
 __all__ = ["is_selected"]
 

@@ -1,0 +1,108 @@
+"""Use history: `replay`, a run's past as another run."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.trainer.history.config import Mode
+
+from ..run.load import load_over
+from ..run.show import choose_show
+from .common import RUNS, JsonFlag, RunsDirOption, find_run, load_settings
+from .run import Set, set_flags
+
+__all__ = ["moment_ms", "replay"]
+
+_RUN = "run:"
+_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
+Into = Annotated[str, typer.Option("--into", help="Name of the new run.")]
+File = Annotated[Path | None, typer.Argument(help="A TOML file with the new run's settings; else the source's own.")]
+From = Annotated[
+    str, typer.Option("--from", help="run:NAME (all of a run), earliest, a time in ISO 8601, or PT2H: two hours ago.")
+]
+To = Annotated[str | None, typer.Option("--to", help="A time, or how long ago, in the same form.", show_default=False)]
+Source = Annotated[
+    Path | None,
+    typer.Option("--kafka", help="The source run's folder; else the newest under --runs-dir.", show_default=False),
+]
+Rate = Annotated[float | None, typer.Option(min=0.1, help="Records a second, at most.", show_default=False)]
+ModeOption = Annotated[
+    Mode | None,
+    typer.Option("--mode", help="Train on it: same, offline or filter; else it is only folded.", show_default=False),
+]
+Reclose = Annotated[
+    bool, typer.Option("--reclose", help="Assemble anew, late records too, not as the source recorded.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Fold and count; write nothing.")]
+
+
+def replay(
+    into: Into,
+    file: File = None,
+    from_: From = "earliest",
+    to: To = None,
+    kafka: Source = None,
+    set_: Set = None,
+    rate: Rate = None,
+    mode: ModeOption = None,
+    reclose: Reclose = False,
+    dry_run: DryRun = False,
+    as_json: JsonFlag = False,
+    runs_dir: RunsDirOption = RUNS,
+) -> None:
+    """Fold a run's past again into a new run, under the same rules or others; perhaps train on it.
+
+    The source is only read: one that has ended is opened from its folder. A replay that was stopped goes on when the
+    same command is given again.
+
+    Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
+    """
+    from ..history.replay import ReplayRequest, replayed_settings, run_replay
+
+    if from_.startswith(_RUN) and kafka is not None:
+        raise ConfigurationError(f"--from {from_} names the source, and so does --kafka; leave one of them out")
+    named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
+    source = find_run(named, kafka, runs_dir)
+    flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
+    settings = load_over(source.settings, flags) if file is None else load_settings(file, flags, for_training=False)
+    now = datetime.now(UTC)
+    request = ReplayRequest(
+        source=source.run_dir.path,
+        begin_ms=None if named or from_ == "earliest" else moment_ms(from_, "--from", now),
+        end_ms=moment_ms(to, "--to", now) if to else None,
+        rate=rate,
+        reclose=reclose,
+        is_dry=dry_run,
+        mode=mode,
+    )
+    settings = replayed_settings(source.run_dir, settings, mode)
+    raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+
+
+def moment_ms(text: str, flag: str, now: datetime) -> int:
+    """A time, or how long before now, in milliseconds since the epoch. Raises ConfigurationError: neither, or to
+    come."""
+    found = _DURATION.fullmatch(text)
+    if found and any(found.groups()):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        at = now - timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    else:
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            raise ConfigurationError(
+                f"{flag}: expected run:NAME, earliest, a time such as 2026-11-24T09:00:00+00:00, or a duration before "
+                f"now such as PT2H, got {text!r}"
+            ) from None
+        at = at if at.tzinfo is not None else at.astimezone()
+    if at > now:
+        raise ConfigurationError(
+            f"{flag}: expected a time that has been, got {at.isoformat()}; now is {now.isoformat()}"
+        )
+    return int(1000 * at.timestamp())

@@ -1,0 +1,1 @@
+"""A run of another run's history: opened, folded again, trained on."""

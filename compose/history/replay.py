@@ -1,0 +1,241 @@
+"""A replay: a source run's history, folded again into a new run, and trained on.
+
+    source's broker --> consumers/history --> new run's broker --> trainer
+
+In: the source's folder, settings of the new run, what of the history is meant. Out: the new run's folder, as any run's;
+an exit status. Invariants: the source is only read, a live one is undisturbed, and of one that has ended the broker is
+opened from its folder for as long as it is read; a replay that was broken off goes on when it is called again. Failure:
+ConfigurationError with the remedy; UnavailableError where a broker goes away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.consumers.history.choose import Window, bounds_of, chosen
+from tracegrad.consumers.history.read_recorded import read_recorded
+from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.refold import Refold
+from tracegrad.consumers.history.replay import History, Progress, replay
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
+from tracegrad.streams.assemble.write.again import make_again
+from tracegrad.streams.credit.again import rate_again
+from tracegrad.streams.folds import build_fold
+from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine, supervised
+from tracegrad.trainer.history.config import History as TrainedHistory
+from tracegrad.trainer.history.config import Mode
+
+from ..files import write_atomically
+from ..local_kafka import node as kafka_node
+from ..local_kafka.broker import LocalKafka
+from ..run.pipeline import history_specs, prepare_run, prepare_topics
+from ..run.report import newest_folder
+from ..run.run_dir import RunDir, write_record
+from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
+from ..run.settings import RunSettings
+from ..run.show import Show
+from ..run.wiring import Wiring, port_of
+
+__all__ = ["ReplayRequest", "replayed_settings", "run_replay"]
+
+_TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
+"""What a run tells of its training."""
+_RULES = ("air", "credit", "streams", "reward", "policy")
+"""Sections by which the same records become the same transitions."""
+_PARTITION = 0
+"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a history is meant, and what is to be done with it."""
+
+    source: Path
+    """The source run's folder."""
+    begin_ms: int | None = None
+    """Groups that began at this time or later (ms since the epoch, by the records' own times); None: all."""
+    end_ms: int | None = None
+    """And before this time."""
+    rate: float | None = None
+    """Records a second, at most."""
+    reclose: bool = False
+    """Not by what the source recorded: everything is assembled anew."""
+    is_dry: bool = False
+    """Fold and count; write nothing."""
+    mode: Mode | None = None
+    """How it is trained on; None: not at all."""
+
+
+def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) -> RunSettings:
+    """The settings of a run that replays another: it takes that one's rollouts; `filter` has a recipe of its own.
+
+    Raises ConfigurationError where they name the source's own run.
+    """
+    if settings.run == source.record.name:
+        raise ConfigurationError(
+            f"--into {settings.run}: expected a new run's name, got the source's own; a replay makes another run"
+        )
+    runs = dict.fromkeys((*settings.select.runs, str(source.path)))
+    algorithm = supervised(settings.algorithm) if mode == "filter" else settings.algorithm
+    select = msgspec.structs.replace(settings.select, runs=tuple(runs))
+    return msgspec.structs.replace(settings, select=select, algorithm=algorithm)
+
+
+def check_same(request: ReplayRequest, source: RunSettings, settings: RunSettings) -> list[str]:
+    """What of the machine differs, so that bits may. Raises ConfigurationError where mode `same` cannot repeat the
+    source: what is learnt would be another thing."""
+    was, now = (Taught(one.trainer, one.algorithm, one.seed) for one in (source, settings))
+    changed = changed_keys(was, now)
+    for section in _RULES:
+        if getattr(source, section) != getattr(settings, section):
+            changed.append(f"[{section}]")
+    if request.begin_ms is not None or request.end_ms is not None:
+        changed.append("a part of the history (--from, --to)")
+    if request.reclose:
+        changed.append("other closes (--reclose)")
+    if changed:
+        raise ConfigurationError(
+            f"--mode same: expected all that the source did, got {'; '.join(changed)}: leave that out, or take "
+            "--mode offline"
+        )
+    return changed_machine(was, now)
+
+
+def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: Show) -> int:
+    """Folds the source's history into the run at `path`. Returns the exit status; call it from the main thread."""
+    source = RunDir.open(request.source)
+    if request.mode is not None:
+        settings.policy.needed_model()
+    if request.mode == "same" and (told := check_same(request, source.settings, settings)):
+        show.say(f"weights may differ in their last bits: {'; '.join(told)}")
+    stop = threading.Event()
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with _opened(source) as servers:
+            of_source = Wiring(source, bootstrap_servers=servers)
+            if request.is_dry:
+                return _fold(request, of_source, None, settings, show, stop)
+            run_dir = RunDir(path.resolve())
+            with run_dir.lock():
+                into = Wiring(prepare_run(settings, path))
+                with _broker_of(into):
+                    prepare_topics(into)
+                    status = _fold(request, of_source, into, settings, show, stop)
+                    if status or request.mode is None:
+                        return status
+                    _write_history(request.mode, of_source, into)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        with run_dir.lock():
+            status = supervise(Onlookers(into, show, watch_steps), history_specs(into), ends_with_jobs=True)
+        if status == 0 and (folder := newest_folder(run_dir.weights)) is not None:
+            show.result("model", {"folder": folder}, [f"model: {folder}"])
+        return status
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        show.close()
+
+
+def _write_history(mode: Mode, source: Wiring, into: Wiring) -> None:
+    """What the trainer is told: how to train, to where, and what the source did."""
+    record = into.run_dir.path / "history.jsonl"
+    log, topics = source.log(), source.topics
+    values = (one.value for topic in _TRAINED for one in read_to_end(log, topics.name(topic)) if one.value is not None)
+    write_atomically(record, b"".join(value + b"\n" for value in values))
+    end = into.log().offsets(into.topics.name(Topic.TRANSITIONS))[_PARTITION].end
+    history = TrainedHistory(
+        mode=mode, run=source.record.hash, end_offset=end, record=str(record), config=into.settings.replay
+    )
+    write_record(into.run_dir.history_file, history)
+
+
+def _fold(
+    request: ReplayRequest,
+    source: Wiring,
+    into: Wiring | None,
+    settings: RunSettings,
+    show: Show,
+    stop: threading.Event,
+) -> int:
+    metrics = Metrics()
+    log = source.log(metrics)
+    history = _history(request, source, log)
+    show.say(
+        f"run {source.record.name}: {len(history.recorded.episodes)} episodes recorded, "
+        f"{sum(at.end - at.begin for at in history.bounds.values())} records to read"
+    )
+    rules = (into or source).stream_rules()
+    topics = msgspec.structs.replace(source.topics, run=settings.topics.run)
+    folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
+    again = partial(make_again, rules=rules, topics=topics, metrics=metrics)
+    done = replay(
+        history,
+        log,
+        Refold(folds, again, rate_again, topics, history.recorded),
+        target=into.log(metrics) if into is not None else None,
+        topics=topics,
+        stop=stop,
+        tell=lambda progress: _tell(show, progress),
+        rate=request.rate,
+    )
+    _tell(show, done)
+    if done.num_read < done.num_records:
+        show.say("stopped; the same command goes on")
+        return INTERRUPTED
+    return 0
+
+
+def _history(request: ReplayRequest, source: Wiring, log: Log) -> History:
+    """What is to be read of the source."""
+    topics = source.topics
+    raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
+    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
+    window = Window(
+        begin=source.kafka().admin.offsets_at(kept, request.begin_ms) if request.begin_ms is not None else None,
+        end=source.kafka().admin.offsets_at(kept, request.end_ms) if request.end_ms is not None else None,
+    )
+    found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
+    recorded = chosen(found, window)
+    if found.episodes and not recorded.episodes:
+        raise ConfigurationError(
+            f"--from, --to: expected groups that began then, got none of {len(found.episodes)} episodes"
+        )
+    bounds = bounds_of(recorded, window, kept, source.run_dir.starts)
+    return History(bounds=bounds, recorded=recorded)
+
+
+def _tell(show: Show, progress: Progress) -> None:
+    show.progress("replay", msgspec.to_builtins(progress), progress.text)
+
+
+@contextlib.contextmanager
+def _opened(source: RunDir) -> Iterator[str]:
+    """The source's broker: a cluster, a live run's, or its own, opened from its folder."""
+    servers = source.endpoints.bootstrap_servers
+    if source.settings.kafka.bootstrap_servers is not None or source.is_locked():
+        yield servers
+        return
+    port = port_of(servers) if kafka_node.is_free(port_of(servers)) else None
+    with source.lock(), LocalKafka(source.kafka, port=port) as broker:
+        yield broker.bootstrap_servers
+
+
+@contextlib.contextmanager
+def _broker_of(into: Wiring) -> Iterator[None]:
+    """The new run's broker, where it has one of its own."""
+    if into.settings.kafka.bootstrap_servers is not None:
+        yield
+        return
+    with LocalKafka(into.run_dir.kafka, port=port_of(into.endpoints.bootstrap_servers)):
+        yield

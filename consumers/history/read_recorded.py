@@ -1,0 +1,81 @@
+"""What a source run wrote of its episodes and groups, read from the headers of its records; bodies are not looked at.
+
+In: the log, the source's topics. Out: `Recorded`. Invariant: an episode that was written twice, as by a killed worker,
+is one; of its records the one of the greatest revision counts, then the first. Failure: a record without such a header,
+of an earlier release, is left out and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash, attempt_of
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of
+from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
+
+from .recorded import Part, Recorded, RecordedEpisode
+
+__all__ = ["read_recorded"]
+
+_RAW = frozenset(INPUTS[Stage.NORMALIZE])
+_PARTITION = 0
+"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
+
+logger = logging.getLogger(__name__)
+
+
+def read_recorded(log: Log, topics: Topics, runs: Iterable[RunHash]) -> Recorded:
+    """All that there is now. Blocks. Raises UnavailableError; ConfigurationError where no record tells what it was made
+    of.
+
+    Args:
+        runs: hashes of the runs whose runners' attempts it took.
+    """
+    episodes: dict[str, MadeOf] = {}
+    num_silent = 0
+    for record in read_to_end(log, topics.name(Topic.EPISODES)):
+        made = made_of(record.headers, MadeOf)
+        if made is None:
+            num_silent += 1
+        elif made.id not in episodes or made.revision > episodes[made.id].revision:
+            episodes[made.id] = made
+    if num_silent and not episodes:
+        raise ConfigurationError(
+            f"expected {topics.name(Topic.EPISODES)!r} to tell of which records its {num_silent} episodes were made, "
+            "got records of an earlier release, which do not; --reclose assembles them anew"
+        )
+    if num_silent:
+        logger.warning("%d episodes do not tell of which records they were made, and are left out", num_silent)
+    groups: dict[str, GroupMadeOf] = {}
+    for record in read_to_end(log, topics.name(Topic.TRANSITIONS)):
+        group = made_of(record.headers, GroupMadeOf) if record.partition == _PARTITION else None
+        if group is not None:
+            groups.setdefault(group.group, group)
+    taken = frozenset(runs)
+    made_again = (_recorded(made, groups.get(made.id), topics, taken) for made in episodes.values())
+    return Recorded(made_again, groups)
+
+
+def _recorded(made: MadeOf, group: GroupMadeOf | None, topics: Topics, runs: frozenset[RunHash]) -> RecordedEpisode:
+    parts = (part for key, positions in made.parts.items() for part in _parts(positions, key, topics))
+    return RecordedEpisode(
+        id=made.id,
+        key=made.key,
+        closed_by=made.closed_by,
+        group=made.group,
+        parts=tuple(parts),
+        said=tuple(_parts(group.feedback if group else {}, made.key, topics)),
+        is_captured=attempt_of(made.id, runs) is None,
+    )
+
+
+def _parts(positions: Positions, key: str, topics: Topics) -> Iterator[Part]:
+    for at, ranges in positions.items():
+        name, _, partition = at.rpartition("/")
+        if name in _RAW and partition.isdecimal():
+            where = TopicPartition(topics.name(Topic(name)), int(partition))
+            yield from (Part(where, begin, end, key) for begin, end in ranges)

@@ -1,0 +1,236 @@
+"""normalize, assemble and credit over what lies on the log already: the workers' own pure folds, in one program.
+
+    raw record --> normalize --> facts, held by episode --> whole: assemble --> episode --> credit --> transitions
+
+In: raw records of a source run, and what that run recorded of its episodes (recorded.py). Out: the records of
+`episodes`, `transitions` and `dead_letters` of a new run. Invariants:
+
+- An episode is made when all records have been read that it was made of, and of nothing else. So neither when records
+  were read nor how long anything took decides what is in it.
+- Groups leave in the order in which the source trained them; those that it never trained follow.
+- What is in no episode of the source is left out: it was late, not selected, or its episode never closed.
+- Where nothing was recorded, the folds close as workers' do, by closes that the records' own times propose, never now.
+- Feedback that came behind an episode's close counts where the source says that it counted.
+
+Failure: bad input is a dead letter, as the folds make it. An episode that lacks records which are gone is made of the
+rest, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tracegrad.schemas.fold import Fold, Output
+from tracegrad.schemas.keys import group_key
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, FEEDBACK
+from tracegrad.schemas.records.facts import Close, whose_facts
+from tracegrad.schemas.topics import Stage, Topic, Topics
+
+from .recorded import Claim, Recorded, RecordedEpisode
+
+__all__ = ["MakeAgain", "RateAgain", "Refold"]
+
+RateAgain = Callable[[bytes, Sequence[bytes]], bytes]
+"""(an episode's record, feedback that came behind its close) -> the record as credit takes it."""
+MakeAgain = Callable[[str, str, str, Sequence[Output]], Sequence[Output]]
+"""(episode id, key, why it closed, facts as normalize makes them) -> the records of the episode."""
+_TICK_MS = 500
+"""Of the records' time: workers look at their clocks twice a second too."""
+_FOREVER_S = 1e7
+"""Beyond the last record: whatever waits has waited long enough."""
+_ROUNDS = 20
+"""Closes lead to closes: a trace that is forwarded, the conversation that it goes to, its group."""
+
+
+@dataclass
+class _Held:
+    """Of an episode whose records have not all been read."""
+
+    facts: list[Output] = field(default_factory=list)
+    said: list[bytes] = field(default_factory=list)
+    """Feedback that came behind its close."""
+
+
+class Refold:
+    """One pass over a source's records.
+
+    Args:
+        folds: of the three stages, empty, by the rules of the new run.
+        make_again: of assemble, by the same rules.
+        rate_again: of credit.
+        topics: the new run's.
+        recorded: by the source; with no episodes, all that comes is assembled anew.
+    """
+
+    def __init__(
+        self,
+        folds: Mapping[Stage, Fold],
+        make_again: MakeAgain,
+        rate_again: RateAgain,
+        topics: Topics,
+        recorded: Recorded,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """What was made: `episodes`, `groups`; `incomplete` episodes among them; `unclaimed` records of facts."""
+        self._normalize, self._assemble, self._credit = (
+            folds[stage] for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
+        )
+        self._make_again = make_again
+        self._rate_again = rate_again
+        self._topics = topics
+        self._recorded = recorded
+        self._held: dict[int, _Held] = {}
+        """Of episodes that are not whole yet."""
+        self._order = _InOrder(recorded.order)
+        self._offsets: Counter[Topic] = Counter()
+        self._now_ms = 0
+
+    def take(self, record: Record) -> Iterator[Output]:
+        """The next record of a raw topic; what it leads to."""
+        yield from self._let_pass(record.timestamp_ms)
+        here = self._recorded.at(record.position)
+        for output in self._normalize.fold(record).outputs:
+            if output.topic is not Topic.EPISODE_EVENTS:
+                yield output
+            elif self._recorded.episodes:
+                self._hold(output, here)
+            else:
+                yield from self._assembled(output)
+        for claim in here:
+            if claim.is_feedback and record.value is not None:
+                self._holder(claim.episode).said.append(record.value)
+            if self._recorded.is_whole_with(claim.episode):
+                yield from self._make(claim.episode)
+
+    def finish(self) -> Iterator[Output]:
+        """There are no more records: all that is open closes."""
+        for number, episode in enumerate(self._recorded.episodes):
+            if number in self._held or episode.num_awaited > 0:
+                episode.num_missing += max(episode.num_awaited, 0)
+                yield from self._make(number)
+        now_s = self._now_ms / 1000
+        for _ in range(_ROUNDS):
+            now_s += _FOREVER_S
+            yield from self._propose(now_s)
+        yield from self._order.rest()
+
+    def _holder(self, number: int) -> _Held:
+        return self._held.setdefault(number, _Held())
+
+    def _hold(self, output: Output, here: Sequence[Claim]) -> None:
+        """Facts go to the episode that they were in."""
+        key = whose_facts(output.value)
+        claim = next((claim for claim in here if claim.key == key and not claim.is_feedback), None)
+        if claim is None:
+            self.counts["unclaimed"] += 1
+        else:
+            self._holder(claim.episode).facts.append(output)
+
+    def _make(self, number: int) -> Iterator[Output]:
+        episode, held = self._recorded.episodes[number], self._held.pop(number, _Held())
+        self.counts["incomplete"] += episode.num_missing > 0
+        for output in self._make_again(episode.id, episode.key, episode.closed_by, held.facts):
+            yield output
+            if output.topic is Topic.EPISODES:
+                self.counts["episodes"] += 1
+                yield from self._credit_again(episode, output, held.said)
+
+    def _credit_again(self, episode: RecordedEpisode, output: Output, said: Sequence[bytes]) -> Iterator[Output]:
+        """A captured one with all that was said of it, behind which nobody is waited for."""
+        if episode.is_captured:
+            output = msgspec.structs.replace(output, value=self._rate_again(output.value, said))
+        num_open = self._credit.num_open
+        yield from self._credited(self._record(output))
+        if episode.is_captured and self._credit.num_open > num_open:
+            close = EPISODE_SCORES.encode(Close(episode_id=episode.id, reason=FEEDBACK))
+            yield from self._credited(
+                self._record(Output(topic=Topic.EPISODE_SCORES, key=group_key(None, episode.key), value=close))
+            )
+
+    def _made(self, output: Output) -> Iterator[Output]:
+        yield output
+        if output.topic is Topic.EPISODES:
+            self.counts["episodes"] += 1
+            yield from self._credited(self._record(output))
+
+    def _let_pass(self, to_ms: int) -> Iterator[Output]:
+        """The clock of the records, which never goes back. Silence begins where it stood, not where it stands."""
+        if to_ms - self._now_ms < _TICK_MS:
+            return
+        if self._now_ms and not self._recorded.episodes:
+            yield from self._propose(self._now_ms / 1000)
+            yield from self._propose(to_ms / 1000)
+        self._now_ms = to_ms
+
+    def _propose(self, now_s: float) -> Iterator[Output]:
+        for output in self._assemble.propose(now_s):
+            yield from self._assembled(output)
+        for output in self._credit.propose(now_s):
+            yield from self._credited(self._record(output))
+
+    def _assembled(self, first: Output) -> Iterator[Output]:
+        """A record of `episode_events`, and those that follow from it."""
+        waiting = deque([first])
+        while waiting:
+            for output in self._assemble.fold(self._record(waiting.popleft())).outputs:
+                if output.topic is Topic.EPISODE_EVENTS:
+                    waiting.append(output)
+                elif output.topic is Topic.EPISODE_SCORES:
+                    yield from self._credited(self._record(output))
+                else:
+                    yield from self._made(output)
+
+    def _credited(self, record: Record) -> Iterator[Output]:
+        emission = self._credit.fold(record)
+        groups = [output for output in emission.outputs if output.topic is Topic.TRANSITIONS]
+        yield from (output for output in emission.outputs if output.topic is not Topic.TRANSITIONS)
+        if emission.marker is not None:
+            self.counts["groups"] += bool(groups)
+            yield from self._order.put(CLOSED.decode(emission.marker.value).id, groups)
+
+    def _record(self, output: Output) -> Record:
+        """As the next stage would read it; all keys in one partition, for there is one worker."""
+        offset = self._offsets[output.topic]
+        self._offsets[output.topic] += 1
+        return Record(
+            topic=self._topics.name(output.topic),
+            partition=0,
+            offset=offset,
+            key=output.key,
+            value=output.value,
+            headers=output.headers,
+            timestamp_ms=self._now_ms,
+        )
+
+
+class _InOrder:
+    """Lets groups out in a given order; those that it does not name last, as they come."""
+
+    def __init__(self, order: Sequence[str]) -> None:
+        self._order = order
+        self._places = {id_: place for place, id_ in enumerate(order)}
+        self._next = 0
+        self._waiting: dict[str, Iterable[Output]] = {}
+
+    def put(self, id_: str, outputs: Sequence[Output]) -> Iterator[Output]:
+        """A group has closed, with its records, or none."""
+        if id_ not in self._places and self._next == len(self._order):
+            yield from outputs
+        elif outputs or id_ in self._places:
+            self._waiting[id_] = outputs
+        while self._next < len(self._order) and self._order[self._next] in self._waiting:
+            yield from self._waiting.pop(self._order[self._next])
+            self._next += 1
+
+    def rest(self) -> Iterator[Output]:
+        """All that is left, whatever is missing between."""
+        known = sorted((id_ for id_ in self._waiting if id_ in self._places), key=self._places.__getitem__)
+        for id_ in (*known, *(id_ for id_ in self._waiting if id_ not in self._places)):
+            yield from self._waiting[id_]
+        self._waiting.clear()
+        self._next = len(self._order)

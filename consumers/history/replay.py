@@ -1,0 +1,183 @@
+"""A source run's history becomes the `episodes` and `transitions` of a new run, on its own topics.
+
+In: the source's log up to its present end, the folds of the new run. Out: records, a `Progress` as they go. Invariants:
+what is written is a function of what was read, so a replay that was broken off goes on when it is called again: what
+lies there already is made again and not written again. The source is only read. Failure: LogGapError, UnavailableError
+of the logs; a fold's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+
+import msgspec
+
+from tracegrad.schemas.errors import OverloadedError
+from tracegrad.schemas.fold import Output
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import Log, LogWriter, Offsets, Position, TopicPartition
+from tracegrad.schemas.topics import Topic, Topics
+
+from .merge import merged
+from .recorded import Recorded
+from .refold import Refold
+
+__all__ = ["History", "Progress", "replay"]
+
+_TELL_S = 1.0
+_ACK_S = 60.0
+_IN_FLIGHT = 500
+"""Appends that are not acknowledged; their records lie in memory."""
+_WRITTEN = (Topic.EPISODES, Topic.TRANSITIONS, Topic.DEAD_LETTERS)
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a replay is. Example: Progress(num_read=12000, num_records=48000, seconds=2.1, counts={"episodes":
+    310})."""
+
+    num_read: int
+    num_records: int
+    """To be read in all."""
+    seconds: float
+    """Since it began."""
+    counts: Mapping[str, int]
+    """Of what was made: `episodes`, `groups`; `written` of their records, `there` of those that lay there already."""
+
+    @property
+    def per_s(self) -> float:
+        """Records a second."""
+        return self.num_read / self.seconds if self.seconds else 0.0
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        left = (self.num_records - self.num_read) / self.per_s if self.per_s else 0.0
+        share = 100 * self.num_read // self.num_records if self.num_records else 100
+        return (
+            f"{share:3d} %  {self.num_read} of {self.num_records} records, {self.per_s:.0f}/s, {left:.0f} s left; "
+            f"{self.counts.get('episodes', 0)} episodes, {self.counts.get('groups', 0)} groups"
+        )
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read."""
+
+    bounds: Mapping[TopicPartition, Offsets]
+    """From where to where, in each partition."""
+    recorded: Recorded
+    """By the source; without episodes, what is read is assembled anew."""
+
+
+def replay(
+    history: History,
+    source: Log,
+    refold: Refold,
+    *,
+    target: Log | None,
+    topics: Topics,
+    stop: threading.Event,
+    tell: Callable[[Progress], None],
+    rate: float | None = None,
+) -> Progress:
+    """Reads the history once, folds it, and writes what follows. Blocks until the end, or until `stop` is set.
+
+    Args:
+        source: the log that the history lies on, as readers of the new run are given it.
+        refold: new, of the history's recorded episodes.
+        target: the new run's log; None: nothing is written, it is only counted.
+        topics: the new run's.
+        rate: records a second, at most; None: as fast as it goes.
+    """
+    refold.counts["gone"] += history.recorded.give_up(history.bounds)
+    written = _Written(target, topics) if target is not None else None
+    num_records = sum(offsets.end - offsets.begin for offsets in history.bounds.values())
+    started = told = time.monotonic()
+    num_read = 0
+
+    def progress() -> Progress:
+        seconds, counts = time.monotonic() - started, Counter(refold.counts)
+        if written is not None:
+            counts.update(written.counts)
+        return Progress(num_read=num_read, num_records=num_records, seconds=seconds, counts=counts)
+
+    try:
+        for record in merged(source, history.bounds):
+            _write(written, refold.take(record))
+            num_read += 1
+            now = time.monotonic()
+            if now - told >= _TELL_S:
+                told = now
+                tell(progress())
+            ahead_s = num_read / rate - (now - started) if rate else 0.0
+            if stop.wait(ahead_s) if ahead_s > 0 else stop.is_set():
+                return progress()
+        _write(written, refold.finish())
+    finally:
+        if written is not None:
+            written.close()
+    return progress()
+
+
+def _write(written: _Written | None, outputs: Iterator[Output]) -> None:
+    for output in outputs:
+        if written is not None:
+            written.add(output)
+
+
+class _Written:
+    """The new run's topics: each record once, however often it is made."""
+
+    def __init__(self, log: Log, topics: Topics) -> None:
+        self.counts: Counter[str] = Counter()
+        self._topics = topics
+        self._there: Counter[bytes] = Counter(
+            _digest(topic, record.key, record.value or b"")
+            for topic in _WRITTEN
+            for record in read_to_end(log, topics.name(topic))
+        )
+        self._writer: LogWriter = log.writer()
+        self._pending: deque[Future[Position]] = deque()
+
+    def add(self, output: Output) -> None:
+        """Appends it, unless it lies there. Raises what the log raises."""
+        digest = _digest(output.topic, output.key, output.value)
+        if self._there[digest] > 0:
+            self._there[digest] -= 1
+            self.counts["there"] += 1
+            return
+        if len(self._pending) >= _IN_FLIGHT:
+            self._pending.popleft().result(_ACK_S)
+        self._pending.append(self._append(output))
+        self.counts["written"] += 1
+
+    def _append(self, output: Output) -> Future[Position]:
+        while True:
+            try:
+                return self._writer.append(
+                    self._topics.name(output.topic),
+                    key=output.key,
+                    value=output.value,
+                    headers=output.headers,
+                    partition=output.partition,
+                )
+            except OverloadedError:
+                if not self._pending:
+                    raise
+                self._pending.popleft().result(_ACK_S)
+
+    def close(self) -> None:
+        """When all is acknowledged."""
+        try:
+            while self._pending:
+                self._pending.popleft().result(_ACK_S)
+        finally:
+            self._writer.close()
+
+
+def _digest(topic: Topic, key: bytes | None, value: bytes) -> bytes:
+    return hashlib.sha256(b"\0".join((topic.value.encode(), key or b"", hashlib.sha256(value).digest()))).digest()

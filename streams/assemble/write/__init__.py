@@ -1,0 +1,1 @@
+"""An episode that closes becomes its record."""

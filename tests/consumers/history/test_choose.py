@@ -1,0 +1,56 @@
+"""What of a history is meant: whole groups, by their first record, and all that these are made of."""
+
+from __future__ import annotations
+
+from tracegrad.consumers.history.choose import Window, bounds_of, chosen
+from tracegrad.consumers.history.recorded import Part, Recorded, RecordedEpisode
+from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+
+CALLS, SPANS = TopicPartition("llm_calls", 0), TopicPartition("otlp_spans", 0)
+KEPT = {CALLS: Offsets(0, 100), SPANS: Offsets(5, 100)}
+
+
+def episode(id_: str, group: str, *parts: tuple[TopicPartition, int, int]) -> RecordedEpisode:
+    """Of the records named."""
+    made_of = tuple(Part(where, begin, end, id_) for where, begin, end in parts)
+    return RecordedEpisode(id=id_, key=id_, closed_by="complete", group=group, parts=made_of)
+
+
+RECORDED = Recorded(
+    [
+        episode("a", "g1", (CALLS, 0, 5), (SPANS, 5, 9)),
+        episode("b", "g1", (CALLS, 20, 25), (SPANS, 30, 31)),
+        episode("c", "g2", (CALLS, 10, 12), (SPANS, 9, 12)),
+        episode("d", "g3", (CALLS, 60, 70), (SPANS, 60, 61)),
+    ],
+    ["g2", "g1", "g2", "g3"],
+)
+
+
+def test_a_group_is_chosen_whole_by_its_first_record() -> None:
+    """One that began before the window is not in it, however late its last member came; one that began in it is, though
+    it ended behind it."""
+    window = Window(begin={CALLS: 8, SPANS: 8}, end={CALLS: 65, SPANS: 65})
+    assert [one.id for one in chosen(RECORDED, window).episodes] == ["c", "d"]
+    assert [one.id for one in chosen(RECORDED, Window(end={CALLS: 10, SPANS: 9})).episodes] == ["a", "b"]
+    assert chosen(RECORDED, Window()) is RECORDED
+
+
+def test_as_much_is_read_as_the_episodes_need() -> None:
+    """Before the window's begin and behind its end; never what is gone, or was before the run."""
+    window = Window(begin={CALLS: 15, SPANS: 15}, end={CALLS: 22, SPANS: 22})
+    of_b = Recorded([RECORDED.episodes[1]])
+    assert bounds_of(of_b, window, KEPT, {}) == {CALLS: Offsets(15, 25), SPANS: Offsets(15, 31)}
+    assert bounds_of(RECORDED, Window(), KEPT, {CALLS: 3}) == {CALLS: Offsets(3, 100), SPANS: Offsets(5, 100)}
+
+
+def test_order_is_that_of_first_occurrence() -> None:
+    """A group that a killed worker wrote twice counts where it stood first."""
+    assert RECORDED.order == ("g2", "g1", "g3")
+
+
+def test_nobody_waits_for_records_that_are_gone() -> None:
+    """They are counted, of each episode."""
+    recorded = Recorded([episode("a", "g1", (CALLS, 0, 5), (SPANS, 5, 9))])
+    assert recorded.give_up({CALLS: Offsets(3, 100), SPANS: Offsets(5, 100)}) == 3
+    assert (recorded.episodes[0].num_missing, recorded.episodes[0].num_awaited) == (3, 6)

@@ -1,0 +1,105 @@
+"""A run's past folded again: equal records in, whatever the order in which they are read; equal records out."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.consumers.history.source_run import SourceRun, interleaved, raw_of
+from tests.streams.assemble.test_feedback import said
+from tests.streams.assemble.test_interleavings import NAMES
+from tests.streams.assemble.test_interleavings import conversation as two_requests
+from tests.streams.assemble.test_links import ALL
+from tests.streams.credit.strategies.test_conversations import conversation
+from tests.streams.make import TOPICS, Streams, call_id, config
+from tests.streams.test_end_to_end import CONFIG, broken, solved
+from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.refold import Refold
+from tracegrad.schemas.fold import Output
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.topics import STREAMS, Topic
+from tracegrad.streams.assemble.write.again import make_again
+from tracegrad.streams.config import SelectConfig, StreamRules
+from tracegrad.streams.credit.again import rate_again
+from tracegrad.streams.folds import build_fold
+
+WAIT_S = 60.0
+
+
+def refolded(records: list[Record], rules: StreamRules, recorded: Recorded | None = None) -> dict[Topic, list[bytes]]:
+    """What a refold of these makes, by topic."""
+    folds = {stage: build_fold(stage, rules, TOPICS) for stage in STREAMS}
+    again = partial(make_again, rules=rules, topics=TOPICS, metrics=Metrics())
+    refold = Refold(folds, again, rate_again, TOPICS, recorded or Recorded())
+    made: dict[Topic, list[bytes]] = {}
+    outputs: list[Output] = []
+    for record in records:
+        outputs += refold.take(record)
+    outputs += refold.finish()
+    for output in outputs:
+        made.setdefault(output.topic, []).append(output.value)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_nobody_recorded_closes_by_counts_as_it_would_have(seed: int) -> None:
+    """Of attempts of a runner, in any order across topics."""
+    streams = Streams(CONFIG)
+    items = [*solved(), *broken()]
+    Random(seed).shuffle(items)
+    streams.feed(*items)
+    made = refolded(interleaved(raw_of(streams), Random(seed)), CONFIG)
+    assert sorted(made[Topic.EPISODES]) == sorted(streams.values(Topic.EPISODES))
+    assert made[Topic.TRANSITIONS] == streams.values(Topic.TRANSITIONS)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conversation_closes_again_with_what_it_closed_with(name: str, seed: int) -> None:
+    """Two requests in two traces, which come in any order and between which an agent falls silent at any time: however
+    many episodes the source made of them, the same come again, byte for byte, without a clock."""
+    random = Random(seed)
+    source = SourceRun(config(select=ALL, idle_s=10.0))
+    items = two_requests(name)
+    random.shuffle(items)
+    source.live(items, random, pause_s=30.0)
+    made = refolded(interleaved(raw_of(source), random), source.config, source.recorded())
+    assert sorted(made[Topic.EPISODES]) == sorted(source.values(Topic.EPISODES))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_feedback_counts_again_as_it_counted(seed: int) -> None:
+    """In time, late, revised, before and behind the close of an episode: the same transitions in the same order."""
+    random = Random(seed)
+    select = SelectConfig(capture_all=True, train=True)
+    rules = config(reward_sources=("feedback",), select=select, feedback_wait_s=WAIT_S, idle_s=10.0)
+    source = SourceRun(rules)
+    items: list[Any] = []
+    for number in range(4):
+        key = f"{number:x}e" * 16
+        calls = conversation((f"a{number}", True), (f"b{number}", False), key=key)
+        answer = call_id(f"b{number}")
+        mine = [
+            *calls,
+            said(1.0, f"k{number}", conversation_key=key, at_ms=1),
+            said(-0.5, f"t{number}", conversation_key=key, target=answer, at_ms=2),
+            said(0.25, f"k{number}", conversation_key=key, at_ms=3),
+        ]
+        items = _woven(items, mine, random)
+    source.live(items, random, pause_s=40.0)
+    made = refolded(interleaved(raw_of(source), random), rules, source.recorded())
+    assert made.get(Topic.TRANSITIONS, []) == source.values(Topic.TRANSITIONS)
+    assert sorted(made[Topic.EPISODES]) == sorted(source.values(Topic.EPISODES))
+
+
+def _woven(one: list[Any], other: list[Any], random: Random) -> list[Any]:
+    """Both, each in its order."""
+    places = sorted(random.sample(range(len(one) + len(other)), len(other)))
+    woven = list(one)
+    for place, item in zip(places, other, strict=True):
+        woven.insert(place, item)
+    return woven
