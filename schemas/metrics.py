@@ -14,6 +14,7 @@ import msgspec
 
 __all__ = [
     "AGENT_EVENTS",
+    "AIR_FUNCTION_FAILED",
     "ALARMS_BEGUN",
     "ASSIGNED",
     "ATTEMPTS_BEGUN",
@@ -167,6 +168,9 @@ EPISODES_CLOSED = Counter("episodes_closed", "Episodes by what became of them.",
 EPISODES_CLOSED_BY = Counter("episodes_closed_by", "Episodes by why they closed.", ("reason",))
 CALLS_JOINED_BY = Counter("calls_joined_by", "Calls of episodes by what joined them to spans.", ("rung",))
 CALLS_NAMED_BY = Counter("calls_named_by", "Calls of episodes by what named their agent.", ("rung",))
+AIR_FUNCTION_FAILED = Counter(
+    "air_function_failed", "Episodes for which the function of [air] failed, and paid nothing.", ("reason",)
+)
 TOOLS_WITHOUT_ID = Counter(
     "tools_without_id",
     "Tool executions joined by name and time alone; AIR rewards them only with [air] pays_without_id.",

@@ -26,9 +26,9 @@ def check_credit(credit: CreditConfig, air: AirConfig, algorithm: AlgorithmConfi
             "[credit] strategy: of captured traffic each conversation is a group of one, whose ratings count for what "
             "they are about; leave [credit] strategy and gamma out, or [select] train"
         )
-    if strategy == "broadcast" and air.enabled and air.rules:
+    if strategy == "broadcast" and air.enabled and (air.rules or air.function):
         raise ConfigurationError(
-            "[credit] strategy = 'broadcast': a call is worth the final reward, so [[air.rules]] would pay nothing; "
+            "[credit] strategy = 'broadcast': a call is worth the final reward, so [air] would pay nothing; "
             "set [air] enabled = false (--no-air), or strategy = 'return_to_go'"
         )
     shaping = [rule.name for rule in air.rules if rule.shaping] if air.enabled else []

@@ -49,6 +49,7 @@ from ..config import StreamRules
 from ..ratings import pieces_of
 from ..stage_fold import StageFold
 from .agent_rewards import is_authorised
+from .air.rewarder import Rewarder
 from .bounds import Bounds
 from .deadlines import due
 from .late_feedback import divided, feedback_in, scores
@@ -73,6 +74,7 @@ class Assemble(StageFold[OpenEpisode]):
         self._bounds = Bounds(rules)
         self._strays = Strays(limits.max_stray_traces, limits.max_bytes_per_episode)
         self._stretches = Stretches(max(limits.max_closed_ids // 10, 1))
+        self._reward = Rewarder(rules.air, self.metrics)
 
     def reset(self) -> None:
         """As Fold.reset."""
@@ -298,7 +300,15 @@ class Assemble(StageFold[OpenEpisode]):
         marker = episode.marker(disposition)
         outputs: tuple[Output, ...] = ()
         if disposition == "emitted":
-            outputs = emit(episode, record, closed_by, rules=self._rules, topics=self._topics, metrics=self.metrics)
+            outputs = emit(
+                episode,
+                record,
+                closed_by,
+                reward=self._reward,
+                rules=self._rules,
+                topics=self._topics,
+                metrics=self.metrics,
+            )
         if episode.attempt is None:
             said, minted = self._feedback(episode.facts()), episode.minted() if disposition == "emitted" else None
             # Where nothing trains on them no earlier one waits, and it would be late though it counts here.

@@ -10,22 +10,28 @@ out must be worth nothing; a rule with `shaping` pays 0 in all.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
 from tracegrad.schemas.records.episodes import AIR_RULE, AppliedReward, Episode
+from tracegrad.schemas.records.rollouts import is_usable
 
 from .patterns import matching
 from .rules import AirConfig, AirRule
-from .signals import Signal, signals_of
+from .signals import NOT_TAKEN, Signal, signals_of
 
 __all__ = ["apply_air"]
 
+_MAX_NAME = 100
 
-def apply_air(config: AirConfig, episode: Episode) -> Episode:
-    """The episode as the rules reward it."""
+
+def apply_air(config: AirConfig, episode: Episode, said: Iterable[tuple[str, str, float]] = ()) -> Episode:
+    """The episode as the rules reward it, and as the user's function does (`said`: call id, name, value)."""
     paid = _paid(config, episode)
+    for place, reward in _said(config, episode, said):
+        paid[place].append(reward)
     calls = [
         msgspec.structs.replace(call, rewards=(*earned, *(one for one in call.rewards if not one.is_automatic)))
         for call, earned in zip(episode.calls, paid, strict=True)
@@ -54,6 +60,19 @@ def _paid(config: AirConfig, episode: Episode) -> list[list[AppliedReward]]:
             total = math.fsum(one.value for of_call in earned for one in of_call if one.rule == name)
             earned[-1].append(AppliedReward(rule=name, value=-total))
     return earned
+
+
+def _said(
+    config: AirConfig, episode: Episode, said: Iterable[tuple[str, str, float]]
+) -> Iterator[tuple[int, AppliedReward]]:
+    """What counts of it: usable numbers under names, for calls of the episode that their client took, up to the cap."""
+    places = {call.call_id: place for place, call in enumerate(episode.calls) if call.outcome not in NOT_TAKEN}
+    fit = (
+        (places[call], AppliedReward(rule=f"{AIR_RULE}{name[:_MAX_NAME]}", value=value))
+        for call, name, value in said
+        if call in places and name and is_usable(value)
+    )
+    yield from islice(fit, config.function_cap)
 
 
 def _due(rule: AirRule, signals: Sequence[Signal]) -> set[int]:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.section import Section, Whole
+from tracegrad.schemas.section import NameOrFunction, Seconds, Section, Whole
 
 from .patterns import check_pattern
 from .signals import On, Signal
@@ -187,6 +187,14 @@ class AirConfig(Section, frozen=True, kw_only=True):
     frameworks whose spans have none. Negative values are due either way."""
     rules: tuple[AirRule, ...] = ()
     """Applied in this order."""
+    function: NameOrFunction | None = None
+    """`file.py:function`, or a name that an installed package declares (entry points `tracegrad.air`): a rule of your
+    own, called with an episode's record as plain data, in a process of its own; it returns (call id, name, value) of
+    each reward. It must be pure, or a replay pays otherwise."""
+    function_limit_s: Seconds = 5.0
+    """How long it may take for an episode; beyond it, it pays nothing for that one and is started anew."""
+    function_cap: Whole = 10
+    """How often it pays in one episode, in the order in which it says so."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,6 +205,7 @@ class AirConfig(Section, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """16 hex that stand for what is paid for; empty where nothing is."""
-        if not (self.enabled and self.rules):
+        if not self.enabled or not (self.rules or self.function):
             return ""
-        return hashlib.sha256(msgspec.json.encode((self.pays_without_id, self.rules))).hexdigest()[:16]
+        paying = (self.pays_without_id, self.rules, self.function, self.function_cap)
+        return hashlib.sha256(msgspec.json.encode(paying)).hexdigest()[:16]

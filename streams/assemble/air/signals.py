@@ -15,10 +15,10 @@ from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.episodes import Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import is_usable
 
-__all__ = ["On", "Signal", "signals_of"]
+__all__ = ["NOT_TAKEN", "On", "Signal", "signals_of"]
 
 On = Literal["tool", "call", "evaluation", "episode"]
-_NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
+NOT_TAKEN = (CallOutcome.CLIENT_DISCONNECTED, CallOutcome.SUPERSEDED)
 _TOKEN_BYTES = 4
 
 
@@ -52,7 +52,7 @@ def signals_of(episode: Episode) -> Iterator[Signal]:
     calls = episode.calls
     for number, call in enumerate(calls):
         yield from _of_tools(number, call)
-        if call.outcome not in _NOT_TAKEN:
+        if call.outcome not in NOT_TAKEN:
             yield _of_call(number, call)
     if not calls:
         return
@@ -62,7 +62,7 @@ def signals_of(episode: Episode) -> Iterator[Signal]:
             place = asked_by.get(reward.target, -1) if reward.target is not None else len(calls) - 1
             if place >= 0:
                 yield Signal("evaluation", place, name=reward.name, score=reward.value)
-    taken = [call for call in calls if call.outcome not in _NOT_TAKEN]
+    taken = [call for call in calls if call.outcome not in NOT_TAKEN]
     yield Signal(
         "episode",
         len(calls) - 1,

@@ -6,6 +6,8 @@ calls, for its group must still close; a dead letter says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tracegrad.schemas.errors import RecordError
@@ -14,11 +16,12 @@ from tracegrad.schemas.keys import group_key
 from tracegrad.schemas.log.made_of import MadeOf, made_of_header
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import CALLS_JOINED_BY, CALLS_NAMED_BY, TOOLS_WITHOUT_ID, Metrics
-from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import Stage, Topic, Topics
 
 from ...config import StreamRules
 from ...stage_fold import dead_letter
+from ..air.apply import apply_air
 from ..open_episode import OpenEpisode
 from .selection import is_selected
 from .write_episode import has_structure, write_episode
@@ -36,10 +39,19 @@ def disposition_of(episode: OpenEpisode, rules: StreamRules) -> str:
 
 
 def emit(
-    episode: OpenEpisode, record: Record, closed_by: str, *, rules: StreamRules, topics: Topics, metrics: Metrics
+    episode: OpenEpisode,
+    record: Record,
+    closed_by: str,
+    *,
+    rules: StreamRules,
+    topics: Topics,
+    metrics: Metrics,
+    reward: Callable[[Episode], Episode] | None = None,
 ) -> tuple[Output, ...]:
-    """The records of an episode; `record` is the input by which it closes."""
-    written = write_episode(episode, rules.air, closed_by=closed_by, reward_sources=rules.reward_sources)
+    """The records of an episode; `record` is the input by which it closes, `reward` what AIR makes of it, by
+    default its rules alone."""
+    written = write_episode(episode, closed_by=closed_by, reward_sources=rules.reward_sources)
+    written = reward(written) if reward is not None else apply_air(rules.air, written)
     if num_without := sum(not tool.has_id for made in written.calls for tool in made.tools):
         metrics.add(TOOLS_WITHOUT_ID, num=num_without)
     for metric, rungs in ((CALLS_JOINED_BY, written.num_joined_by), (CALLS_NAMED_BY, written.num_named_by)):

@@ -1,4 +1,4 @@
-"""Writes the record of an episode that closes: calls joined to spans, rewards judged, AIR applied.
+"""Writes the record of an episode that closes: calls joined to spans, rewards judged; AIR comes behind it.
 
 In: an OpenEpisode and why it closes. Out: an Episode; equal facts give equal records, whatever their order.
 The record of an aborted attempt leaves spans and rewards out: it closes without waiting for them, so whether they
@@ -19,8 +19,6 @@ from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward, RolloutS
 
 from ...ratings import in_order, reward_of, with_rewards
 from ..agent_rewards import agent_rewards, is_authorised
-from ..air.apply import apply_air
-from ..air.rules import AirConfig
 from ..join.asked import Asked
 from ..join.calls import Joined, join_calls
 from ..join.requests import repeated, unparsable
@@ -38,10 +36,8 @@ _OF_END = ("is_final", "error", "duration_s", "output", "output_sha256")
 _UNGRADED = (RolloutState.ABORTED, RolloutState.GIVEN_UP)
 
 
-def write_episode(
-    episode: OpenEpisode, air: AirConfig, *, closed_by: str, reward_sources: Sequence[str] = ()
-) -> Episode:
-    """The record of a closing episode."""
+def write_episode(episode: OpenEpisode, *, closed_by: str, reward_sources: Sequence[str] = ()) -> Episode:
+    """The record of a closing episode, before rules reward it."""
     event = episode.event
     state = episode.end.state if episode.end is not None else RolloutState.UNKNOWN
     is_graded = state not in _UNGRADED
@@ -55,7 +51,7 @@ def write_episode(
     total, unscored = reward_of(rewards, awaited) if is_graded else (None, state.value)
     rollout_id, attempt_id = episode.attempt or (None, None)
     policies = {call.policy for call in calls}
-    written = Episode(
+    return Episode(
         episode_id=episode.episode_id,
         rollout_id=rollout_id,
         attempt_id=attempt_id,
@@ -83,7 +79,6 @@ def write_episode(
         context_calls=context_calls(_in_order(episode.context.values()), spans),
         **_told_at_end(episode),
     )
-    return apply_air(air, written)
 
 
 def _told_at_end(episode: OpenEpisode) -> dict[str, Any]:

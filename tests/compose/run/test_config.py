@@ -150,6 +150,7 @@ def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
             "[algorithm]\nfinal = 1\nbaseline = 'running_mean'\n",
             r"\[algorithm\] final: expected a baseline of the group",
         ),
+        ('[air]\nfunction = "mine.py:pay"\n', r"\[air\] function: no such file: .*mine.py"),
         ("[llm]\nport = 99999\n", r"\[llm\] port: expected at most 65535, got 99999"),
     ],
 )
