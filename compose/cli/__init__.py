@@ -20,7 +20,7 @@ from ..loopback import without_proxy
 from ..printable_log import log_to_stderr
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
-from . import look, run, topics
+from . import air, look, run, topics
 from .common import echo
 from .recipes import recipes
 from .replay import replay
@@ -43,6 +43,7 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.add_typer(air.app, name="air", rich_help_panel="Look")
 app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 
 

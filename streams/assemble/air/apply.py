@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,15 +23,26 @@ from .patterns import matching
 from .rules import AirConfig, AirRule
 from .signals import NOT_TAKEN, Signal, signals_of
 
-__all__ = ["apply_air"]
+__all__ = ["Payment", "apply_air", "payments"]
 
 _MAX_NAME = 100
 
 
+class Payment(NamedTuple):
+    """What one rule paid for one signal."""
+
+    place: int
+    """Of the call that it paid."""
+    reward: AppliedReward
+    signal: Signal | None
+    """None: what shaping takes back."""
+
+
 def apply_air(config: AirConfig, episode: Episode, said: Iterable[tuple[str, str, float]] = ()) -> Episode:
     """The episode as the rules reward it, and as the user's function does (`said`: call id, name, value)."""
-    paid = _paid(config, episode)
-    for place, reward in _said(config, episode, said):
+    paid: list[list[AppliedReward]] = [[] for _ in episode.calls]
+    by_rules = ((one.place, one.reward) for one in payments(config, episode))
+    for place, reward in chain(by_rules, _said(config, episode, said)):
         paid[place].append(reward)
     calls = [
         msgspec.structs.replace(call, rewards=(*earned, *(one for one in call.rewards if not one.is_automatic)))
@@ -39,27 +51,27 @@ def apply_air(config: AirConfig, episode: Episode, said: Iterable[tuple[str, str
     return msgspec.structs.replace(episode, calls=tuple(calls), air_rules=config.digest)
 
 
-def _paid(config: AirConfig, episode: Episode) -> list[list[AppliedReward]]:
-    earned: list[list[AppliedReward]] = [[] for _ in episode.calls]
+def payments(config: AirConfig, episode: Episode) -> list[Payment]:
+    """What the rules pay, in the order in which they do."""
     rules = config.rules if config.enabled and episode.calls else ()
     signals = list(signals_of(episode)) if rules else []
     due = {rule.name: _due(rule, signals) for rule in rules}
-    num_paid = dict.fromkeys(due, 0)
+    paid: dict[str, list[float]] = {rule.name: [] for rule in rules}
+    found = []
     for number, signal in enumerate(signals):
         for rule in rules:
             amount = rule.amount(signal) if number in due[rule.name] else None
-            if amount is None or num_paid[rule.name] >= rule.cap:
+            if amount is None or len(paid[rule.name]) >= rule.cap:
                 continue
             if amount < 0 or signal.has_id or config.pays_without_id:
-                num_paid[rule.name] += 1
-                place = -1 if rule.target == "last" else signal.call
-                earned[place].append(AppliedReward(rule=f"{AIR_RULE}{rule.name}", value=amount))
+                paid[rule.name].append(amount)
+                place = len(episode.calls) - 1 if rule.target == "last" else signal.call
+                found.append(Payment(place, AppliedReward(rule=f"{AIR_RULE}{rule.name}", value=amount), signal))
     for rule in rules:
-        if rule.shaping and num_paid[rule.name]:
-            name = f"{AIR_RULE}{rule.name}"
-            total = math.fsum(one.value for of_call in earned for one in of_call if one.rule == name)
-            earned[-1].append(AppliedReward(rule=name, value=-total))
-    return earned
+        if rule.shaping and paid[rule.name]:
+            taken = AppliedReward(rule=f"{AIR_RULE}{rule.name}", value=-math.fsum(paid[rule.name]))
+            found.append(Payment(len(episode.calls) - 1, taken, None))
+    return found
 
 
 def _said(
