@@ -29,6 +29,7 @@ from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
+from tracegrad.streams.assemble.air.rewarder import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.credit.again import rate_again
 from tracegrad.streams.folds import build_fold
@@ -178,7 +179,8 @@ def _fold(
     rules = (into or source).stream_rules()
     topics = msgspec.structs.replace(source.topics, run=settings.topics.run)
     folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
-    again = partial(make_again, rules=rules, topics=topics, metrics=metrics)
+    reward = Rewarder(rules.air, metrics)
+    again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward)
     done = replay(
         history,
         log,

@@ -8,13 +8,14 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.made_of import origins_in
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -34,6 +35,7 @@ def make_again(
     rules: StreamRules,
     topics: Topics,
     metrics: Metrics,
+    reward: Callable[[Episode], Episode] | None = None,
 ) -> tuple[Output, ...]:
     """The records of the episode; none, where the rules of now do not want it.
 
@@ -42,6 +44,7 @@ def make_again(
         key: of its conversation; of a runner's attempt the id again.
         closed_by: as it was recorded.
         facts: records of `episode_events`, its own and those of traces that were forwarded to it.
+        reward: as of `emit`.
     """
     episode = OpenEpisode(episode_id, attempt_of(episode_id, rules.runs), partition=0, key=key)
     for output in facts:
@@ -56,4 +59,4 @@ def make_again(
         return ()
     value = facts[-1].value if facts else b""
     record = Record(topic=topics.name(Topic.EPISODE_EVENTS), partition=0, offset=0, key=None, value=value)
-    return emit(episode, record, closed_by, rules=rules, topics=topics, metrics=metrics)
+    return emit(episode, record, closed_by, rules=rules, topics=topics, metrics=metrics, reward=reward)
