@@ -120,6 +120,20 @@ def test_one_that_cannot_be_imported_is_refused_at_the_start(file: str, name: st
         PayFunction("pays", 5.0)
 
 
+def test_an_installed_package_declares_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By entry point; its process imports it from where this one does."""
+    (tmp_path / "rule_of_a_package.py").write_text("def flat(episode):\n    return [('c0', 'flat', 2.0)]\n")
+    info = tmp_path / "some_rules-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-rules\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tracegrad.air]\nflat = rule_of_a_package:flat\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    function = PayFunction("flat", 10.0)
+    assert function(saying("x")).pays == [("c0", "flat", 2.0)]
+    function.close()
+
+
 def test_none_is_started_where_air_is_off(file: str) -> None:
     """`--no-air` switches it off with the rules."""
     reward = Rewarder(AirConfig(function=f"{file}:nothing", enabled=False), Metrics())
