@@ -1,7 +1,9 @@
-"""`air`: ask why calls of an episode are worth what they are."""
+"""`air`: ask why calls are worth what they are, and what other rules would have made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -9,20 +11,17 @@ import typer
 
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import Topic
 
 from ..run.wiring import Wiring
-from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, reachable_log
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, load_settings, reachable_log
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Rewards of calls: why each call of an episode got what it got.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `explain` a command of its own name."""
+app = typer.Typer(help="Why calls got what they got, and what other rules would have paid.", no_args_is_help=True)
 
 
 @app.command("explain")
@@ -59,16 +58,18 @@ def explain_episode(
             echo("  " + " ".join(filter(None, (f"{part.value:+g}{factor}", part.what, part.call_id, part.why))))
 
 
-def _find(wiring: Wiring, wanted: str) -> Episode:
-    """The episode of that id; of a rollout the one by which it counts."""
-    matching: dict[str, Episode] = {}
+def _episodes(wiring: Wiring) -> Iterator[Episode]:
+    """Those of the run that can be read."""
     for record in read_to_end(wiring.kafka(), wiring.topics.name(Topic.EPISODES)):
         try:
-            one = EPISODES.decode(record.value)
+            yield EPISODES.decode(record.value)
         except RecordError:
             continue
-        if one.episode_id.startswith(wanted):
-            matching[one.episode_id] = one
+
+
+def _find(wiring: Wiring, wanted: str) -> Episode:
+    """The episode of that id; of a rollout the one by which it counts."""
+    matching = {one.episode_id: one for one in _episodes(wiring) if one.episode_id.startswith(wanted)}
     exact = [
         one for one in matching.values() if one.episode_id == wanted or (one.rollout_id == wanted and one.is_final)
     ]
@@ -80,3 +81,38 @@ def _find(wiring: Wiring, wanted: str) -> Episode:
             + (f" ({which}, ..); give more of it" if found else "; `tracegrad tail episodes` shows them")
         )
     return found[0]
+
+
+@app.command("compare")
+def compare_rules(
+    a: Annotated[Path, typer.Argument(help="A TOML file: its [air] and [credit] count.")],
+    b: Annotated[Path, typer.Argument(help="Another.")],
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = RUNS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what B's rules and credit would have made of a run's training episodes, against A's; nothing is sampled.
+
+    Example: tracegrad air compare now.toml other.toml --run mine
+    """
+    from tracegrad.streams.assemble.air.rewarder import Rewarder
+    from tracegrad.streams.compare import Side, compare
+
+    wiring = find_run(run, run_dir, runs_dir)
+    sides = []
+    for file in (a, b):
+        settings = load_settings(file, {}, for_training=False)
+        sides.append(Side(Rewarder(settings.air, Metrics()), settings.credit.resolve()))
+    reachable_log(wiring)
+    found = compare((one for one in _episodes(wiring) if one.purpose is Purpose.TRAIN), sides[0], sides[1])
+    if as_json:
+        echo(msgspec.json.encode(found._asdict()).decode())
+        return
+    rank = "none" if found.rank_correlation is None else f"{found.rank_correlation:.3f}"
+    echo(f"{found.num_groups} groups, {found.num_calls} calls; rank correlation of their returns: {rank}")
+    echo(f"groups with spread by B alone: {len(found.gained)}, by A alone: {len(found.lost)}")
+    for name, paid in zip("AB", found.paid, strict=True):
+        echo(f"{name} pays: " + (", ".join(f"{rule} {total:+g}" for rule, total in sorted(paid.items())) or "nothing"))
+    for episode_id, change in found.most:
+        echo(f"  {episode_id}: a return changes by {change:g}")

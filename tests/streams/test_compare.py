@@ -1,0 +1,55 @@
+"""What other rules would have made of a history, by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.streams.assemble.test_air import turn
+from tests.streams.credit.test_credit import member
+from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.rollouts import GroupRef
+from tracegrad.streams.assemble.air.apply import apply_air
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
+from tracegrad.streams.compare import Side, compare
+from tracegrad.streams.credit.config import CreditConfig
+
+OK = AirRule(name="ok", status="succeeded", value=0.5)
+
+
+def side(*rules: AirRule) -> Side:
+    """The default credit under some rules."""
+    air = AirConfig(rules=rules)
+    return Side(lambda episode: apply_air(air, episode), CreditConfig().resolve())
+
+
+def of_group(name: str, number: int, status: str, reward: float) -> Episode:
+    """One call, whose tool ended so."""
+    call = msgspec.structs.replace(turn(status), call_id="c", agent="a")
+    episode = member(number, calls=(call,), reward=reward, group=GroupRef(id=name, size=2, member=number, index=0))
+    return msgspec.structs.replace(episode, episode_id=f"{name}{number}")
+
+
+PAST = [
+    of_group("flat", 0, "succeeded", 0.0),
+    of_group("flat", 1, "failed", 0.0),
+    of_group("told", 0, "failed", 0.5),
+    of_group("told", 1, "succeeded", 0.0),
+]
+
+
+def test_a_rule_gives_spread_to_one_group_and_takes_it_from_another() -> None:
+    """Returns 0 0 | .5 0 without it, .5 0 | .5 .5 with it. Ranks 1 1 3 1 and 2 0 2 2 (from 0): correlation 1 / 3."""
+    got = compare(PAST, side(), side(OK))
+    assert (got.num_groups, got.num_calls, got.gained, got.lost) == (2, 4, ("flat",), ("told",))
+    assert got.paid == ({}, {"air:ok a": 1.0})
+    assert got.most == (("flat0", 0.5), ("told1", 0.5))
+    assert got.rank_correlation == pytest.approx(1 / 3)
+
+
+def test_the_same_rules_change_nothing_whatever_the_order() -> None:
+    """A correlation of 1, and no list."""
+    got = compare(reversed(PAST), side(OK), side(OK))
+    assert (got.gained, got.lost, got.most) == ((), (), ())
+    assert got.rank_correlation == pytest.approx(1.0)
+    assert compare([], side(), side(OK)).rank_correlation is None
