@@ -29,6 +29,8 @@ _FALSE_ALARMS = 0.05
 """Per run."""
 _HALF = 20
 """Looks by which half of it is spent: two windows are full late, and the looks from then on are hardly new."""
+_ROUNDING = 1e-12
+"""Of a mean: equal ratings have no spread, and sums of them that differ by so much."""
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +136,7 @@ def _window(versions: Sequence[int], scored: Mapping[int, Scored]) -> RatedWindo
 
 
 def _compared(before: RatedWindow, newest: RatedWindow, look: int) -> RatedWorse | None:
-    """Where the interval of the drop lies above 0."""
+    """Where the interval of the drop lies above 0, by more than rounding."""
     errors = [window.std**2 / window.num for window in (before, newest)]
     freedom = math.fsum(errors) ** 2 / max(
         math.fsum(error**2 / max(1, window.num - 1) for error, window in zip(errors, (before, newest), strict=True)),
@@ -144,4 +146,5 @@ def _compared(before: RatedWindow, newest: RatedWindow, look: int) -> RatedWorse
     z = -NormalDist().inv_cdf(share)
     t = z + (z**3 + z) / (4 * max(freedom, 1.0))  # Student's quantile by the normal's (Cornish and Fisher)
     least = before.mean - newest.mean - t * math.sqrt(math.fsum(errors))
-    return RatedWorse(before=before, newest=newest, drop_least=least, look=look) if least > 0.0 else None
+    is_worse = least > _ROUNDING * max(abs(before.mean), abs(newest.mean))
+    return RatedWorse(before=before, newest=newest, drop_least=least, look=look) if is_worse else None

@@ -65,6 +65,15 @@ def test_a_drop_is_found_and_undone(after: float, most: int) -> None:
         assert 0 < worse.drop_least < worse.before.mean - worse.newest.mean
 
 
+@pytest.mark.parametrize("value", [0.1, 0.7, 0.9, -1 / 3])
+def test_equal_ratings_are_no_reason(value: float) -> None:
+    """Whatever rounding makes of the sums of windows that differ in size."""
+    sampled = batches(random.Random("equal"), [0.0] * 150)
+    made = [[(version, value) for version, _ in scores] for scores in sampled]
+    assert first(made, 500) is None
+    assert first([*made[:100], *([(version, value - 0.1) for version, value in scores] for scores in made[100:])], 500)
+
+
 def test_a_rise_is_no_reason() -> None:
     """One-sided."""
     assert first(batches(random.Random("rise"), [0.2] * 50 + [0.9] * 50), 300) is None
