@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from tracegrad.schemas.attributes import AGENTLIGHTNING_ROLLOUT_ID
@@ -45,6 +46,11 @@ _MARKS = (
 _MAX_FOUND = 10_000
 """Of one request: an exporter's has some hundred spans. What is more is refused, or memory would have no bound."""
 _MAX_LINKS = 8
+_MAX_TEXT = 5_000
+"""More than any that is taken has. Each evaluation of a span has the span's ids in its key: one long text among them
+would cost as often."""
+_NO_TEXT = ("",)
+"""In the place of lists and mappings, whose text is as long: none is a name, a number or an id."""
 
 Item = tuple[Any, Any, Any]
 """A span or log record behind its resource and scope."""
@@ -74,8 +80,8 @@ def may_evaluate(body: bytes) -> bool:
 
 
 def num_evaluations(signal: Signal, items: Iterable[Item]) -> int:
-    """How many there are."""
-    return sum(1 for item in items for _ in _evaluations(signal, *item))
+    """How many there are, as far as so many are read of one request."""
+    return sum(1 for _ in islice(_evaluations(signal, items), _MAX_FOUND))
 
 
 def read_evaluations(
@@ -84,7 +90,7 @@ def read_evaluations(
     """Those of the items that a request holds; `at_ms` is when it came."""
     found: dict[tuple[Any, ...], tuple[int, Reward]] = {}
     refused: Counter[str] = Counter()
-    for evaluation in (one for item in items for one in _evaluations(signal, *item)):
+    for evaluation in _evaluations(signal, items):
         if len(found) >= _MAX_FOUND:
             refused["too_many"] += 1
             continue
@@ -126,38 +132,53 @@ def _key(evaluation: Evaluation) -> str:
     return f"otel-{hashlib.sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def _evaluations(signal: Signal, of_resource: Any, _of_scope: Any, item: Any) -> Iterator[Evaluation]:
-    places = _of_span(of_resource, item) if signal is TRACES else _of_log(of_resource, item)
-    for place in places:
-        for convention in _CONVENTIONS:
-            yield from convention(place)
+def _evaluations(signal: Signal, items: Iterable[Item]) -> Iterator[Evaluation]:
+    resources: dict[int, tuple[Any, dict[str, Any]]] = {}
+    for of_resource, _, item in items:
+        # Once, however many share it: it may be large, and the items small.
+        if (known := resources.get(id(of_resource))) is None:
+            resource = _said(of_resource.resource.attributes, (AGENTLIGHTNING_ROLLOUT_ID,))
+            known = resources[id(of_resource)] = of_resource, resource
+        for place in _of_span(known[1], item) if signal is TRACES else _of_log(item):
+            for convention in _CONVENTIONS:
+                yield from convention(place)
 
 
-def _of_log(of_resource: Any, record: Any) -> Iterator[Place]:
-    attributes = attributes_of(record.attributes, _WANTED)
+def _of_log(record: Any) -> Iterator[Place]:
+    attributes = _said(record.attributes, _WANTED)
     name = record.event_name or str(attributes.get(_EVENT_NAME_KEY, ""))
     if name == EVENT_NAME:
         at_ns = record.time_unix_nano or record.observed_time_unix_nano
         yield Place(name, True, _hex(record.trace_id), _hex(record.span_id), attributes, at_ns=at_ns)
 
 
-def _of_span(of_resource: Any, span: Any) -> Iterator[Place]:
-    attributes = attributes_of(span.attributes, _WANTED)
+def _of_span(resource: dict[str, Any], span: Any) -> Iterator[Place]:
+    attributes = _said(span.attributes, _WANTED)
     events = [event for event in span.events if event.name == EVENT_NAME]
     if not attributes and not events and span.name != EVENT_NAME:
         return
-    links = tuple((_hex(link.trace_id), attributes_of(link.attributes, ABOUT_KEYS)) for link in span.links[:_MAX_LINKS])
-    resource = attributes_of(of_resource.resource.attributes, (AGENTLIGHTNING_ROLLOUT_ID,))
+    links = tuple((_hex(link.trace_id), _said(link.attributes, ABOUT_KEYS)) for link in span.links[:_MAX_LINKS])
     trace_id, span_id = _hex(span.trace_id), _hex(span.span_id)
     own = Place(
         span.name, False, trace_id, span_id, attributes, links=links, resource=resource, at_ns=span.end_time_unix_nano
     )
     yield own
     for event in events:
-        said = attributes_of(event.attributes, _WANTED)
+        said = _said(event.attributes, _WANTED)
         yield own._replace(
             name=event.name, is_event=True, attributes=said, around=attributes, at_ns=event.time_unix_nano
         )
+
+
+def _said(pairs: Any, wanted: Container[str]) -> dict[str, Any]:
+    """The wanted attributes, none of them long."""
+    return {key: _short(value) for key, value in attributes_of(pairs, wanted).items()}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:_MAX_TEXT]
+    return _NO_TEXT if isinstance(value, list | dict) else value
 
 
 def _hex(id_: bytes) -> str:

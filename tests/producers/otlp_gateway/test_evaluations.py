@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from typing import Any
 
@@ -267,6 +268,36 @@ def test_what_is_beyond_the_most_of_a_request_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(read, "_MAX_FOUND", 2)
     rewards, refused = found(*(log(GOOD, span=number) for number in range(1, 6)))
     assert (len(rewards), refused) == (2, Counter({"too_many": 3}))
+
+
+@pytest.mark.parametrize("long", ["user.id", "gen_ai.response.id", "session.id", "gen_ai.tool.call.id"])
+@pytest.mark.parametrize("nested", [False, True], ids=["text", "list"])
+def test_a_long_text_that_many_evaluations_share_costs_once(long: str, nested: bool) -> None:
+    """Each of a span's evaluations has its target and its giver."""
+    text: Any = "u" * 2_000_000
+    many = {f"annotations.{index}.annotation.name": "good" for index in range(3_000)}
+    shared = span({long: [text] if nested else text, **many})
+    began = time.process_time()
+    assert found(shared).refused.total() == 3_000
+    assert num_evaluations(TRACES, [(ResourceSpans(), None, shared)]) == 3_000
+    assert time.process_time() - began < 1.5
+
+
+def test_a_resource_that_many_spans_share_is_read_once() -> None:
+    """Also where those of another lie between them."""
+    large = Resource(attributes=attributes(dict.fromkeys(map(str, range(3_000)), 1)))
+    resources = ResourceSpans(resource=large), ResourceSpans(resource=large)
+    items = [(resource, None, span({"user.id": "x"})) for _ in range(1_000) for resource in resources]
+    began = time.process_time()
+    assert num_evaluations(TRACES, items) == 0
+    assert time.process_time() - began < 0.5
+
+
+def test_those_without_the_token_are_counted_no_further_than_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of nothing else would hold up all others."""
+    monkeypatch.setattr(read, "_MAX_FOUND", 3)
+    many = span({}, events=[(EVENT, GOOD)] * 9)
+    assert num_evaluations(TRACES, [(ResourceSpans(), None, many)]) == 3
 
 
 def test_a_look_at_the_body_spares_the_rest() -> None:
