@@ -42,6 +42,8 @@ _MAX_WRITTEN = 100_000
 """Of a source: more than a reading has."""
 _MAX_REASON_CHARS = 2_000
 _FAILURES = (UnavailableError, OverloadedError, TimeoutError)
+_OF_ONE_SPAN = ("400", "500", "form", "too_large")
+"""Why a span cannot be asked for that others may be."""
 
 logger = logging.getLogger(__name__)
 
@@ -118,9 +120,12 @@ class Polls:
         ours = source.names or {name: name for name in self._config.names}
         since = datetime.fromtimestamp(self._now_s(), UTC) - timedelta(seconds=source.look_back_s)
         try:
+            failed: SourceError | None = None
             async with contextlib.aclosing(_VENDORS[source.kind].scores(ask, source, list(ours), since)) as pages:
                 async for page in pages:
-                    await self._take(ask, source, ours, page)
+                    failed = await self._take(ask, source, ours, page) or failed
+            if failed is not None:
+                raise failed
         except _FAILURES as error:
             reason = error.reason if isinstance(error, SourceError) else "log"
             self._metrics.add(SOURCES_FAILED, source.label, reason)
@@ -130,22 +135,31 @@ class Polls:
 
     async def _take(
         self, ask: Ask, source: SourceConfig, ours: Mapping[str, str], page: Sequence[Found | Unread]
-    ) -> None:
+    ) -> SourceError | None:
+        """Accepts what is new on a page. Returns why the answer of a score could not be asked for, if that is of its
+        span alone: the score is left to the next reading. Raises SourceError if it is not, when all before it is
+        accepted."""
         written, outcomes = self._written[source.label], list[str]()
+        failed: SourceError | None = None
         fresh, rewards = dict[str, Found | Unread](), list[Reward]()
         # Of what a page tells of one score, the last word.
         latest = {one.id: one for one in sorted(page, key=lambda one: one.at_ms)}
         for id_, one in latest.items():
             if written.has(id_, one) or (isinstance(one, Found) and one.name not in ours):
                 continue
-            fresh[id_] = one
             try:
                 reward = await self._reward(ask, source, ours, one, written.next_ms(id_))
+            except SourceError as error:
+                failed = error
+                if error.reason not in _OF_ONE_SPAN:
+                    break
+                continue
             except RequestError as error:
                 outcomes.append(fault_of(error))
             else:
                 outcomes.append("taken")
                 rewards.append(reward)
+            fresh[id_] = one
         if rewards:
             await self._accept(rewards)
         # Only now: what the log did not take is read again.
@@ -153,14 +167,23 @@ class Polls:
             written.add(id_, one)
         for outcome in outcomes:
             self._metrics.add(SCORES, source.label, outcome)
+        if failed is not None and failed.reason not in _OF_ONE_SPAN:
+            raise failed
+        return failed
 
     async def _reward(
         self, ask: Ask, source: SourceConfig, ours: Mapping[str, str], one: Found | Unread, next_ms: int
     ) -> Reward:
         if isinstance(one, Unread):
             raise RequestError("expected a score as its vendor gives it, got another")
-        answer_of = _VENDORS[source.kind].answer_of
-        answer = await answer_of(ask, source, one) if answer_of and one.span_id and one.trace_id else None
+        answer_of, answer = _VENDORS[source.kind].answer_of, None
+        if answer_of and one.span_id and one.trace_id:
+            try:
+                answer = await answer_of(ask, source, one)
+            except SourceError as error:
+                # A span that is not there tells of no answer.
+                if error.reason != "404":
+                    raise
         item: dict[str, Any] = {
             "name": ours[one.name],
             "value": source.labels.get(one.value) if isinstance(one.value, str) else one.value,
