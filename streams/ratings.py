@@ -17,7 +17,7 @@ import msgspec
 from tracegrad.schemas.records.episodes import AppliedReward, Episode, EpisodeCall
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, FEEDBACK_SOURCE, REWARDS, Reward, is_usable, piece_id
 
-__all__ = ["in_order", "is_about", "pieces_of", "rated_anew", "reward_of", "with_rewards"]
+__all__ = ["in_order", "is_about", "pieces_of", "rated_anew", "reward_of", "said_at", "with_rewards"]
 
 
 def reward_of(rewards: Sequence[Reward], awaited: Iterable[str] = ()) -> tuple[float | None, str]:
@@ -57,7 +57,7 @@ def rated_anew(episode: Episode, said: Iterable[Reward]) -> Episode:
     """The episode as it would be had this feedback come before it closed."""
     last: dict[tuple[str, str, str], Reward] = {}
     counting = (one for one in episode.rewards if one.source != FEEDBACK_SOURCE or is_about(one, episode))
-    for reward in sorted((*counting, *said), key=lambda reward: (reward.at_ms, REWARDS.encode(reward))):
+    for reward in sorted((*counting, *said), key=said_at):
         last[reward.source, reward.idempotency_key, reward.target or ""] = reward
     rewards = tuple(sorted(last.values(), key=in_order))
     paid = [
@@ -91,6 +91,11 @@ def pieces_of(rewards: Iterable[Reward]) -> tuple[str, ...]:
 def in_order(reward: Reward) -> tuple[str, str, str]:
     """The canonical order of an episode's rewards."""
     return reward.name, reward.target or "", reward.idempotency_key
+
+
+def said_at(reward: Reward) -> tuple[int, bytes]:
+    """By this of two words under one key the greater is the last, wherever and in whatever order they come."""
+    return reward.at_ms, REWARDS.encode(reward)
 
 
 def _values(rewards: Iterable[Reward]) -> Iterator[tuple[str, float]]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -31,7 +32,7 @@ from tracegrad.schemas.credentials import feedback_holder
 from tracegrad.schemas.errors import OverloadedError, RecordError, RequestError, UnavailableError
 from tracegrad.schemas.log.protocol import Log, LogWriter
 from tracegrad.schemas.metrics import FEEDBACK, FEEDBACK_REFUSED, REQUESTS_REFUSED, Metrics
-from tracegrad.schemas.records.rollouts import Reward
+from tracegrad.schemas.records.rollouts import Reward, piece_id
 from tracegrad.schemas.topics import Topic, Topics
 
 from ..asgi import serve
@@ -127,6 +128,7 @@ class RewardsGateway:
             raise RequestError(f'expected one piece of feedback, or {{"rewards": [1 to {_MAX_AT_ONCE} of them]}}')
         results: list[dict[str, Any]] = []
         accepted: list[Reward] = []
+        said_ms: dict[str, int] = {}
         for item in given:
             try:
                 reward = read_feedback(item, self._config.names, self._handles.run_hash, at_ms=self._now_ms())
@@ -134,7 +136,10 @@ class RewardsGateway:
                 self._metrics.add(FEEDBACK_REFUSED, fault_of(error))
                 results.append({"error": {"message": str(error), "param": error.param, "status": error.status}})
             else:
-                accepted.append(reward)
+                # What is said again is said later, also where the clock does not tell them apart.
+                at_ms = max(reward.at_ms, said_ms.get(piece_id(reward), 0) + 1)
+                said_ms[piece_id(reward)] = at_ms
+                accepted.append(msgspec.structs.replace(reward, at_ms=at_ms))
                 results.append({"idempotency_key": reward.idempotency_key})
         if not accepted:
             return JSONResponse({"results": results}, results[0]["error"]["status"] if len(results) == 1 else 400)

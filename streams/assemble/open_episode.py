@@ -35,6 +35,7 @@ from tracegrad.schemas.records.facts import (
 )
 from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward, RolloutEvent, RolloutState
 
+from ..ratings import said_at
 from .agent_rewards import is_authorised
 from .join.parents import Parents
 from .links import Links, answers_in
@@ -111,7 +112,7 @@ class OpenEpisode:
         """None of its spans tells of an agent, a model or a tool."""
         self.services: set[str] = set()
         self.rewards: dict[tuple[bool, str, str], Reward] = {}
-        """By (authorised, idempotency key, target), so that nobody can displace a grader's reward."""
+        """By (authorised, source and idempotency key, target), so that nobody can displace a grader's reward."""
         self.links = Links()
         self.sources: set[str] = set()
         """Traces whose facts were forwarded here."""
@@ -290,8 +291,9 @@ class OpenEpisode:
             self._ended[call_id] = later(self._ended.get(call_id), fact.ended, lambda ended: ended.outcome.known)
         elif isinstance(fact, RewardFact):
             reward = fact.reward
-            key = (is_authorised(reward, reward_sources), reward.idempotency_key, reward.target or "")
-            self.rewards[key] = later(self.rewards.get(key), reward, lambda reward: reward.at_ms)
+            said_as = f"{reward.source} {reward.idempotency_key}"
+            key = (is_authorised(reward, reward_sources), said_as, reward.target or "")
+            self.rewards[key] = max(self.rewards.get(key, reward), reward, key=said_at)
         elif fact.event.state.is_end:
             self.end = later(self.end, fact.event, lambda event: event.at_ms)
         else:

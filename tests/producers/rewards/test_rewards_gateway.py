@@ -290,6 +290,14 @@ def test_the_client_sends_in_three_lines(url: str, memory_log: MemoryLog, monkey
     assert send_feedback(response_id=ANSWER, value=0, idempotency_key="later") == "later"
 
 
+async def test_of_what_one_request_says_twice_the_later_was_said_later(door: Door) -> None:
+    """Its clock may tell the same millisecond of all; of another thing nothing was said before."""
+    pieces = [{"value": value, "idempotency_key": "k1", "response_id": ANSWER} for value in (1, 0, -1)]
+    other = {"value": 0.5, "idempotency_key": "k1", "trace_id": "cd" * 16}
+    assert (await door.post({"rewards": [*pieces, other]})).status_code == 202
+    assert [(one.value, one.at_ms) for _, one in door.written()] == [(1, 1_000), (0, 1_001), (-1, 1_002), (0.5, 1_000)]
+
+
 @pytest.mark.slow
 def test_a_gateway_that_answers_no_http_is_asked_again_and_then_told_of() -> None:
     """Something else listens at its address."""

@@ -14,6 +14,7 @@ from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES,
 from tracegrad.schemas.records.rollouts import Reward
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.config import SelectConfig
+from tracegrad.streams.ratings import rated_anew
 
 KEY = "5e" * 16
 ASKED = ToolCall(id=new_tool_call(KEY), name="calc", arguments="{}")
@@ -65,6 +66,16 @@ def test_the_same_key_revises_in_any_order() -> None:
     assert (EPISODES.decode(record).reward, len(EPISODES.decode(record).rewards)) == (-1.0, 1)
 
 
+@pytest.mark.parametrize("value", [-1.0, -0.5, 0.0, 0.25, 0.5, 0.75])
+def test_of_two_words_under_one_key_at_one_time_one_counts_whenever_they_come(value: float) -> None:
+    """Before the close, behind it, or one of each."""
+    said_once = [said(1.0, "k1"), said(value, "k1")]
+    orders = [*itertools.permutations(said_once)]
+    before = {episode_of(*CALLS, *order).reward for order in orders}
+    between = {rated_anew(episode_of(*CALLS, first), [last]).reward for first, last in orders}
+    assert len(before | between) == 1
+
+
 def test_feedback_that_comes_before_the_calls_is_theirs() -> None:
     """Topics have no order among each other."""
     first, last = said(1.0, "k1"), said(0.5, "k2", target=call_id("b"))
@@ -92,21 +103,29 @@ def test_where_no_gateway_takes_feedback_it_is_shown_and_ignored(sources: tuple[
     assert (episode.reward, episode.rewards, episode.num_unauthorised_rewards) == (None, (), 1)
 
 
-def rated_attempt() -> Streams:
-    """A runner's attempt that its grader gave .5 and somebody else -1."""
+def rated_attempt(by: str = "k1") -> Streams:
+    """A runner's attempt that its grader gave .5 and somebody else -1, later, under this key."""
     own = rollout(1)
     calls = [call("z", own, [1], [2])]
     streams = Streams(config(reward_sources=("grader:*", "feedback")))
+    given = reward(own, 0.5)
     rated = Reward(
-        rollout_id=own, attempt_id="a001", name="reward", value=-1.0, source="feedback", idempotency_key="k1"
+        rollout_id=own,
+        attempt_id="a001",
+        name="reward",
+        value=-1.0,
+        source="feedback",
+        idempotency_key=by or given.idempotency_key,
+        at_ms=given.at_ms + 1,
     )
-    streams.feed(*calls, closed(own, calls), rated, reward(own, 0.5), event(own))
+    streams.feed(*calls, closed(own, calls), rated, given, event(own))
     return streams
 
 
-def test_feedback_on_a_runners_attempt_leaves_its_reward_to_the_grader() -> None:
-    """Under the awaited name too: whether it came before the end is chance."""
-    (episode,) = (EPISODES.decode(value) for value in rated_attempt().values(Topic.EPISODES))
+@pytest.mark.parametrize("by", ["k1", ""], ids=["own key", "the grader's"])
+def test_feedback_on_a_runners_attempt_leaves_its_reward_to_the_grader(by: str) -> None:
+    """Under the awaited name too, for whether it came before the end is chance; and under the grader's key."""
+    (episode,) = (EPISODES.decode(value) for value in rated_attempt(by).values(Topic.EPISODES))
     assert (episode.reward, [one.source for one in episode.rewards]) == (0.5, ["grader:grade"])
 
 
