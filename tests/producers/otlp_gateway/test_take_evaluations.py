@@ -185,6 +185,14 @@ async def test_what_names_a_runners_attempt_is_not_let_in(door: Door) -> None:
     assert [reward.target for reward in door.rewards()] == [ANSWER]
 
 
+async def test_what_is_about_a_runners_attempt_from_elsewhere_bears_its_names(door: Door) -> None:
+    """By which no stage counts it."""
+    rollout, attempt = RUN_HASH + "0" * 19 + "7", "9a3c"
+    linked = span({}, events=[(EVENT, GOOD)], links=[(rollout + attempt, {})])
+    assert (await door.post(spans(linked))).status_code == 200
+    assert [(one.rollout_id, one.attempt_id) for one in door.rewards()] == [(rollout, attempt)]
+
+
 @pytest.mark.parametrize("num_before", range(3))
 async def test_a_log_that_is_away_loses_and_doubles_nothing(door: Door, num_before: int) -> None:
     """503 when any record fails, of the spans or of the rewards; sent again, each evaluation counts once."""
