@@ -122,7 +122,7 @@ def _overridden(raws: Sequence[msgspec.Raw]) -> dict[str, str]:
     for raw in raws:
         try:
             one = msgspec.json.decode(raw, type=_Names)
-        except msgspec.DecodeError:
+        except ValueError:
             continue  # `each` tells of it
         if one.overrides:
             found[one.assessment_id] = one.overrides

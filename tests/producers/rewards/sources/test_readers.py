@@ -90,6 +90,7 @@ async def test_an_empty_project_has_no_scores() -> None:
         b'{"id": "a", "name": "thumb", "value": {"x": 1}, "updatedAt": "2026-11-24T09:00:00Z"}',
         b'{"id": "a", "name": "thumb", "value": 1, "updatedAt": "yesterday"}',
         b'{"id": "a", "name": "thumb", "value": 1, "updatedAt": "2026-11-24T09:00:00Z", "comment": "\\ud800"}',
+        b'{"id": "\xff", "assessment_id": "\xff"}',
     ],
 )
 async def test_a_score_of_another_form_hurts_no_other(raw: bytes) -> None:
@@ -99,6 +100,7 @@ async def test_a_score_of_another_form_hurts_no_other(raw: bytes) -> None:
     unread, found = each([msgspec.Raw(raw), msgspec.Raw(good)], langfuse._read)
     assert isinstance(unread, Unread)
     assert found == Found(id="b", name="thumb", value=1, at_ms=1_795_510_800_000, trace_id="t")
+    assert mlflow._overridden([msgspec.Raw(raw)]) == {}
 
 
 @pytest.mark.parametrize(
