@@ -19,7 +19,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from tracegrad.compose.kafka.partitioner import partition_for
@@ -40,7 +40,8 @@ class _Partition:
 class MemoryLog:
     """schemas.log.Log without a broker. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self.changed = threading.Condition(threading.RLock())
         self.groups: dict[str, dict[TopicPartition, int]] = defaultdict(dict)
         """Committed next offsets."""
@@ -219,7 +220,7 @@ class MemoryLog:
             key=key,
             value=value,
             headers=tuple(headers),
-            timestamp_ms=int(time.time() * 1000),
+            timestamp_ms=int(self._clock() * 1000),
         )
         kept.append(record)
         return record.position

@@ -33,7 +33,10 @@ def chosen(recorded: Recorded, window: Window) -> Recorded:
     for episode in recorded.episodes:
         groups.setdefault(episode.group, []).append(episode)
     wanted = {group for group, episodes in groups.items() if _begins_within(episodes, window)}
-    return Recorded((one for one in recorded.episodes if one.group in wanted), recorded.order)
+    kept = [one for one in recorded.episodes if one.group in wanted]
+    # A group of captured ones bears its episode's id. For one that is not chosen nobody is to wait.
+    ids = wanted | {one.id for one in kept}
+    return Recorded(kept, (id_ for id_ in recorded.order if id_ in ids))
 
 
 def _begins_within(episodes: list[RecordedEpisode], window: Window) -> bool:
@@ -58,8 +61,10 @@ def bounds_of(
     for where, at in kept.items():
         begin, end = began.get(where, 0), at.end
         if window.begin is not None:
-            begin = min(window.begin.get(where, begin), recorded.bounds.get(where, at).begin)
+            needed = recorded.bounds.get(where, Offsets(at.end, at.end)).begin
+            begin = max(begin, min(window.begin.get(where, begin), needed))
         if window.end is not None:
             end = max(window.end.get(where, end), recorded.bounds.get(where, Offsets(0, 0)).end)
-        meant[where] = Offsets(max(at.begin, begin), min(at.end, end))
+        begin = max(at.begin, begin)
+        meant[where] = Offsets(begin, max(begin, min(at.end, end)))
     return meant

@@ -9,6 +9,7 @@ after PATIENCE_S.
 from __future__ import annotations
 
 import heapq
+import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 
@@ -20,14 +21,17 @@ __all__ = ["merged"]
 _AT_ONCE = 500
 
 
-def merged(log: Log, bounds: Mapping[TopicPartition, Offsets]) -> Iterator[Record]:
-    """The records in [begin, end) of each partition. Blocks. Raises UnavailableError, LogGapError."""
+def merged(log: Log, bounds: Mapping[TopicPartition, Offsets], stop: threading.Event | None = None) -> Iterator[Record]:
+    """The records in [begin, end) of each partition; fewer once `stop` is set. Blocks. Raises UnavailableError,
+    LogGapError."""
     with ExitStack() as ends:
-        streams = [ends.enter_context(closing(_one(log, where, bounds[where]))) for where in sorted(bounds)]
+        streams = [ends.enter_context(closing(_one(log, where, bounds[where], stop))) for where in sorted(bounds)]
         yield from heapq.merge(*streams, key=lambda record: record.timestamp_ms)
 
 
-def _one(log: Log, where: TopicPartition, bounds: Offsets) -> Generator[Record, None, None]:
+def _one(
+    log: Log, where: TopicPartition, bounds: Offsets, stop: threading.Event | None
+) -> Generator[Record, None, None]:
     if bounds.begin >= bounds.end:
         return
     chunks = follow(
@@ -36,6 +40,7 @@ def _one(log: Log, where: TopicPartition, bounds: Offsets) -> Generator[Record, 
         starts={where: bounds.begin},
         partitions=[where.partition],
         max_records=_AT_ONCE,
+        stop=stop,
         patience_s=PATIENCE_S,
     )
     with closing(chunks):

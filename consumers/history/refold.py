@@ -26,7 +26,7 @@ import msgspec
 
 from tracegrad.schemas.fold import Fold, Output
 from tracegrad.schemas.keys import group_key
-from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.log.protocol import Offsets, Record, TopicPartition
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, FEEDBACK
 from tracegrad.schemas.records.facts import Close, whose_facts
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -76,7 +76,8 @@ class Refold:
         recorded: Recorded,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """What was made: `episodes`, `groups`; `incomplete` episodes among them; `unclaimed` records of facts."""
+        """What was made: `episodes`, `groups`; `incomplete` episodes among them, `lost` ones of which nothing is left,
+        `gone` records that these lack; `unclaimed` records of facts."""
         self._normalize, self._assemble, self._credit = (
             folds[stage] for stage in (Stage.NORMALIZE, Stage.ASSEMBLE, Stage.CREDIT)
         )
@@ -87,8 +88,19 @@ class Refold:
         self._held: dict[int, _Held] = {}
         """Of episodes that are not whole yet."""
         self._order = _InOrder(recorded.order)
+        self._num_left = Counter(episode.group for episode in recorded.episodes)
+        """Group -> its episodes that are still to come."""
         self._offsets: Counter[Topic] = Counter()
         self._now_ms = 0
+
+    def give_up(self, kept: Mapping[TopicPartition, Offsets]) -> None:
+        """What the log still has, before the first record: nobody waits for the rest."""
+        self.counts["gone"] += self._recorded.give_up(kept)
+        for episode in self._recorded.episodes:
+            if episode.num_awaited == 0:
+                self.counts["lost"] += 1
+                outputs = [*self._pass_by(episode)]
+                assert not outputs  # nothing was made yet
 
     def take(self, record: Record) -> Iterator[Output]:
         """The next record of a raw topic; what it leads to."""
@@ -139,6 +151,16 @@ class Refold:
             if output.topic is Topic.EPISODES:
                 self.counts["episodes"] += 1
                 yield from self._credit_again(episode, output, held.said)
+        yield from self._pass_by(episode)
+
+    def _pass_by(self, episode: RecordedEpisode) -> Iterator[Output]:
+        """Behind the last episode of a group nobody waits for it, whether it closed or not: by the rules of now an
+        episode may be none, and what has to be held of others is bounded."""
+        self._num_left[episode.group] -= 1
+        if episode.is_captured:
+            yield from self._order.pass_by(episode.id)
+        elif self._num_left[episode.group] == 0:
+            yield from self._order.pass_by(episode.group)
 
     def _credit_again(self, episode: RecordedEpisode, output: Output, said: Sequence[bytes]) -> Iterator[Output]:
         """A captured one with all that was said of it, behind which nobody is waited for."""
@@ -223,6 +245,15 @@ class _InOrder:
             yield from outputs
         elif outputs or id_ in self._places:
             self._waiting[id_] = outputs
+        yield from self._let_go()
+
+    def pass_by(self, id_: str) -> Iterator[Output]:
+        """Nobody waits for this one any more."""
+        if self._places.get(id_, -1) >= self._next:
+            self._waiting.setdefault(id_, ())
+        yield from self._let_go()
+
+    def _let_go(self) -> Iterator[Output]:
         while self._next < len(self._order) and self._order[self._next] in self._waiting:
             yield from self._waiting.pop(self._order[self._next])
             self._next += 1

@@ -20,7 +20,7 @@ import msgspec
 from tracegrad.schemas.errors import OverloadedError
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Log, LogWriter, Offsets, Position, TopicPartition
+from tracegrad.schemas.log.protocol import Log, LogWriter, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import Topic, Topics
 
 from .merge import merged
@@ -46,7 +46,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Since it began."""
     counts: Mapping[str, int]
-    """Of what was made: `episodes`, `groups`; `written` of their records, `there` of those that lay there already."""
+    """Of what was made: `episodes`, `groups`, `incomplete` and `lost` episodes; `gone` records that these lack;
+    `written` of their records, `there` of those that lay there already."""
+    is_whole: bool = False
+    """Whether all was read, and all that follows from it written."""
 
     @property
     def per_s(self) -> float:
@@ -58,9 +61,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         """One line."""
         left = (self.num_records - self.num_read) / self.per_s if self.per_s else 0.0
         share = 100 * self.num_read // self.num_records if self.num_records else 100
+        gone, incomplete, lost = (self.counts.get(what, 0) for what in ("gone", "incomplete", "lost"))
+        missing = f"; {gone} records gone; {incomplete} episodes incomplete, {lost} lost" if gone or incomplete else ""
         return (
             f"{share:3d} %  {self.num_read} of {self.num_records} records, {self.per_s:.0f}/s, {left:.0f} s left; "
-            f"{self.counts.get('episodes', 0)} episodes, {self.counts.get('groups', 0)} groups"
+            f"{self.counts.get('episodes', 0)} episodes, {self.counts.get('groups', 0)} groups{missing}"
         )
 
 
@@ -93,34 +98,59 @@ def replay(
         topics: the new run's.
         rate: records a second, at most; None: as fast as it goes.
     """
-    refold.counts["gone"] += history.recorded.give_up(history.bounds)
+    refold.give_up(history.bounds)
     written = _Written(target, topics) if target is not None else None
-    num_records = sum(offsets.end - offsets.begin for offsets in history.bounds.values())
-    started = told = time.monotonic()
-    num_read = 0
+    reading = _Reading(history.bounds)
 
-    def progress() -> Progress:
-        seconds, counts = time.monotonic() - started, Counter(refold.counts)
-        if written is not None:
-            counts.update(written.counts)
-        return Progress(num_read=num_read, num_records=num_records, seconds=seconds, counts=counts)
+    def progress(*, is_whole: bool = False) -> Progress:
+        counts = refold.counts + (written.counts if written is not None else Counter())
+        return reading.progress(counts, is_whole=is_whole)
 
+    told = reading.started
     try:
-        for record in merged(source, history.bounds):
+        for record in merged(source, history.bounds, stop):
             _write(written, refold.take(record))
-            num_read += 1
+            reading.pass_by(record)
             now = time.monotonic()
             if now - told >= _TELL_S:
                 told = now
                 tell(progress())
-            ahead_s = num_read / rate - (now - started) if rate else 0.0
+            ahead_s = reading.num_read / rate - (now - reading.started) if rate else 0.0
             if stop.wait(ahead_s) if ahead_s > 0 else stop.is_set():
                 return progress()
+        if stop.is_set():
+            return progress()
         _write(written, refold.finish())
     finally:
         if written is not None:
             written.close()
-    return progress()
+    return progress(is_whole=True)
+
+
+class _Reading:
+    """How far it has come, by positions: what readers pass over, as what another run wrote, is behind it too."""
+
+    def __init__(self, bounds: Mapping[TopicPartition, Offsets]) -> None:
+        self.started = time.monotonic()
+        self.num_read = 0
+        self._next = {where: offsets.begin for where, offsets in bounds.items()}
+        self._num_records = sum(offsets.end - offsets.begin for offsets in bounds.values())
+
+    def pass_by(self, record: Record) -> None:
+        """It was folded."""
+        where = TopicPartition(record.topic, record.partition)
+        self.num_read += record.offset + 1 - self._next[where]
+        self._next[where] = record.offset + 1
+
+    def progress(self, counts: Mapping[str, int], *, is_whole: bool) -> Progress:
+        """Now."""
+        return Progress(
+            num_read=self._num_records if is_whole else self.num_read,
+            num_records=self._num_records,
+            seconds=time.monotonic() - self.started,
+            counts=counts,
+            is_whole=is_whole,
+        )
 
 
 def _write(written: _Written | None, outputs: Iterator[Output]) -> None:

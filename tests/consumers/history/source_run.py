@@ -37,15 +37,20 @@ class SourceRun(Streams):
         self.now_s += seconds
         self.tick(self.now_s)
 
-    def history(self, *topics: Topic) -> MemoryLog:
-        """A log with the records of these topics, in one partition each, as far as their headers go: no body."""
-        log = MemoryLog()
+    def history(self, *topics: Topic, log: MemoryLog | None = None) -> MemoryLog:
+        """A log with the records of these topics, in one partition each; of all that is not raw no body."""
+        log = log or MemoryLog()
         log.create_topics(TOPICS, policies=["policy"], partitions=1)
         writer = log.writer()
         for topic in topics:
             for record in self.log.get(topic, []):
-                writer.append(TOPICS.name(topic), key=record.key, value=b"", headers=record.headers, partition=0)
+                value = record.value if topic in INPUTS[Stage.NORMALIZE] else b""
+                writer.append(TOPICS.name(topic), key=record.key, value=value, headers=record.headers, partition=0)
         return log
+
+    def past(self, log: MemoryLog | None = None) -> MemoryLog:
+        """The log that a replay of it reads."""
+        return self.history(*INPUTS[Stage.NORMALIZE], Topic.EPISODES, Topic.TRANSITIONS, log=log)
 
     def recorded(self) -> Recorded:
         """As the headers of its records tell, whose bodies are gone."""

@@ -36,11 +36,24 @@ def test_a_group_is_chosen_whole_by_its_first_record() -> None:
     assert chosen(RECORDED, Window()) is RECORDED
 
 
+def test_nobody_waits_for_a_group_that_is_not_chosen() -> None:
+    """Of the order only the chosen are left: what follows one that never comes would be held until the end."""
+    window = Window(begin={CALLS: 8, SPANS: 8})
+    assert chosen(RECORDED, window).order == ("g2", "g3")
+    conversation = episode("a trace", "its conversation", (CALLS, 20, 21))
+    captured = Recorded([*RECORDED.episodes, conversation], ["g1", "a trace", "g3"])
+    assert chosen(captured, window).order == ("a trace", "g3")
+
+
 def test_as_much_is_read_as_the_episodes_need() -> None:
     """Before the window's begin and behind its end; never what is gone, or was before the run."""
     window = Window(begin={CALLS: 15, SPANS: 15}, end={CALLS: 22, SPANS: 22})
     of_b = Recorded([RECORDED.episodes[1]])
     assert bounds_of(of_b, window, KEPT, {}) == {CALLS: Offsets(15, 25), SPANS: Offsets(15, 31)}
+    earlier = Window(begin={CALLS: 1, SPANS: 15})
+    assert bounds_of(of_b, earlier, KEPT, {CALLS: 3})[CALLS] == Offsets(3, 100)
+    unused = TopicPartition("rewards", 0)
+    assert bounds_of(of_b, Window(begin={unused: 4}), {unused: Offsets(2, 5)}, {}) == {unused: Offsets(4, 5)}
     assert bounds_of(RECORDED, Window(), KEPT, {CALLS: 3}) == {CALLS: Offsets(3, 100), SPANS: Offsets(5, 100)}
 
 

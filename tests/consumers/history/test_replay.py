@@ -1,0 +1,161 @@
+"""A replay writes what follows from a history, each record once, however often it is stopped."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from random import Random
+
+import pytest
+
+from tests.consumers.history.source_run import SourceRun
+from tests.memory_log import MemoryLog
+from tests.streams.assemble.test_feedback import said
+from tests.streams.credit.strategies.test_conversations import conversation
+from tests.streams.make import RUN_HASH, TOPICS, config
+from tracegrad.consumers.history.choose import Window, bounds_of
+from tracegrad.consumers.history.merge import merged
+from tracegrad.consumers.history.read_recorded import read_recorded
+from tracegrad.consumers.history.refold import Refold
+from tracegrad.consumers.history.replay import History, Progress, replay
+from tracegrad.schemas.log.protocol import Record, TopicPartition
+from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
+from tracegrad.streams.assemble.write.again import make_again
+from tracegrad.streams.config import SelectConfig
+from tracegrad.streams.credit.again import rate_again
+from tracegrad.streams.folds import build_fold
+
+NUM = 6
+RULES = config(
+    reward_sources=("feedback",), select=SelectConfig(capture_all=True, train=True), feedback_wait_s=60.0, idle_s=10.0
+)
+FOREIGN = b"of another run"
+
+
+class Shared(MemoryLog):
+    """A log that another run writes to as well: a reader of this one passes over what it wrote."""
+
+    def read(self, positions: dict[TopicPartition, int], max_records: int) -> list[Record]:
+        """As MemoryLog.read."""
+        return [record for record in super().read(positions, max_records) if record.key != FOREIGN]
+
+
+class Stop(threading.Event):
+    """Set by itself after so many records."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._left = after
+
+    def is_set(self) -> bool:
+        """As Event.is_set, which a replay asks after each record."""
+        self._left -= 1
+        return self._left < 0 or super().is_set()
+
+
+@pytest.fixture(scope="module")
+def source() -> SourceRun:
+    """Conversations that people rated, of which each is a group."""
+    run = SourceRun(RULES)
+    for number in range(NUM):
+        key = f"{number:x}e" * 16
+        rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
+        run.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
+    return run
+
+
+def begun(log: MemoryLog) -> tuple[History, Refold]:
+    """Of all that lies there."""
+    raw = [TOPICS.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
+    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
+    recorded = read_recorded(log, TOPICS, [RUN_HASH])
+    folds = {stage: build_fold(stage, RULES, TOPICS) for stage in STREAMS}
+    again = partial(make_again, rules=RULES, topics=TOPICS, metrics=Metrics())
+    bounds = bounds_of(recorded, Window(), kept, {})
+    return History(bounds=bounds, recorded=recorded), Refold(folds, again, rate_again, TOPICS, recorded)
+
+
+def run(log: MemoryLog, target: MemoryLog | None, stop: threading.Event | None = None) -> Progress:
+    """A replay of all that lies there."""
+    history, refold = begun(log)
+    stop = stop or threading.Event()
+    return replay(history, log, refold, target=target, topics=TOPICS, stop=stop, tell=lambda _: None)
+
+
+def new() -> MemoryLog:
+    """The log of a run that has not begun."""
+    log = MemoryLog()
+    log.create_topics(TOPICS, policies=["policy"], partitions=3)
+    return log
+
+
+def written(log: MemoryLog, topic: Topic) -> list[bytes]:
+    """The bodies on a topic; of `transitions` in order."""
+    return [record.value or b"" for record in log.records(TOPICS.name(topic))]
+
+
+def test_each_record_is_written_once(source: SourceRun) -> None:
+    """Bodies are the source's, those of groups in its order; a second time nothing is written."""
+    past, target = source.past(), new()
+    done = run(past, target)
+    assert written(target, Topic.TRANSITIONS) == source.values(Topic.TRANSITIONS)
+    assert sorted(written(target, Topic.EPISODES)) == sorted(source.values(Topic.EPISODES))
+    assert (done.counts["episodes"], done.counts["groups"], done.counts["written"]) == (NUM, NUM, 2 * NUM)
+    again = run(past, target)
+    assert (again.counts["written"], again.counts["there"]) == (0, 2 * NUM)
+    assert len(written(target, Topic.TRANSITIONS)) == NUM
+
+
+@pytest.mark.parametrize("every", [1, 3, 7, 19])
+def test_one_that_was_stopped_goes_on_without_doubling(source: SourceRun, every: int) -> None:
+    """However often, and wherever it was."""
+    past, target = source.past(), new()
+    after = every
+    while not run(past, target, Stop(after)).is_whole:
+        assert len(written(target, Topic.TRANSITIONS)) <= NUM
+        after += every
+    assert written(target, Topic.TRANSITIONS) == source.values(Topic.TRANSITIONS)
+    assert sorted(written(target, Topic.EPISODES)) == sorted(source.values(Topic.EPISODES))
+
+
+def test_a_stop_before_the_first_record_is_no_end(source: SourceRun) -> None:
+    """Nothing of what is open closes for it."""
+    target, stop = new(), threading.Event()
+    stop.set()
+    assert not run(source.past(), target, stop).is_whole
+    assert written(target, Topic.EPISODES) == []
+
+
+def test_a_dry_run_counts_alike_and_writes_nothing(source: SourceRun) -> None:
+    """Without a log to write to."""
+    done = run(source.past(), None)
+    assert (done.counts["episodes"], done.counts["groups"], done.counts["written"]) == (NUM, NUM, 0)
+    assert done.is_whole
+
+
+def test_what_another_run_wrote_is_no_reason_to_seem_stopped(source: SourceRun) -> None:
+    """Raw topics may be shared: what a reader passes over counts as read, also at the end."""
+    past = source.past(Shared())
+    for topic in INPUTS[Stage.NORMALIZE]:
+        past.writer().append(TOPICS.name(topic), key=FOREIGN, value=b"")
+    done = run(past, new())
+    assert done.is_whole
+    assert done.num_read == done.num_records == sum(len(past.records(TOPICS.name(t))) for t in INPUTS[Stage.NORMALIZE])
+
+
+def test_what_retention_has_taken_is_told_and_awaited_by_nobody(source: SourceRun) -> None:
+    """An episode that lost its call is made of the rest, one that lost all is lost, and the groups behind them are
+    written as soon as they come, not held until the end."""
+    past, target = source.past(), new()
+    past.truncate(TOPICS.name(Topic.LLM_CALLS), 0, begin=2)
+    past.truncate(TOPICS.name(Topic.REWARDS), 0, begin=1)
+    done = run(past, target)
+    assert (done.counts["lost"], done.counts["incomplete"]) == (1, 1)
+    assert f"{done.counts['gone']} records gone; 1 episodes incomplete, 1 lost" in done.text
+    assert written(target, Topic.TRANSITIONS)[-4:] == source.values(Topic.TRANSITIONS)[2:]
+    history, refold = begun(past)
+    refold.give_up(history.bounds)
+    outputs = [output for record in merged(past, history.bounds) for output in refold.take(record)]
+    made = [output.value for output in outputs if output.topic is Topic.TRANSITIONS]
+    assert made == source.values(Topic.TRANSITIONS)[2:]
