@@ -129,8 +129,9 @@ def producer_settings(base: Settings) -> Settings:
     }
 
 
-def consumer_settings(base: Settings, *, group: str | None) -> Settings:
-    """A consumer that commits only when told and never skips: offsets out of range are errors."""
+def consumer_settings(base: Settings, *, group: str | None, is_of_history: bool = False) -> Settings:
+    """A consumer that commits only when told and never skips: offsets out of range are errors. One of history, which
+    lay on disks for long, recomputes the checksum of what it is given: librdkafka does not by itself."""
     settings: Settings = {
         **base,
         "group.id": group or TAIL_GROUP,
@@ -146,6 +147,7 @@ def consumer_settings(base: Settings, *, group: str | None) -> Settings:
         "queued.max.messages.kbytes": 32 * 1024,
         # A record above it comes alone (KIP-74), however large its topic lets it be.
         "fetch.message.max.bytes": MAX_MESSAGE_BYTES,
+        "check.crcs": is_of_history,
     }
     if group is not None:
         settings["partition.assignment.strategy"] = "cooperative-sticky"

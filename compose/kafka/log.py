@@ -34,6 +34,7 @@ class KafkaLog:
         bootstrap_servers: `host:port[,host:port]`.
         client_settings: of client_settings.CLIENT_SETTINGS; anything else is refused.
         starts: the run's topics by name, as it began with them.
+        is_history: what lay there for long is read: each record's checksum is looked at.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class KafkaLog:
         client_settings: Mapping[str, str] | None = None,
         *,
         starts: Mapping[str, TopicStart] | None = None,
+        is_history: bool = False,
     ) -> None:
         self.bootstrap_servers = bootstrap_servers
         self._base = shared_settings(bootstrap_servers, client_settings or {})
         self._starts = starts or {}
+        self._is_history = is_history
 
     @cached_property
     def admin(self) -> KafkaAdmin:
@@ -62,7 +65,8 @@ class KafkaLog:
         for topic in {where.topic for where in starts}:
             self._require_same(topic)
         kept = self.admin.kept(starts)
-        reader = TailReader(self.admin, consumer_settings(self._base, group=None))
+        settings = consumer_settings(self._base, group=None, is_of_history=self._is_history)
+        reader = TailReader(self.admin, settings)
         reader.assign({where: checked(where, offset, kept[where]) for where, offset in starts.items()})
         return reader
 

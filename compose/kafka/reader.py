@@ -17,7 +17,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, Message
 
-from tracegrad.schemas.errors import ConfigurationError, OverloadedError, TracegradError, UnavailableError
+from tracegrad.schemas.errors import ConfigurationError, OverloadedError, RecordError, TracegradError, UnavailableError
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 
 from .admin import KafkaAdmin, checked, partition_of
@@ -111,6 +111,14 @@ class TailReader:
         if error is None:
             return
         where = f"read {message.topic()!r} partition {message.partition()} offset {message.offset()}"
+        if error.code() == KafkaError._BAD_MSG:
+            at = self._next.get(TopicPartition(message.topic() or "", message.partition() or 0))
+            # Not a gap, over which a reader may go on.
+            raise RecordError(
+                f"expected to {where}, got {error.str()}: a record from {at} on is not as it was written; put the "
+                "segment back from a copy",
+                reason="damaged",
+            )
         failure = translate(error, doing=where)
         if isinstance(failure, UnavailableError | OverloadedError):
             log_error(error)

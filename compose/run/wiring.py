@@ -35,6 +35,7 @@ from tracegrad.trainer.config import TrainerHandles
 from ..engine.config import EngineHandles
 from ..kafka.log import KafkaLog
 from .run_dir import RunDir, read_key
+from .settings import RunSettings
 
 if TYPE_CHECKING:
     from tracegrad.consumers.engine.weight_sync import WeightSyncHandles
@@ -67,6 +68,12 @@ class Wiring:
             self.endpoints = msgspec.structs.replace(self.endpoints, bootstrap_servers=bootstrap_servers)
         self.topics = self.settings.topics
 
+    def under(self, settings: RunSettings) -> Wiring:
+        """The same run as if it had these settings, which are written nowhere."""
+        other = Wiring(self.run_dir, bootstrap_servers=self.endpoints.bootstrap_servers)
+        other.settings, other.topics = settings, settings.topics
+        return other
+
     @cached_property
     def keys(self) -> dict[RunHash, bytes]:
         """The keys of this run and of those that it selects. Raises ConfigurationError when one is not to be had."""
@@ -95,15 +102,16 @@ class Wiring:
         engine, run = self.settings.engine, self.record.hash
         return engine.token if engine.urls else credential(self.run_dir.key(), engine_holder(run))
 
-    def kafka(self) -> KafkaLog:
+    def kafka(self, *, is_history: bool = False) -> KafkaLog:
         """The cluster, whose records nobody has judged: to administer it, and to look at what rooms leave out. It knows
         the topics that the run began with."""
         servers, client = self.endpoints.bootstrap_servers, self.settings.kafka.client
-        return KafkaLog(servers, client, starts=self.run_dir.topic_starts)
+        return KafkaLog(servers, client, starts=self.run_dir.topic_starts, is_history=is_history)
 
-    def log(self, metrics: Metrics | None = None) -> SignedLog:
-        """The log of the run, for its rooms; `metrics` counts what it leaves out."""
-        return SignedLog(self.kafka(), self.ring, topics=self.topics, metrics=metrics or Metrics())
+    def log(self, metrics: Metrics | None = None, *, is_history: bool = False) -> SignedLog:
+        """The log of the run, for its rooms; `metrics` counts what it leaves out. As history: damage is an error."""
+        kafka = self.kafka(is_history=is_history)
+        return SignedLog(kafka, self.ring, topics=self.topics, metrics=metrics or Metrics())
 
     def otlp(self) -> OtlpHandles:
         """`serve otlp`."""

@@ -11,11 +11,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message
 
 from tests.compose.kafka.reading import new_topic, read
+from tracegrad.compose.kafka.client_settings import consumer_settings, shared_settings
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.compose.kafka.reader import GroupReader, TailReader
 from tracegrad.schemas.errors import (
     ConfigurationError,
     LogGapError,
+    RecordError,
     TracegradError,
     UnavailableError,
 )
@@ -103,6 +105,25 @@ def test_a_passing_error_costs_no_neighbour_and_no_exception() -> None:
     batch = [message(0), trouble(KafkaError._TRANSPORT), message(1), message(2)]
     reader = _ScriptedReader(_Script([batch]))
     assert [reader.offsets(max_records=2) for _ in range(3)] == [[0], [1, 2], []]
+
+
+def test_damage_is_named_and_passed_over_by_nobody() -> None:
+    """Topic, partition and from which offset on; at each read, for what is damaged stays so."""
+    reader = _ScriptedReader(_Script([[message(0)], [trouble(KafkaError._BAD_MSG), message(2)]]))
+    assert reader.offsets(max_records=1) == [0]
+    for _ in range(2):
+        with pytest.raises(
+            RecordError, match=r"'t' partition 0 .* a record from 1 on is not as it was written"
+        ) as told:
+            reader.read()
+        assert told.value.reason == "damaged"
+
+
+def test_a_reader_of_history_looks_at_checksums() -> None:
+    """And no other: a live one reads what was written just now."""
+    base = shared_settings("127.0.0.1:1", {})
+    assert consumer_settings(base, group=None, is_of_history=True)["check.crcs"] is True
+    assert consumer_settings(base, group="g")["check.crcs"] is False
 
 
 def test_an_assignment_that_failed_costs_no_record_of_the_batch() -> None:
