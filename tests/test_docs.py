@@ -39,6 +39,7 @@ MADE = {
     "audit.json",
     "chart.svg",
     "run.json",
+    "replay.json",
     "server.properties",
 }
 """Files of a run or of a model folder."""

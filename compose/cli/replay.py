@@ -63,17 +63,21 @@ def replay(
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
-    from ..history.replay import ReplayRequest, replayed_settings, run_replay
+    from ..history.replay import replayed_settings, run_replay
+    from ..history.request import ReplayRequest, known_source
 
     if from_.startswith(_RUN) and kafka is not None:
         raise ConfigurationError(f"--from {from_} names the source, and so does --kafka; leave one of them out")
     named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
+    if named is None and kafka is None:
+        kafka = known_source(runs_dir / into)  # by now the newest run is the replay itself
     source = find_run(named, kafka, runs_dir)
     flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
     settings = load_over(source.settings, flags) if file is None else load_settings(file, flags, for_training=False)
     now = datetime.now(UTC)
     request = ReplayRequest(
         source=source.run_dir.path,
+        asked=f"--from {'earliest' if named else from_}" + (f" --to {to}" if to else ""),
         begin_ms=None if named or from_ == "earliest" else moment_ms(from_, "--from", now),
         end_ms=moment_ms(to, "--to", now) if to else None,
         rate=rate,
@@ -89,18 +93,18 @@ def moment_ms(text: str, flag: str, now: datetime) -> int:
     """A time, or how long before now, in milliseconds since the epoch. Raises ConfigurationError: neither, or to
     come."""
     found = _DURATION.fullmatch(text)
-    if found and any(found.groups()):
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        at = now - timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-    else:
-        try:
+    try:
+        if found and any(found.groups()):
+            days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+            at = now - timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        else:
             at = datetime.fromisoformat(text)
-        except ValueError:
-            raise ConfigurationError(
-                f"{flag}: expected run:NAME, earliest, a time such as 2026-11-24T09:00:00+00:00, or a duration before "
-                f"now such as PT2H, got {text!r}"
-            ) from None
         at = at if at.tzinfo is not None else at.astimezone()
+    except (ValueError, OverflowError):
+        raise ConfigurationError(
+            f"{flag}: expected run:NAME, earliest, a time such as 2026-11-24T09:00:00+00:00, or a duration before now "
+            f"such as PT2H, got {text!r}"
+        ) from None
     if at > now:
         raise ConfigurationError(
             f"{flag}: expected a time that has been, got {at.isoformat()}; now is {now.isoformat()}"

@@ -26,17 +26,18 @@ from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, Progress, replay
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Log, TopicPartition
+from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 from tracegrad.streams.assemble.air.rewarder import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.credit.again import rate_again
 from tracegrad.streams.folds import build_fold
-from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine, supervised
+from tracegrad.trainer.history.compare import supervised
 from tracegrad.trainer.history.config import History as TrainedHistory
 from tracegrad.trainer.history.config import Mode
 
+from ..engine.fetch_model import with_local_model
 from ..files import write_atomically
 from ..local_kafka import node as kafka_node
 from ..local_kafka.broker import LocalKafka
@@ -47,34 +48,14 @@ from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring, port_of
+from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 
-__all__ = ["ReplayRequest", "replayed_settings", "run_replay"]
+__all__ = ["replayed_settings", "run_replay"]
 
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
-_RULES = ("air", "credit", "streams", "reward", "policy")
-"""Sections by which the same records become the same transitions."""
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
-
-
-class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a history is meant, and what is to be done with it."""
-
-    source: Path
-    """The source run's folder."""
-    begin_ms: int | None = None
-    """Groups that began at this time or later (ms since the epoch, by the records' own times); None: all."""
-    end_ms: int | None = None
-    """And before this time."""
-    rate: float | None = None
-    """Records a second, at most."""
-    reclose: bool = False
-    """Not by what the source recorded: everything is assembled anew."""
-    is_dry: bool = False
-    """Fold and count; write nothing."""
-    mode: Mode | None = None
-    """How it is trained on; None: not at all."""
 
 
 def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) -> RunSettings:
@@ -92,31 +73,13 @@ def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) 
     return msgspec.structs.replace(settings, select=select, algorithm=algorithm)
 
 
-def check_same(request: ReplayRequest, source: RunSettings, settings: RunSettings) -> list[str]:
-    """What of the machine differs, so that bits may. Raises ConfigurationError where mode `same` cannot repeat the
-    source: what is learnt would be another thing."""
-    was, now = (Taught(one.trainer, one.algorithm, one.seed) for one in (source, settings))
-    changed = changed_keys(was, now)
-    for section in _RULES:
-        if getattr(source, section) != getattr(settings, section):
-            changed.append(f"[{section}]")
-    if request.begin_ms is not None or request.end_ms is not None:
-        changed.append("a part of the history (--from, --to)")
-    if request.reclose:
-        changed.append("other closes (--reclose)")
-    if changed:
-        raise ConfigurationError(
-            f"--mode same: expected all that the source did, got {'; '.join(changed)}: leave that out, or take "
-            "--mode offline"
-        )
-    return changed_machine(was, now)
-
-
 def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: Show) -> int:
     """Folds the source's history into the run at `path`. Returns the exit status; call it from the main thread."""
     source = RunDir.open(request.source)
+    check_source(request, source)
     if request.mode is not None:
         settings.policy.needed_model()
+        settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
     if request.mode == "same" and (told := check_same(request, source.settings, settings)):
         show.say(f"weights may differ in their last bits: {'; '.join(told)}")
     stop = threading.Event()
@@ -124,17 +87,25 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
     try:
         with _opened(source) as servers:
             of_source = Wiring(source, bootstrap_servers=servers)
-            if request.is_dry:
-                return _fold(request, of_source, None, settings, show, stop)
+            _ = of_source.keys  # one that is missing is said before anything is written
             run_dir = RunDir(path.resolve())
+            if not request.is_dry:
+                request = remembered(request, source, settings, run_dir)
+            history = _history(request, of_source)
+            fold = partial(_fold, request, history, of_source, settings, show, stop)
+            if request.is_dry:
+                return fold(None)
             with run_dir.lock():
+                remember(request, source, settings, run_dir)
                 into = Wiring(prepare_run(settings, path))
                 with _broker_of(into):
                     prepare_topics(into)
-                    status = _fold(request, of_source, into, settings, show, stop)
+                    status = fold(into)
                     if status or request.mode is None:
                         return status
                     _write_history(request.mode, of_source, into)
+                    if stop.is_set():
+                        return _stopped(show)
         for number, handler in previous.items():
             signal.signal(number, handler)
         with run_dir.lock():
@@ -151,7 +122,7 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
 def _write_history(mode: Mode, source: Wiring, into: Wiring) -> None:
     """What the trainer is told: how to train, to where, and what the source did."""
     record = into.run_dir.path / "history.jsonl"
-    log, topics = source.log(), source.topics
+    log, topics = source.log(is_history=True), source.topics
     values = (one.value for topic in _TRAINED for one in read_to_end(log, topics.name(topic)) if one.value is not None)
     write_atomically(record, b"".join(value + b"\n" for value in values))
     end = into.log().offsets(into.topics.name(Topic.TRANSITIONS))[_PARTITION].end
@@ -163,27 +134,26 @@ def _write_history(mode: Mode, source: Wiring, into: Wiring) -> None:
 
 def _fold(
     request: ReplayRequest,
+    history: History,
     source: Wiring,
-    into: Wiring | None,
     settings: RunSettings,
     show: Show,
     stop: threading.Event,
+    into: Wiring | None,
 ) -> int:
     metrics = Metrics()
-    log = source.log(metrics)
-    history = _history(request, source, log)
     show.say(
         f"run {source.record.name}: {len(history.recorded.episodes)} episodes recorded, "
         f"{sum(at.end - at.begin for at in history.bounds.values())} records to read"
     )
-    rules = (into or source).stream_rules()
-    topics = msgspec.structs.replace(source.topics, run=settings.topics.run)
+    rules = (into or source.under(settings)).stream_rules()
+    topics = topics_between(source.topics, settings.topics)
     folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
     reward = Rewarder(rules.air, metrics)
     again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward)
     done = replay(
         history,
-        log,
+        source.log(metrics, is_history=True),
         Refold(folds, again, rate_again, topics, history.recorded),
         target=into.log(metrics) if into is not None else None,
         topics=topics,
@@ -192,28 +162,36 @@ def _fold(
         rate=request.rate,
     )
     _tell(show, done)
-    if done.num_read < done.num_records:
-        show.say("stopped; the same command goes on")
-        return INTERRUPTED
-    return 0
+    return 0 if done.is_whole else _stopped(show)
 
 
-def _history(request: ReplayRequest, source: Wiring, log: Log) -> History:
+def _stopped(show: Show) -> int:
+    show.say("stopped; the same command goes on")
+    return INTERRUPTED
+
+
+def _history(request: ReplayRequest, source: Wiring) -> History:
     """What is to be read of the source."""
-    topics = source.topics
+    log, topics, admin = source.log(is_history=True), source.topics, source.kafka().admin
+    # First: of a live source, what episodes were made of lies there before them.
+    found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
     raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
     kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
     window = Window(
-        begin=source.kafka().admin.offsets_at(kept, request.begin_ms) if request.begin_ms is not None else None,
-        end=source.kafka().admin.offsets_at(kept, request.end_ms) if request.end_ms is not None else None,
+        begin=admin.offsets_at(kept, request.begin_ms) if request.begin_ms is not None else None,
+        end=admin.offsets_at(kept, request.end_ms) if request.end_ms is not None else None,
     )
-    found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
     recorded = chosen(found, window)
     if found.episodes and not recorded.episodes:
         raise ConfigurationError(
             f"--from, --to: expected groups that began then, got none of {len(found.episodes)} episodes"
         )
     bounds = bounds_of(recorded, window, kept, source.run_dir.starts)
+    if not any(at.end > at.begin for at in bounds.values()):
+        raise ConfigurationError(
+            f"expected records of run {source.record.name} on {', '.join(raw)}, got none then, or none any more "
+            "(retention?)"
+        )
     return History(bounds=bounds, recorded=recorded)
 
 

@@ -5,6 +5,7 @@
     config.json     the resolved settings, likewise         at each start
     endpoints.json  where Kafka, gateways and engine listen at each start, ports kept
     starts.json     topics, and where the run began on them written once
+    replay.json     of a replay: what was asked for         written first
     history.json    of a replay: what was made of another run by its trainer's start
     outcome.json    how the last start ended                absent while it runs
     trainer/        checkpoints and, under weights/, the versions
@@ -31,14 +32,14 @@ from tracegrad import __version__
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, RunName, run_hash
 from tracegrad.schemas.log.protocol import TopicPartition
-from tracegrad.trainer.history.config import History
+from tracegrad.trainer.history.config import History, Mode
 
 from ..files import hold_lock, write_atomically
 from ..kafka.positions import TopicStart, start_offsets
 from .settings import RunSettings
 from .supervisor import Outcome
 
-__all__ = ["Endpoints", "RunDir", "RunKey", "RunRecord", "read_key", "write_record"]
+__all__ = ["Endpoints", "Replayed", "RunDir", "RunKey", "RunRecord", "read_key", "write_record"]
 
 T = TypeVar("T")
 _MARK = "run.json"
@@ -96,6 +97,25 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Of the rewards gateway, without `/v1`; empty: there is none."""
 
 
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay was asked for at first: who asks again goes on with it, and gets the same."""
+
+    schema: str = "replay/1"
+    source: str
+    """The source run's folder."""
+    hash: RunHash
+    """The source."""
+    asked: str
+    """The window in the user's words."""
+    begin_ms: int | None
+    end_ms: int | None
+    """What they meant then."""
+    reclose: bool
+    mode: Mode | None
+    rules: dict[str, str]
+    """Section of the settings -> sha256 of it, of those that decide what is made."""
+
+
 class RunDir:
     """Paths under one run's folder, and the records in it."""
 
@@ -112,6 +132,7 @@ class RunDir:
         self.results = path / "results"
         self.config = path / "config.json"
         self.endpoints_file = path / "endpoints.json"
+        self.replay_file = path / "replay.json"
         self.history_file = path / "history.json"
         self._outcome_file = path / "outcome.json"
 
@@ -172,6 +193,16 @@ class RunDir:
     def settings(self) -> RunSettings:
         """Its resolved settings."""
         return _read(self.config, RunSettings)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a run lies here."""
+        return (self.path / _MARK).is_file()
+
+    @property
+    def replayed(self) -> Replayed | None:
+        """Of a replay, what was asked for; None of other runs, and where there is none."""
+        return _read(self.replay_file, Replayed) if self.replay_file.exists() else None
 
     @property
     def history(self) -> History | None:

@@ -45,7 +45,9 @@ def test_help_shows_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "up", "env", "status", "tail", "audit", "recipes", "serve"])
+@pytest.mark.parametrize(
+    "command", ["demo", "train", "up", "replay", "env", "status", "tail", "audit", "recipes", "serve"]
+)
 def test_each_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In its help; run within this process, which is faster."""
     from tracegrad.compose.cli import app

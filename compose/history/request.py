@@ -1,0 +1,157 @@
+"""What a replay is asked for, and whether a folder may hold it.
+
+In: a request, the source's folder, the new run's settings and folder. Out: the request as it was made first, kept in
+`replay.json`. Invariant: a folder holds one replay, so that what is made again there is what lies there; a run of its
+own, or a replay of something else, is never written to. Failure: ConfigurationError that names what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.topics import INPUTS, Stage, Topics
+from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine
+from tracegrad.trainer.history.config import Mode
+
+from ..run.run_dir import Replayed, RunDir, write_record
+from ..run.settings import RunSettings
+
+__all__ = ["ReplayRequest", "check_same", "check_source", "known_source", "remember", "remembered", "topics_between"]
+
+_RULES = ("air", "credit", "feedback", "policy", "reward", "select", "streams")
+"""Sections by which the same records become the same transitions."""
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a history is meant, and what is to be done with it."""
+
+    source: Path
+    """The source run's folder."""
+    asked: str = ""
+    """The window in the user's words: how long ago something was is another time at each command."""
+    begin_ms: int | None = None
+    """Groups that began at this time or later (ms since the epoch, by the records' own times); None: all."""
+    end_ms: int | None = None
+    """And before this time."""
+    rate: float | None = None
+    """Records a second, at most."""
+    reclose: bool = False
+    """Not by what the source recorded: everything is assembled anew."""
+    is_dry: bool = False
+    """Fold and count; write nothing."""
+    mode: Mode | None = None
+    """How it is trained on; None: not at all."""
+
+
+def known_source(path: Path) -> Path | None:
+    """The source's folder, of a replay that was begun in a folder; None where there is none."""
+    replayed = RunDir(path).replayed
+    return Path(replayed.source) if replayed is not None else None
+
+
+def check_source(request: ReplayRequest, source: RunDir) -> None:
+    """Refuses what holds no history of its own, or not all of it yet. Raises ConfigurationError."""
+    if (replayed := source.replayed) is not None:
+        raise ConfigurationError(
+            f"run {source.record.name} is itself a replay, whose records lie on the log that it was made of: name that "
+            f"run, --kafka {replayed.source}"
+        )
+    if request.begin_ms is not None and request.end_ms is not None and request.begin_ms >= request.end_ms:
+        raise ConfigurationError("--from, --to: expected --to to be later than --from, got none; exchange them")
+    if request.mode == "same" and source.is_locked():
+        raise ConfigurationError(
+            f"--mode same: expected a source that has ended, got run {source.record.name}, which is in use; stop it "
+            "first, or take --mode offline"
+        )
+
+
+def check_same(request: ReplayRequest, source: RunSettings, settings: RunSettings) -> list[str]:
+    """What of the machine differs, so that bits may. Raises ConfigurationError where mode `same` cannot repeat the
+    source: what is learnt would be another thing."""
+    was, now = (Taught(one.trainer, one.algorithm, one.seed) for one in (source, settings))
+    changed = changed_keys(was, now)
+    rules_was, rules_now = _digests(source), _digests(settings)
+    changed += [f"[{section}]" for section in _RULES if rules_was[section] != rules_now[section]]
+    if request.begin_ms is not None or request.end_ms is not None:
+        changed.append("a part of the history (--from, --to)")
+    if request.reclose:
+        changed.append("other closes (--reclose)")
+    if changed:
+        raise ConfigurationError(
+            f"--mode same: expected all that the source did, got {'; '.join(changed)}: leave that out, or take "
+            "--mode offline"
+        )
+    return changed_machine(was, now)
+
+
+def remembered(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir: RunDir) -> ReplayRequest:
+    """The request, with the window of the first command where this is another of the same. Raises ConfigurationError
+    where the folder holds something else."""
+    before = run_dir.replayed
+    if before is None:
+        if run_dir.is_made:
+            raise ConfigurationError(
+                f"--into {settings.run}: expected a new run's name, or that of a replay to go on with, got run "
+                f"{settings.run!r} in {run_dir.path}, which is none; choose another"
+            )
+        return request
+    if changed := _changed(before, _replayed(request, source, settings)):
+        raise ConfigurationError(
+            f"--into {settings.run}: {run_dir.path} holds a replay with another {', '.join(changed)}; give the same "
+            "command to go on with it, or another name"
+        )
+    return msgspec.structs.replace(request, begin_ms=before.begin_ms, end_ms=before.end_ms)
+
+
+def remember(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir: RunDir) -> None:
+    """Keeps it, before the run is made. The caller holds the folder's lock."""
+    before = run_dir.replayed or _replayed(request, source, settings)
+    # What was only folded may be trained on later.
+    write_record(run_dir.replay_file, msgspec.structs.replace(before, mode=before.mode or request.mode))
+
+
+def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> Replayed:
+    return Replayed(
+        source=str(source.path),
+        hash=source.record.hash,
+        asked=request.asked,
+        begin_ms=request.begin_ms,
+        end_ms=request.end_ms,
+        reclose=request.reclose,
+        mode=request.mode,
+        rules=_digests(settings),
+    )
+
+
+def _changed(before: Replayed, own: Replayed) -> list[str]:
+    """The words on what differs."""
+    modes = (before.mode, own.mode)
+    pairs: dict[str, tuple[object, object]] = {
+        "source": (before.hash, own.hash),
+        "window (--from, --to)": (before.asked, own.asked),
+        "--reclose": (before.reclose, own.reclose),
+        "--mode": modes if None not in modes else ("", ""),
+        **{f"[{name}]": (before.rules.get(name, ""), digest) for name, digest in own.rules.items()},
+    }
+    return [what for what, (was, now) in pairs.items() if was != now]
+
+
+def _digests(settings: RunSettings) -> dict[str, str]:
+    """Of each section of rules: they may hold keys and tokens, which belong in one file. Which runs are taken too is
+    the source's and the replay's own business."""
+    select = msgspec.structs.replace(settings.select, runs=())
+    sections = {name: select if name == "select" else getattr(settings, name) for name in _RULES}
+    return {
+        name: hashlib.sha256(msgspec.json.encode(section, order="deterministic")).hexdigest()
+        for name, section in sections.items()
+    }
+
+
+def topics_between(source: Topics, own: Topics) -> Topics:
+    """What a fold is told: raw topics are read by the source's names, all others are the new run's."""
+    raw = {topic.value: source.name(topic) for topic in INPUTS[Stage.NORMALIZE]}
+    return msgspec.structs.replace(own, renames={**own.renames, **raw})

@@ -1,0 +1,123 @@
+"""`replay`: what a time means, which run is the source, and what is refused before a broker starts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.compose.run.test_run_dir import SETTINGS
+from tracegrad.compose.cli.replay import moment_ms, replay
+from tracegrad.compose.history import replay as history
+from tracegrad.compose.history.request import ReplayRequest, remember
+from tracegrad.compose.run.pipeline import prepare_run
+from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.schemas.errors import ConfigurationError
+
+NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
+NOW_MS = int(1000 * NOW.timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("PT2H", timedelta(hours=2)),
+        ("P1DT30M", timedelta(days=1, minutes=30)),
+        ("PT90S", timedelta(seconds=90)),
+        ("2026-03-02T11:00:00+00:00", timedelta(hours=1)),
+        ("2026-03-02T12:30:00+01:00", timedelta(minutes=30)),
+        ("2026-03-02T12:00:00Z", timedelta()),
+    ],
+)
+def test_a_time_is_a_time_or_how_long_ago(text: str, before: timedelta) -> None:
+    """In ISO 8601 both."""
+    assert moment_ms(text, "--from", NOW) == NOW_MS - int(before.total_seconds() * 1000)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "P", "PT", "2h", "run", "", "P99999999999D", "0001-01-01T00:00:00"])
+def test_what_is_no_time_is_named(text: str) -> None:
+    """With its flag and the forms that there are; also one that no calendar has."""
+    with pytest.raises(ConfigurationError, match=rf"--to: expected run:NAME, earliest, a time such as .* got '{text}'"):
+        moment_ms(text, "--to", NOW)
+
+
+def test_a_time_to_come_is_refused() -> None:
+    """With the time that it is now."""
+    with pytest.raises(ConfigurationError, match=r"--from: expected a time that has been, got 2027-.* now is 2026-"):
+        moment_ms("2027-01-01T00:00:00+00:00", "--from", NOW)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run `mine`, and a replay that folds nothing and ends."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "tasks.jsonl").write_text("")
+    (tmp_path / "grade.py").write_text("def score(): ...")
+    assert SETTINGS.tasks is not None and SETTINGS.reward is not None
+    settings = msgspec.structs.replace(
+        SETTINGS,
+        policy=msgspec.structs.replace(SETTINGS.policy, model=str(tmp_path / "model")),
+        tasks=msgspec.structs.replace(SETTINGS.tasks, file=str(tmp_path / "tasks.jsonl")),
+        reward=msgspec.structs.replace(SETTINGS.reward, grader=f"{tmp_path / 'grade.py'}:score"),
+    )
+    prepare_run(settings, tmp_path / "mine")
+    monkeypatch.setattr(history, "_opened", _no_broker)
+    return tmp_path
+
+
+def _no_broker(source: RunDir) -> Any:
+    raise RuntimeError(f"opened {source.record.name}")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"from_": "run:mine", "into": "mine"}, "got the source's own"),
+        ({"from_": "run:other", "into": "new"}, "expected a run folder"),
+        ({"from_": "2999-01-01T00:00:00Z", "into": "new"}, "expected a time that has been"),
+        ({"from_": "PT1H", "to": "PT2H", "into": "new"}, "expected --to to be later"),
+        ({"from_": "run:mine", "kafka": Path("x"), "into": "new"}, "leave one of them out"),
+        ({"from_": "run:mine", "into": "new", "set_": ["air.enable=false"]}, "did you mean 'enabled'"),
+        ({"from_": "run:mine", "into": "new", "mode": "same", "set_": ["trainer.lr=2e-4"]}, r"\[trainer\] lr"),
+        ({"from_": "PT1H", "into": "new", "mode": "same"}, "a part of the history"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_opened_or_written(
+    runs: Path, given: dict[str, Any], message: str
+) -> None:
+    """No folder, no broker."""
+    with pytest.raises(ConfigurationError, match=message):
+        replay(**given, runs_dir=runs)
+    assert sorted(mark.parent.name for mark in runs.glob("*/run.json")) == ["mine"]
+    assert not (runs / "new").exists()
+
+
+def test_the_same_command_goes_on_with_the_same_source(runs: Path) -> None:
+    """Though the newest run is the replay by then."""
+    source = RunDir.open(runs / "mine")
+    settings = history.replayed_settings(source, msgspec.structs.replace(source.settings, run="again"), None)
+    (runs / "again").mkdir()
+    remember(ReplayRequest(source=source.path, asked="--from PT2H"), source, settings, RunDir(runs / "again"))
+    prepare_run(settings, runs / "again")
+    with pytest.raises(RuntimeError, match="opened mine"):
+        replay(into="again", from_="PT2H", runs_dir=runs)
+
+
+def test_a_source_without_its_key_is_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that it wrote could be told from what strangers wrote; nothing is written."""
+    (runs / "mine" / "key.json").unlink()
+    monkeypatch.setattr(history, "_opened", _somewhere)
+    with pytest.raises(ConfigurationError, match=r"no key\.json in"):
+        replay(into="new", from_="run:mine", runs_dir=runs)
+    assert not (runs / "new").exists()
+
+
+@contextlib.contextmanager
+def _somewhere(source: RunDir) -> Iterator[str]:
+    yield "127.0.0.1:1"
