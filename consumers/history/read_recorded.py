@@ -8,7 +8,7 @@ of an earlier release, is left out and counted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, attempt_of
@@ -56,11 +56,15 @@ def read_recorded(log: Log, topics: Topics, runs: Iterable[RunHash]) -> Recorded
         if group is not None:
             groups.setdefault(group.group, group)
     taken = frozenset(runs)
-    made_again = (_recorded(made, groups.get(made.id), topics, taken) for made in episodes.values())
+    made_again = (_recorded(made, groups, topics, taken) for made in episodes.values())
     return Recorded(made_again, groups)
 
 
-def _recorded(made: MadeOf, group: GroupMadeOf | None, topics: Topics, runs: frozenset[RunHash]) -> RecordedEpisode:
+def _recorded(
+    made: MadeOf, groups: Mapping[str, GroupMadeOf], topics: Topics, runs: frozenset[RunHash]
+) -> RecordedEpisode:
+    is_captured = attempt_of(made.id, runs) is None
+    of_itself, whole = groups.get(made.id), None if is_captured else groups.get(made.group)
     parts = (part for key, positions in made.parts.items() for part in _parts(positions, key, topics))
     return RecordedEpisode(
         id=made.id,
@@ -68,8 +72,11 @@ def _recorded(made: MadeOf, group: GroupMadeOf | None, topics: Topics, runs: fro
         closed_by=made.closed_by,
         group=made.group,
         parts=tuple(parts),
-        said=tuple(_parts(group.feedback if group else {}, made.key, topics)),
-        is_captured=attempt_of(made.id, runs) is None,
+        said=tuple(_parts(of_itself.feedback if of_itself else {}, made.key, topics)),
+        is_captured=is_captured,
+        is_member=whole is None or whole.num_omitted > 0 or any(ref.id == made.id for ref in whole.episodes),
+        is_exact=made.gap == 1,
+        num_missing=made.num_omitted,
     )
 
 

@@ -56,10 +56,15 @@ class RecordedEpisode:
     said: tuple[Part, ...] = ()
     """Of a captured one that trained: the feedback that came behind its close and counted."""
     is_captured: bool = False
+    is_member: bool = True
+    """Of an attempt: whether its group, as the source wrote it, has it; False of one that was superseded, or that came
+    behind a group that closed in part."""
+    is_exact: bool = True
+    """Whether the parts name nothing but what it was made of; else what lies between is named with it."""
     num_awaited: int = field(init=False)
     """Records that have not been read, each as often as it is named."""
     num_missing: int = 0
-    """Records that are gone."""
+    """Records that are gone, or that were never named for want of room: of these at least so many."""
 
     def __post_init__(self) -> None:
         self.num_awaited = sum(part.end - part.begin for part in (*self.parts, *self.said))
@@ -108,9 +113,10 @@ class Recorded:
             for part in (*episode.parts, *episode.said):
                 at = kept.get(part.where, Offsets(0, 0))
                 here = max(0, min(part.end, at.end) - max(part.begin, at.begin))
-                episode.num_awaited -= part.end - part.begin - here
-                episode.num_missing += part.end - part.begin - here
-            num_gone += episode.num_missing
+                gone = part.end - part.begin - here
+                episode.num_awaited -= gone
+                episode.num_missing += gone
+                num_gone += gone
         return num_gone
 
 

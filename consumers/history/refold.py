@@ -7,6 +7,7 @@ In: raw records of a source run, and what that run recorded of its episodes (rec
 
 - An episode is made when all records have been read that it was made of, and of nothing else. So neither when records
   were read nor how long anything took decides what is in it.
+- A group that the source wrote has the members that it had then, and closes behind the last of them.
 - Groups leave in the order in which the source trained them; those that it never trained follow.
 - What is in no episode of the source is left out: it was late, not selected, or its episode never closed.
 - Where nothing was recorded, the folds close as workers' do, by closes that the records' own times propose, never now.
@@ -26,7 +27,7 @@ import msgspec
 
 from tracegrad.schemas.fold import Fold, Output
 from tracegrad.schemas.keys import group_key
-from tracegrad.schemas.log.protocol import Offsets, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, FEEDBACK
 from tracegrad.schemas.records.facts import Close, whose_facts
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -88,23 +89,28 @@ class Refold:
         self._held: dict[int, _Held] = {}
         """Of episodes that are not whole yet."""
         self._order = _InOrder(recorded.order)
-        self._num_left = Counter(episode.group for episode in recorded.episodes)
-        """Group -> its episodes that are still to come."""
+        self._num_left = Counter(episode.group for episode in recorded.episodes if episode.is_member)
+        """Group -> its members that are still to come."""
+        self._next: dict[TopicPartition, int] = {}
+        """Where the next record is expected."""
         self._offsets: Counter[Topic] = Counter()
         self._now_ms = 0
 
     def give_up(self, kept: Mapping[TopicPartition, Offsets]) -> None:
         """What the log still has, before the first record: nobody waits for the rest."""
         self.counts["gone"] += self._recorded.give_up(kept)
+        self._next.update((where, at.begin) for where, at in kept.items())
         for episode in self._recorded.episodes:
             if episode.num_awaited == 0:
                 self.counts["lost"] += 1
-                outputs = [*self._pass_by(episode)]
+                self._num_left[episode.group] -= episode.is_member
+                outputs = [*self._order.pass_by(episode.id)] if episode.is_captured else []
                 assert not outputs  # nothing was made yet
 
     def take(self, record: Record) -> Iterator[Output]:
         """The next record of a raw topic; what it leads to."""
         yield from self._let_pass(record.timestamp_ms)
+        yield from self._pass_over(record.position)
         here = self._recorded.at(record.position)
         for output in self._normalize.fold(record).outputs:
             if output.topic is not Topic.EPISODE_EVENTS:
@@ -131,6 +137,17 @@ class Refold:
             yield from self._propose(now_s)
         yield from self._order.rest()
 
+    def _pass_over(self, to: Position) -> Iterator[Output]:
+        """What readers did not give before this record, since no key of the source vouches for it, nobody awaits."""
+        where = TopicPartition(to.topic, to.partition)
+        for offset in range(self._next.get(where, to.offset), to.offset) if self._recorded.episodes else ():
+            for claim in self._recorded.at(to._replace(offset=offset)):
+                episode = self._recorded.episodes[claim.episode]
+                episode.num_missing += episode.is_exact
+                if self._recorded.is_whole_with(claim.episode):
+                    yield from self._make(claim.episode)
+        self._next[where] = to.offset + 1
+
     def _holder(self, number: int) -> _Held:
         return self._held.setdefault(number, _Held())
 
@@ -154,25 +171,32 @@ class Refold:
         yield from self._pass_by(episode)
 
     def _pass_by(self, episode: RecordedEpisode) -> Iterator[Output]:
-        """Behind the last episode of a group nobody waits for it, whether it closed or not: by the rules of now an
-        episode may be none, and what has to be held of others is bounded."""
-        self._num_left[episode.group] -= 1
+        """Behind its last member a group closes, if in part, as the source's did; and nobody waits for one that does
+        not, as by the rules of now: what has to be held of others is bounded."""
+        self._num_left[episode.group] -= episode.is_member
         if episode.is_captured:
             yield from self._order.pass_by(episode.id)
-        elif self._num_left[episode.group] == 0:
+        elif episode.is_member and self._num_left[episode.group] == 0 and self._order.awaits(episode.group):
+            yield from self._close(episode.group, episode.key)
             yield from self._order.pass_by(episode.group)
+
+    def _close(self, id_: str, key: str) -> Iterator[Output]:
+        """A group that credit waits with, on the source's word."""
+        close = EPISODE_SCORES.encode(Close(episode_id=id_, reason=FEEDBACK))
+        yield from self._credited(
+            self._record(Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=close))
+        )
 
     def _credit_again(self, episode: RecordedEpisode, output: Output, said: Sequence[bytes]) -> Iterator[Output]:
         """A captured one with all that was said of it, behind which nobody is waited for."""
+        if not episode.is_member:
+            return
         if episode.is_captured:
             output = msgspec.structs.replace(output, value=self._rate_again(output.value, said))
         num_open = self._credit.num_open
         yield from self._credited(self._record(output))
         if episode.is_captured and self._credit.num_open > num_open:
-            close = EPISODE_SCORES.encode(Close(episode_id=episode.id, reason=FEEDBACK))
-            yield from self._credited(
-                self._record(Output(topic=Topic.EPISODE_SCORES, key=group_key(None, episode.key), value=close))
-            )
+            yield from self._close(episode.id, episode.key)
 
     def _made(self, output: Output) -> Iterator[Output]:
         yield output
@@ -247,10 +271,14 @@ class _InOrder:
             self._waiting[id_] = outputs
         yield from self._let_go()
 
+    def awaits(self, id_: str) -> bool:
+        """Whether it has its place, and has not come."""
+        return self._places.get(id_, -1) >= self._next and id_ not in self._waiting
+
     def pass_by(self, id_: str) -> Iterator[Output]:
         """Nobody waits for this one any more."""
-        if self._places.get(id_, -1) >= self._next:
-            self._waiting.setdefault(id_, ())
+        if self.awaits(id_):
+            self._waiting[id_] = ()
         yield from self._let_go()
 
     def _let_go(self) -> Iterator[Output]:

@@ -168,6 +168,9 @@ class Credit(StageFold[_OpenGroup]):
             done = (record.position,) if is_closed else self._waiting.foresee(event.episode_id, record.position)
             return Emission(done=done)
         state.positions.append(record.position)
+        if state.members[min(state.members)][0].rollout_id is not None:
+            # Only who folds a past again says so, and knows that no other member counted.
+            return self._credit_in_part(event.episode_id, state)
         return self._credit_conversation(event.episode_id, state)
 
     def _miss(self, late: Sequence[tuple[Reward, Position]], *more: Position) -> Emission:

@@ -14,13 +14,26 @@ from tests.streams.assemble.test_interleavings import NAMES
 from tests.streams.assemble.test_interleavings import conversation as two_requests
 from tests.streams.assemble.test_links import ALL
 from tests.streams.credit.strategies.test_conversations import conversation
-from tests.streams.make import TOPICS, Streams, call_id, config
+from tests.streams.make import (
+    RUN_HASH,
+    TOPICS,
+    Item,
+    Streams,
+    call,
+    call_id,
+    closed,
+    config,
+    event,
+    reward,
+    rollout,
+)
 from tests.streams.test_end_to_end import CONFIG, broken, solved
 from tracegrad.consumers.history.recorded import Recorded
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.rollouts import GroupRef
 from tracegrad.schemas.topics import STREAMS, Topic
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import SelectConfig, StreamRules
@@ -93,6 +106,27 @@ def test_feedback_counts_again_as_it_counted(seed: int) -> None:
     source.live(items, random, pause_s=40.0)
     made = refolded(interleaved(raw_of(source), random), rules, source.recorded())
     assert made.get(Topic.TRANSITIONS, []) == source.values(Topic.TRANSITIONS)
+    assert sorted(made[Topic.EPISODES]) == sorted(source.values(Topic.EPISODES))
+
+
+def attempt(number: int, group: str, member: int) -> list[Item]:
+    """One that answers by one call, of a group of two."""
+    own = rollout(number)
+    one = call(f"c{number}", own, [1, 2], [3])
+    place = GroupRef(id=RUN_HASH + group * 16, size=2, member=member, index=0)
+    return [one, closed(own, [one]), reward(own, 1.0), event(own, group=place, spans_exported=0)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_group_that_closed_in_part_closes_so_again(seed: int) -> None:
+    """Where the source, with less room, gave up its second member, which came later; in its place among the others."""
+    source = SourceRun(config(max_open_groups=1))
+    source.feed(*attempt(0, "a", 0), *attempt(2, "b", 0), *attempt(3, "b", 1), *attempt(1, "a", 1))
+    groups = source.values(Topic.TRANSITIONS)
+    assert len(groups) == 2 and len(source.values(Topic.EPISODES)) == 4
+    with_room = config(max_open_groups=100)
+    made = refolded(interleaved(raw_of(source), Random(seed)), with_room, source.recorded())
+    assert made[Topic.TRANSITIONS] == groups
     assert sorted(made[Topic.EPISODES]) == sorted(source.values(Topic.EPISODES))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from functools import partial
 from random import Random
 
+import msgspec
 import pytest
 
 from tests.consumers.history.source_run import SourceRun
@@ -16,8 +18,10 @@ from tests.streams.make import RUN_HASH, TOPICS, config
 from tracegrad.consumers.history.choose import Window, bounds_of
 from tracegrad.consumers.history.merge import merged
 from tracegrad.consumers.history.read_recorded import read_recorded
+from tracegrad.consumers.history.recorded import Recorded
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, Progress, replay
+from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
@@ -65,20 +69,33 @@ def source() -> SourceRun:
     return run
 
 
-def begun(log: MemoryLog) -> tuple[History, Refold]:
-    """Of all that lies there."""
+def history_of(log: MemoryLog) -> History:
+    """All that lies there."""
     raw = [TOPICS.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
     kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
     recorded = read_recorded(log, TOPICS, [RUN_HASH])
+    return History(bounds=bounds_of(recorded, Window(), kept, {}), recorded=recorded)
+
+
+def refold_of(recorded: Recorded) -> Refold:
+    """By the rules of the source."""
     folds = {stage: build_fold(stage, RULES, TOPICS) for stage in STREAMS}
     again = partial(make_again, rules=RULES, topics=TOPICS, metrics=Metrics())
-    bounds = bounds_of(recorded, Window(), kept, {})
-    return History(bounds=bounds, recorded=recorded), Refold(folds, again, rate_again, TOPICS, recorded)
+    return Refold(folds, again, rate_again, TOPICS, recorded)
+
+
+def before_the_end(log: MemoryLog, history: History) -> list[bytes]:
+    """The groups that are let out while records are still read."""
+    refold = refold_of(history.recorded)
+    refold.give_up(history.bounds)
+    outputs = [output for record in merged(log, history.bounds) for output in refold.take(record)]
+    return [output.value for output in outputs if output.topic is Topic.TRANSITIONS]
 
 
 def run(log: MemoryLog, target: MemoryLog | None, stop: threading.Event | None = None) -> Progress:
     """A replay of all that lies there."""
-    history, refold = begun(log)
+    history = history_of(log)
+    refold = refold_of(history.recorded)
     stop = stop or threading.Event()
     return replay(history, log, refold, target=target, topics=TOPICS, stop=stop, tell=lambda _: None)
 
@@ -154,8 +171,34 @@ def test_what_retention_has_taken_is_told_and_awaited_by_nobody(source: SourceRu
     assert (done.counts["lost"], done.counts["incomplete"]) == (1, 1)
     assert f"{done.counts['gone']} records gone; 1 episodes incomplete, 1 lost" in done.text
     assert written(target, Topic.TRANSITIONS)[-4:] == source.values(Topic.TRANSITIONS)[2:]
-    history, refold = begun(past)
-    refold.give_up(history.bounds)
-    outputs = [output for record in merged(past, history.bounds) for output in refold.take(record)]
-    made = [output.value for output in outputs if output.topic is Topic.TRANSITIONS]
-    assert made == source.values(Topic.TRANSITIONS)[2:]
+    assert before_the_end(past, history_of(past)) == source.values(Topic.TRANSITIONS)[2:]
+
+
+def test_a_record_that_readers_pass_over_is_awaited_by_nobody() -> None:
+    """Where an episode's ranges were too many for its header some are told as one, with what lies between: here what
+    another run wrote."""
+    source = SourceRun(RULES)
+    for number, key in enumerate(("0e" * 16, "1e" * 16)):
+        rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
+        source.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
+        source.append(Topic.LLM_CALLS, b"", key=FOREIGN)
+    past = source.past(Shared())
+    history = history_of(past)
+    first, *others = history.recorded.episodes
+    (call, rating_of) = first.parts
+    wide = dataclasses.replace(first, is_exact=False, parts=(dataclasses.replace(call, end=call.end + 1), rating_of))
+    recorded = Recorded([wide, *others], history.recorded.order)
+    history = msgspec.structs.replace(history, recorded=recorded)
+    assert before_the_end(past, history) == source.values(Topic.TRANSITIONS)
+
+
+def test_positions_that_a_header_had_no_room_for_are_told(source: SourceRun) -> None:
+    """The episode is made of the rest, and is not said to be whole."""
+    log, topic = source.past(), TOPICS.name(Topic.EPISODES)
+    (record, *_) = log.records(topic)
+    made = made_of(record.headers, MadeOf)
+    assert made is not None
+    log.recreate_topic(topic)
+    short = msgspec.structs.replace(made, num_omitted=2)
+    log.writer().append(topic, key=record.key, value=b"", headers=((MADE_OF_HEADER, msgspec.json.encode(short)),))
+    assert run(log, new()).counts["incomplete"] == 1
