@@ -54,6 +54,8 @@ __all__ = ["replayed_settings", "run_replay"]
 
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
+_READER = "replay"
+"""The lock of who has opened the broker of a run that has ended."""
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
@@ -203,11 +205,16 @@ def _tell(show: Show, progress: Progress) -> None:
 def _opened(source: RunDir) -> Iterator[str]:
     """The source's broker: a cluster, a live run's, or its own, opened from its folder."""
     servers = source.endpoints.bootstrap_servers
-    if source.settings.kafka.bootstrap_servers is not None or source.is_locked():
+    is_ours = source.settings.kafka.bootstrap_servers is None
+    if is_ours and source.is_locked():
+        with source.lock(_READER):
+            pass  # a live run's; what another replay has opened goes with that one
+        is_ours = False
+    if not is_ours:
         yield servers
         return
     port = port_of(servers) if kafka_node.is_free(port_of(servers)) else None
-    with source.lock(), LocalKafka(source.kafka, port=port) as broker:
+    with source.lock(), source.lock(_READER), LocalKafka(source.kafka, port=port) as broker:
         yield broker.bootstrap_servers
 
 

@@ -118,6 +118,16 @@ def test_a_source_without_its_key_is_refused(runs: Path, monkeypatch: pytest.Mon
     assert not (runs / "new").exists()
 
 
+def test_a_broker_that_another_replay_has_opened_is_not_shared(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes with that one, in the midst of what the second reads; one of a live run stays."""
+    monkeypatch.undo()
+    source = RunDir.open(runs / "mine")
+    with source.lock(), history._opened(source) as servers:
+        assert servers == source.endpoints.bootstrap_servers
+    with source.lock(), source.lock("replay"), pytest.raises(ConfigurationError, match="already is the replay of"):
+        history._opened(source).__enter__()
+
+
 @contextlib.contextmanager
 def _somewhere(source: RunDir) -> Iterator[str]:
     yield "127.0.0.1:1"
