@@ -77,48 +77,60 @@ def replayed_settings(source: RunDir, settings: RunSettings, mode: Mode | None) 
 
 def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: Show) -> int:
     """Folds the source's history into the run at `path`. Returns the exit status; call it from the main thread."""
-    source = RunDir.open(request.source)
-    check_source(request, source)
-    if request.mode is not None:
-        settings.policy.needed_model()
-        settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
-    if request.mode == "same" and (told := check_same(request, source.settings, settings)):
-        show.say(f"weights may differ in their last bits: {'; '.join(told)}")
-    stop = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        source = RunDir.open(request.source)
+        check_source(request, source)
+        if request.mode is not None:
+            settings.policy.needed_model()
+            settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
+        if request.mode == "same" and (told := check_same(request, source.settings, settings)):
+            show.say(f"weights may differ in their last bits: {'; '.join(told)}")
+        run_dir = RunDir(path.resolve())
         with _opened(source) as servers:
             of_source = Wiring(source, bootstrap_servers=servers)
             _ = of_source.keys  # one that is missing is said before anything is written
-            run_dir = RunDir(path.resolve())
-            if not request.is_dry:
-                request = remembered(request, source, settings, run_dir)
-            history = _history(request, of_source)
-            fold = partial(_fold, request, history, of_source, settings, show, stop)
-            if request.is_dry:
-                return fold(None)
-            with run_dir.lock():
-                remember(request, source, settings, run_dir)
-                into = Wiring(prepare_run(settings, path))
-                with _broker_of(into):
-                    prepare_topics(into)
-                    status = fold(into)
-                    if status or request.mode is None:
-                        return status
-                    _write_history(request.mode, of_source, into)
-                    if stop.is_set():
-                        return _stopped(show)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+            status = _write(request, of_source, settings, run_dir, show)
+        if status or request.is_dry or request.mode is None:
+            return status
+        into = Wiring(run_dir)
         with run_dir.lock():
             status = supervise(Onlookers(into, show, watch_steps), history_specs(into), ends_with_jobs=True)
         if status == 0 and (folder := newest_folder(run_dir.weights)) is not None:
             show.result("model", {"folder": folder}, [f"model: {folder}"])
         return status
     finally:
+        # Whatever was raised, the terminal gets its cursor back.
+        show.close()
+
+
+def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_dir: RunDir, show: Show) -> int:
+    """All that a trainer finds. Returns the exit status."""
+    if request.is_dry:
+        return _fold(request, _history(request, source), source, None, settings, show)
+    request = remembered(request, source.run_dir, settings, run_dir)
+    history = _history(request, source)
+    with run_dir.lock():
+        remember(request, source.run_dir, settings, run_dir)
+        into = Wiring(prepare_run(settings, run_dir.path))
+        with _broker_of(into):
+            prepare_topics(into)
+            status = _fold(request, history, source, into, settings, show)
+            if status == 0 and request.mode is not None:
+                _write_history(request.mode, source, into)
+    return status
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set within the block: what was made by then is written. Outside of it they end
+    the program, wherever it waits."""
+    stop = threading.Event()
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        show.close()
 
 
 def _write_history(mode: Mode, source: Wiring, into: Wiring) -> None:
@@ -138,10 +150,9 @@ def _fold(
     request: ReplayRequest,
     history: History,
     source: Wiring,
+    into: Wiring | None,
     settings: RunSettings,
     show: Show,
-    stop: threading.Event,
-    into: Wiring | None,
 ) -> int:
     metrics = Metrics()
     show.say(
@@ -153,36 +164,37 @@ def _fold(
     folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
     reward = Rewarder(rules.air, metrics)
     again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward)
-    done = replay(
-        history,
-        source.log(metrics, is_history=True),
-        Refold(folds, again, rate_again, topics, history.recorded),
-        target=into.log(metrics) if into is not None else None,
-        topics=topics,
-        stop=stop,
-        tell=lambda progress: _tell(show, progress),
-        rate=request.rate,
-    )
+    refold = Refold(folds, again, rate_again, topics, history.recorded)
+    with _told_to_stop() as stop:
+        done = replay(
+            history,
+            source.log(metrics, is_history=True),
+            refold,
+            target=into.log(metrics) if into is not None else None,
+            topics=topics,
+            stop=stop,
+            tell=lambda progress: _tell(show, progress),
+            rate=request.rate,
+        )
     _tell(show, done)
-    return 0 if done.is_whole else _stopped(show)
-
-
-def _stopped(show: Show) -> int:
+    if done.is_whole and not stop.is_set():
+        return 0
     show.say("stopped; the same command goes on")
     return INTERRUPTED
 
 
 def _history(request: ReplayRequest, source: Wiring) -> History:
     """What is to be read of the source."""
-    log, topics, admin = source.log(is_history=True), source.topics, source.kafka().admin
+    log, topics = source.log(is_history=True), source.topics
     # First: of a live source, what episodes were made of lies there before them.
     found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
     raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
     kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
-    window = Window(
-        begin=admin.offsets_at(kept, request.begin_ms) if request.begin_ms is not None else None,
-        end=admin.offsets_at(kept, request.end_ms) if request.end_ms is not None else None,
-    )
+
+    def at(time_ms: int | None) -> dict[TopicPartition, int] | None:
+        return source.kafka().admin.offsets_at(kept, time_ms) if time_ms is not None else None
+
+    window = Window(begin=at(request.begin_ms), end=at(request.end_ms))
     recorded = chosen(found, window)
     if found.episodes and not recorded.episodes:
         raise ConfigurationError(

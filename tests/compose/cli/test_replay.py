@@ -17,6 +17,7 @@ from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.show import Show
 from tracegrad.schemas.errors import ConfigurationError
 
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -131,3 +132,13 @@ def test_a_broker_that_another_replay_has_opened_is_not_shared(runs: Path, monke
 @contextlib.contextmanager
 def _somewhere(source: RunDir) -> Iterator[str]:
     yield "127.0.0.1:1"
+
+
+def test_the_terminal_is_left_as_it_was_whatever_is_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before anything is opened."""
+    closed = list[Show]()
+    monkeypatch.setattr(Show, "close", lambda show: closed.append(show))
+    request = ReplayRequest(source=runs / "nowhere")
+    with pytest.raises(ConfigurationError, match="expected a run folder"):
+        history.run_replay(request, SETTINGS, runs / "new", Show())
+    assert len(closed) == 1
