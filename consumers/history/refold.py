@@ -91,6 +91,8 @@ class Refold:
         self._order = _InOrder(recorded.order)
         self._num_left = Counter(episode.group for episode in recorded.episodes if episode.is_member)
         """Group -> its members that are still to come."""
+        self._members: dict[str, list[Output]] = {}
+        """Group -> episodes of those that came, while others are still to come."""
         self._next: dict[TopicPartition, int] = {}
         """Where the next record is expected."""
         self._offsets: Counter[Topic] = Counter()
@@ -177,7 +179,10 @@ class Refold:
         if episode.is_captured:
             yield from self._order.pass_by(episode.id)
         elif episode.is_member and self._num_left[episode.group] == 0 and self._order.awaits(episode.group):
-            yield from self._close(episode.group, episode.key)
+            for output in self._members.pop(episode.group, ()):
+                yield from self._credited(self._record(output))
+            if self._order.awaits(episode.group):
+                yield from self._close(episode.group, episode.key)
             yield from self._order.pass_by(episode.group)
 
     def _close(self, id_: str, key: str) -> Iterator[Output]:
@@ -190,6 +195,10 @@ class Refold:
     def _credit_again(self, episode: RecordedEpisode, output: Output, said: Sequence[bytes]) -> Iterator[Output]:
         """A captured one with all that was said of it, behind which nobody is waited for."""
         if not episode.is_member:
+            return
+        if not episode.is_captured and self._order.awaits(episode.group):
+            # Given to credit together: how many others close meanwhile, and what room there is, was the source's.
+            self._members.setdefault(episode.group, []).append(output)
             return
         if episode.is_captured:
             output = msgspec.structs.replace(output, value=self._rate_again(output.value, said))

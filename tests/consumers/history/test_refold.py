@@ -130,6 +130,18 @@ def test_a_group_that_closed_in_part_closes_so_again(seed: int) -> None:
     assert sorted(made[Topic.EPISODES]) == sorted(source.values(Topic.EPISODES))
 
 
+def test_how_many_groups_close_meanwhile_was_the_sources_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several workers each counts those of its partitions; one that counted all would give a group up sooner."""
+    source = SourceRun(config())
+    source.feed(*attempt(0, "a", 0))
+    for number, group in enumerate("bcdef"):
+        source.feed(*attempt(10 + 2 * number, group, 0), *attempt(11 + 2 * number, group, 1))
+    source.feed(*attempt(1, "a", 1))
+    monkeypatch.setattr("tracegrad.streams.credit.fold.OVERTAKEN", 3)
+    made = refolded(raw_of(source), config(), source.recorded())
+    assert made[Topic.TRANSITIONS] == source.values(Topic.TRANSITIONS)
+
+
 def _woven(one: list[Any], other: list[Any], random: Random) -> list[Any]:
     """Both, each in its order."""
     places = sorted(random.sample(range(len(one) + len(other)), len(other)))
