@@ -104,8 +104,9 @@ class PolicyLog:
 
     def await_score(self, stop: threading.Event) -> bool:
         """Waits for that of the pass before training, if it is under way: tasks admits nothing meanwhile, but traffic
-        comes on its own. False: told to stop. Raises FencedError on a higher claim."""
-        while (first := self.lineage.held_out.by_number.get(0)) is not None and first.score is None:
+        comes on its own. A first pass that began later, behind a checkpoint that was lost, is none. False: told to
+        stop. Raises FencedError on a higher claim."""
+        while (first := self.lineage.held_out.by_number.get(0)) and first.since_version == 0 and first.score is None:
             if stop.is_set():
                 return False
             beat()
