@@ -138,16 +138,20 @@ def split(
     growing: dict[bytes, Piece] = {}
     pieces: list[Piece] = []
     rejected: list[Rejected] = []
+    head, sized = 0, None
     for of_resource, of_scope, item in items_of(signal, request):
         _check_rejected(len(rejected))
+        if of_scope is not sized:
+            # Once a scope: of a large resource with many items it would take its square.
+            sized = of_scope
+            head = of_resource.resource.ByteSize() + of_scope.scope.ByteSize()
+            head += len(of_resource.schema_url) + len(of_scope.schema_url) + _ENVELOPE_BYTES
         # A log record of no trace has no ids, or zeros.
         trace_id: bytes = item.trace_id if any(item.trace_id) else b""
         has_ids = len(trace_id) == 16 and len(item.span_id) == 8
         if not has_ids and (signal.requires_ids or len(trace_id) not in (0, 16) or len(item.span_id) not in (0, 8)):
             rejected.append(_reject(item, "invalid_id"))
             continue
-        head = of_resource.resource.ByteSize() + of_scope.scope.ByteSize()
-        head += len(of_resource.schema_url) + len(of_scope.schema_url) + _ENVELOPE_BYTES
         size = item.ByteSize() + _ENVELOPE_BYTES
         if head + size > item_limit_bytes:
             rejected.append(_reject(item, "item_too_large"))
