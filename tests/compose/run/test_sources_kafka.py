@@ -56,7 +56,7 @@ api_key_env = "{variable}"
 names = {{ thumb = "thumb", stars = "quality", tone = "tone" }}
 labels = {{ kind = 1.0 }}
 every_s = 0.5
-look_back_s = 1e9
+look_back_s = 3e8
 """
 THUMB = "thumb"
 """On an answer of the recorded conversation, which is not among the calls here."""
