@@ -136,7 +136,7 @@ def test_the_log_that_rooms_are_handed_is_signed(tmp_path: Path, monkeypatch: py
     """By the run's key, and what it leaves out is counted in the process's own metrics."""
     wiring, raw, metrics = Wiring(prepare_run(SETTINGS, tmp_path)), MemoryLog(), Metrics()
     raw.create_topics(wiring.topics, policies=["policy"], partitions=1)
-    monkeypatch.setattr(wiring, "kafka", lambda: raw)
+    monkeypatch.setattr(wiring, "kafka", lambda **_: raw)
     name = wiring.topics.name(Topic.WEIGHTS)
     raw.append(name, b"policy", b"forged", (), 0)
     wiring.log().writer().append(name, key=b"policy", value=b"own").result(1)
