@@ -65,7 +65,7 @@ def status(wiring: Wiring, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, *, i
             else compare(proof, own, other, tolerance=EXACT)
         )
 
-    monkeypatch.setattr(wiring, "kafka", lambda: log)
+    monkeypatch.setattr(wiring, "kafka", lambda **_: log)
     monkeypatch.setattr(demo, "verify_apart", verify)
     return session._make_report(demo.demo_report, wiring, JsonShow(io.StringIO()))
 
@@ -167,7 +167,7 @@ def test_a_log_that_is_away_while_the_report_is_made_is_waited_for(
 
 def test_only_the_demo_recomputes_what_was_served(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other runs end without the minutes that it takes."""
-    monkeypatch.setattr(wiring, "kafka", lambda: memory_log(small_run()))
+    monkeypatch.setattr(wiring, "kafka", lambda **_: memory_log(small_run()))
     monkeypatch.setattr(demo, "verify_apart", None)
     assert session._make_report(report.make_report, wiring, JsonShow(io.StringIO())) == 0
     assert not (wiring.run_dir.results / "verdict.json").exists()
