@@ -59,6 +59,8 @@ def test_nothing_is_lost_or_doubled_whatever_fails(tmp_path: Path) -> None:
             done = disturb(run, seen, disk, print, per_host=per_host, steps=STEPS_NEEDED)
             assert wait_for_end(run, END_S) == 0, run.tail()
         print("\n".join(table(done.returned)))
+        said = run.output.read_text(errors="replace").splitlines()
+        print("\n".join(line for line in said if "died, restarting" in line or "killing it" in line))
         snapshot = check_end(ChaosRun(run, done.killed), min_steps=done.steps)
         print(f"{snapshot.num_transitions} transitions in {snapshot.step} steps, {len(done.killed)} kills")
     killed = Counter(known.name for known in done.killed)

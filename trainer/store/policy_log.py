@@ -7,7 +7,7 @@ nothing is announced that this trainer does not know to be its own to announce; 
 void for every reader (schemas/records/weights.py Lineage), and its writer learns so on reading. On failure:
 FencedError, which ends the process with status 78: two trainers must not restart against each other; UnavailableError
 past a minute: the process ends, resumes from its checkpoint and appends again (a dead letter may then stand there
-twice, as each trainer writes one of each record of `weights` that it cannot read, a training step only if its first
+twice, as each trainer writes one of each record of `weights` that it cannot read, any other record only if its first
 append was still under way).
 """
 
@@ -161,8 +161,10 @@ class PolicyLog:
             self._metrics.add(DEAD_LETTERS, reason)
 
     def _append(self, topic: Topic, value: bytes) -> Position:
+        """Again where a client that lost the brokers threw it away."""
         name, key = self._topics.name(topic), policy_key(self._policy)
-        return _acknowledged(self._writer.append(name, key=key, value=value, partition=_PARTITION))
+        append = partial(self._writer.append, name, key=key, value=value, partition=_PARTITION)
+        return retry(lambda: _acknowledged(append()), doing=f"appending to {name}", patience_s=AWAY_S)
 
     def next_request(self, handled_below: int) -> tuple[int, RollbackRequest] | None:
         """The oldest rollback request at or above an offset, with its offset; each is given once."""

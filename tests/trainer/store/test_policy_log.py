@@ -82,6 +82,23 @@ def test_broker_that_is_away_for_a_while_ends_no_trainer(log: MemoryLog, monkeyp
     assert failures == []
 
 
+def test_append_that_a_replaced_producer_threw_away_is_made_again(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that lost the brokers fails what it had not sent yet; its successor takes it."""
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    log.create_topic(TOPICS.name(Topic.TRAINING_STEPS), 1)
+    owner = ownership(log)
+    log.fail_next(UnavailableError("purged"))
+    owner.claim()
+    log.fail_next(UnavailableError("purged"))
+    owner.announce(manifest(1, 1))
+    log.fail_next(UnavailableError("purged"))
+    owner.training_step(b"a step")
+    assert lineage(log).versions == {1: manifest(1, 1)}
+    assert [record.value for record in log.records(TOPICS.name(Topic.TRAINING_STEPS))] == [b"a step"]
+
+
 def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryLog) -> None:
     """Even when the claim came between the writer's last look and its append."""
     first, second = ownership(log), ownership(log)
