@@ -83,12 +83,14 @@ class Measured:
         return json.loads(told.stdout) if told.returncode == 0 and told.stdout.strip() else None
 
     @contextlib.contextmanager
-    def started(self, command: list[str], name: str, env: dict[str, str] | None = None) -> Iterator[None]:
+    def started(
+        self, command: list[str], name: str, env: dict[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """A process with a log; ended as by Ctrl-C."""
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=log, stderr=log)
         try:
-            yield
+            yield process
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -113,8 +115,12 @@ class Measured:
         path = {"PYTHONPATH": os.pathsep.join(map(str, (EXAMPLE, CALCULATOR, self.folder)))}
         up = [*TRACEGRAD, "up", str(EXAMPLE / "tracegrad.toml"), "--set", f"seed={self._given.seed}"]
         up += [part for one in self._given.set for part in ("--set", one)]
-        with self.started([*up, "--json"], "up"):
-            agents = until(lambda: self.ask("env"), "the run's addresses", START_S)
+        with self.started([*up, "--json"], "up") as process:
+            agents = until(lambda: self.ask("env") or process.poll() is not None, "the run's addresses", START_S)
+            if not isinstance(agents, dict):
+                raise ChildProcessError(
+                    f"expected a run, got status {process.returncode}; see {self.folder / 'up.log'}"
+                )
             raters = until(lambda: self.ask("env", "--feedback"), "the rewards gateway's", START_S)
             wiring = Wiring(RunDir.open(self.folder / "runs" / "feedback"))
             until(lambda: self._is_served(wiring), "an engine with a version", START_S)
