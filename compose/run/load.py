@@ -189,7 +189,7 @@ def _put(target: dict[str, Any], name: str, value: Any, source: str) -> None:
     kind = RunSettings.kinds().get(section)
     record = section_of(kind) if section else RunSettings
     if _is_list(kind):
-        raise ConfigurationError(f"{source}: [[{section}]] is a list; give all of it as JSON: --set {section}='[...]'")
+        raise ConfigurationError(f"{source}: [[{section}]] is a list; give all of it: --set {section}='[...]'")
     if record is None:
         raise ConfigurationError(f"{source}: unknown section {section!r}; {nearest(section, RunSettings.kinds())}")
     kinds = record.kinds()
@@ -206,10 +206,17 @@ def _from_text(text: str, kind: Any, source: str) -> Any:
         try:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise ConfigurationError(f"{source}: expected JSON, got {error}") from error
+            value = _from_toml(text, f"{source}: expected JSON, or a value of TOML, got {error}")
         if section_of(kind):
             return value
     return msgspec.to_builtins(_plain(value, kind, source, strict=False))
+
+
+def _from_toml(text: str, refusal: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{refusal}; {error}") from error
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -232,7 +232,7 @@ def type_words(kind: Any) -> str:
         return f"table of {type_words(parts[1])}"
     if allowed := choices(kind):
         return " or ".join(f"`{text}`" for text in allowed)
-    return " or ".join(map(type_words, parts)) if parts else _NAMES[kind]
+    return " or ".join(map(type_words, parts)) if parts else _NAMES.get(kind, "table")
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

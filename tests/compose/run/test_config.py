@@ -68,6 +68,28 @@ def test_flags_win_over_the_environment_and_that_over_the_file(folder: Path) -> 
     assert settings.seed == 4
 
 
+@pytest.mark.parametrize(
+    "text", ['[{"name": "a", "status": "failed", "value": 1}]', '[{name="a", status="failed", value=1}]']
+)
+def test_a_list_of_tables_is_set_as_json_or_as_the_file_spells_it(folder: Path, text: str) -> None:
+    """What stands in the file may be copied behind --set."""
+    settings = load(write(folder, GOOD), environ={}, flags={"air.rules": text})
+    assert [(rule.name, rule.value) for rule in settings.air.rules] == [("a", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3", "flag for air.rules: expected list of table, got '3'"),
+        ("[{name", "flag for air.rules: expected JSON, or a value of TOML"),
+    ],
+)
+def test_what_is_no_list_of_tables_is_refused_by_its_flag(folder: Path, text: str, message: str) -> None:
+    """Not by a traceback."""
+    with pytest.raises(ConfigurationError, match=message):
+        load(write(folder, GOOD), environ={}, flags={"air.rules": text})
+
+
 def test_each_path_of_a_list_is_relative_to_the_file(folder: Path) -> None:
     """As a single one is."""
     settings = load(write(folder, GOOD + '[select]\nruns = ["runs/a", "/b.json"]\n'), environ={}, flags={})
