@@ -3,8 +3,8 @@
 In: one input record after the other, of each partition in its order. Out: Emissions. Invariant: state and outputs
 follow from the records alone, so that whoever drives a fold, a worker on a live log or a replay of a recorded one,
 gets the same bytes. The driver appends the outputs, waits for their acknowledgement, appends the marker, waits for it,
-and only then marks the inputs in `done` as done, so that the committed offset never passes a record whose effect is
-not on the log. Failure: see `Fold.fold`.
+and only then marks the inputs in `done` as done, in the order of the emissions, so that the committed offset never
+passes a record whose effect is not on the log. Failure: see `Fold.fold`.
 """
 
 from __future__ import annotations

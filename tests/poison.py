@@ -38,7 +38,7 @@ _FILES = {
     Topic.CLOSED_EPISODES: ("closed-1.json",),
     Topic.CLOSED_GROUPS: ("closed-1.json",),
     Topic.EPISODES: ("episode-1.json",),
-    Topic.EPISODE_SCORES: ("score-1.json",),
+    Topic.EPISODE_SCORES: ("score-1.json", "emitted-1.json"),
     Topic.TRANSITIONS: ("transitions-1.arrow",),
     Topic.WEIGHTS: ("epoch_claim-1.json", "version-1.json", "rollback-1.json", "held_out_pass-1.json"),
     Topic.WEIGHT_ACKS: ("weight_ack-1.json",),

@@ -39,7 +39,7 @@ from tracegrad.schemas.records.calls import (
     UpstreamCall,
 )
 from tracegrad.schemas.records.dead_letters import dead_letter_fields
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Episode, Score
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, ClosedMarker, Emitted, Episode, Score
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Close, Facts
 from tracegrad.schemas.records.held_out import HeldOutPass
 from tracegrad.schemas.records.otlp import decode_logs, decode_spans, service_of, spans_of
@@ -167,6 +167,8 @@ def _describe(value: Any) -> str:
             return f"{value.name} = {given} ({value.source})"
         case Score():
             return f"of {value.key}: {_describe(value.reward)}"
+        case Emitted():
+            return f"of {value.key}: episode {value.episode_id} is on the log"
         case RolloutEvent():
             error = f": {_cut(value.error)}" if value.error else ""
             return f"attempt {value.attempt_id} {value.state}{' (final)' if value.is_final else ''}{error}"

@@ -18,7 +18,7 @@ from tracegrad.schemas.log.protocol import Log, Record
 from tracegrad.schemas.log.refusals import Refusals
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.codec import Codec
-from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, ClosedMarker, Score
+from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, ClosedMarker, Emitted, Score
 from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.topics import Topic, Topics
@@ -42,7 +42,7 @@ class Reading:
         self._starts = handles.starts
         self._log = log
         self._groups = topics.name(Topic.CLOSED_GROUPS)
-        self._codecs: dict[str, Codec[Reward] | Codec[ClosedMarker] | Codec[Score | Close]] = {
+        self._codecs: dict[str, Codec[Reward] | Codec[ClosedMarker] | Codec[Score | Emitted | Close]] = {
             topics.name(Topic.REWARDS): REWARDS,
             topics.name(Topic.CLOSED_EPISODES): CLOSED,
             topics.name(Topic.EPISODE_SCORES): EPISODE_SCORES,
@@ -73,7 +73,7 @@ class Reading:
         except FatalError as error:
             self.fatal = error
 
-    def _take(self, record: Record, value: Reward | ClosedMarker | Score | Close) -> None:
+    def _take(self, record: Record, value: Reward | ClosedMarker | Score | Emitted | Close) -> None:
         match value:
             case Reward():
                 self._receipts.accept(value)

@@ -23,6 +23,7 @@ __all__ = [
     "AppliedReward",
     "ClosedMarker",
     "ContextCall",
+    "Emitted",
     "Episode",
     "EpisodeCall",
     "Score",
@@ -246,6 +247,16 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     reward: Reward
 
 
+class Emitted(msgspec.Struct, frozen=True, kw_only=True, tag="emitted"):
+    """An episode of a captured conversation is on `episodes`: in the order of this topic's partition, what is said of
+    the conversation may be about it, unless it was let go before."""
+
+    schema: str = "emitted/1"
+    key: str
+    """Of the conversation."""
+    episode_id: str
+
+
 class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
     """An episode or group is closed; facts that come later are late. Kept longer than the input."""
 
@@ -276,7 +287,9 @@ class ClosedMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EPISODES: Codec[Episode] = Codec(Episode, released=("episode/1",), wire="json")
-EPISODE_SCORES: Codec[Score | Close] = Codec(Score | Close, released=("score/1", "close/1"), wire="json")
+EPISODE_SCORES: Codec[Score | Emitted | Close] = Codec(
+    Score | Emitted | Close, released=("score/1", "emitted/1", "close/1"), wire="json"
+)
 CLOSED: Codec[ClosedMarker] = Codec(ClosedMarker, released=("closed/1",), wire="json")
 
 

@@ -260,9 +260,11 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
     reason: str
     """`deadline` (a count stayed incomplete), `idle` (an episode of which no runner spoke fell silent) or `bound` (too
     many were open); of credit `feedback` (people had their time to rate it), `bound` (others need its room) or
-    `unclaimed` (feedback that is about no episode)."""
+    `unclaimed` (feedback that is about no episode, `episode_id` the key of its conversation)."""
     num_records: int = 0
     """Of `idle`: how many records of the episode were folded then; once it has more, it was not silent. 0: any."""
+    before: int = 0
+    """Of `unclaimed`: what was said of the conversation before this offset of the topic is let go."""
 
 
 class _Whose(msgspec.Struct, frozen=True, kw_only=True, tag="facts"):

@@ -52,7 +52,7 @@ from .agent_rewards import is_authorised
 from .air.rewarder import Rewarder
 from .bounds import Bounds
 from .deadlines import due
-from .late_feedback import divided, feedback_in, scores
+from .late_feedback import divided, emitted, feedback_in, scores
 from .links import MAX_HOPS, asked_of, forwarded, is_of_conversation, may_complete, moved
 from .open_episode import OpenEpisode, Waiting
 from .strays import Strays
@@ -314,6 +314,8 @@ class Assemble(StageFold[OpenEpisode]):
             # Where nothing trains on them no earlier one waits, and it would be late though it counts here.
             has_earlier = self._rules.select.train and self._stretches.is_known(episode.key)
             here, elsewhere = divided(said, minted, has_earlier=has_earlier)
+            if self._rules.select.train and minted is not None:
+                outputs = (*outputs, emitted(episode.key, episode.episode_id))
             outputs = (*outputs, *scores(episode.key, elsewhere, episode.origin_of))
             marker = msgspec.structs.replace(marker, heard=pieces_of(here))
         self._bounds.forget(episode)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.keys import group_key
 from tracegrad.schemas.log.protocol import Headers
-from tracegrad.schemas.records.episodes import EPISODE_SCORES, Score
+from tracegrad.schemas.records.episodes import EPISODE_SCORES, Emitted, Score
 from tracegrad.schemas.records.facts import Fact, RewardFact
 from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, Reward
 from tracegrad.schemas.topics import Topic
 
-__all__ = ["divided", "feedback_in", "scores"]
+__all__ = ["divided", "emitted", "feedback_in", "scores"]
 
 
 def feedback_in(facts: Iterable[Fact]) -> list[Reward]:
@@ -38,6 +38,12 @@ def divided(
         return [], [*said]
     here = [one for one in said if one.target is None or one.target in minted]
     return here, [one for one in said if (has_earlier if one.target is None else one.target not in minted)]
+
+
+def emitted(key: str, episode_id: str) -> Output:
+    """The record that tells of an episode where what is said of its conversation behind its close will lie."""
+    value = EPISODE_SCORES.encode(Emitted(key=key, episode_id=episode_id))
+    return Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=value)
 
 
 def scores(key: str, rewards: Iterable[Reward], origin_of: Callable[[Reward], Headers]) -> tuple[Output, ...]:

@@ -33,7 +33,16 @@ from tracegrad.schemas.log.made_of import (
 from tracegrad.schemas.log.protocol import Position, Record
 from tracegrad.schemas.metrics import CREDIT_EPISODES, FEEDBACK_LATE, GROUPS, PROPOSALS, Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODE_SCORES, EPISODES, LATE, UNCLAIMED, ClosedMarker, Episode, Score
+from tracegrad.schemas.records.episodes import (
+    EPISODE_SCORES,
+    EPISODES,
+    LATE,
+    UNCLAIMED,
+    ClosedMarker,
+    Emitted,
+    Episode,
+    Score,
+)
 from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.rollouts import GroupRef, Reward, RolloutState
 from tracegrad.schemas.topics import Stage, Topic, Topics
@@ -102,7 +111,9 @@ class Credit(StageFold[_OpenGroup]):
         self._num_bytes = 0
         """Of the episodes' records in all open groups."""
         self._num_closed = 0
-        self._waiting = Waiting(rules.feedback_wait_s)
+        limits = rules.streams
+        silence_s = max([limits.idle_s, *(one.idle_s or 0.0 for one in limits.services.values())])
+        self._waiting = Waiting(rules.feedback_wait_s, silence_s)
         self._credits = rules.credit.resolve()
         self._scores_topic = topics.name(Topic.EPISODE_SCORES)
 
@@ -119,9 +130,9 @@ class Credit(StageFold[_OpenGroup]):
         for id_ in self._surplus():
             self._waiting.hasten(id_)
         self._let_go += self._waiting.forget(now_s)
-        for reason, id_, key, partition in self._waiting.due(now_s, now_ms):
+        for reason, id_, key, partition, before in self._waiting.due(now_s, now_ms):
             self.metrics.add(PROPOSALS, reason)
-            value = EPISODE_SCORES.encode(Close(episode_id=id_, reason=reason))
+            value = EPISODE_SCORES.encode(Close(episode_id=id_, reason=reason, before=before))
             place = Output(topic=Topic.EPISODE_SCORES, key=group_key(None, key), value=value, partition=partition)
             proposals.append(place)
         return proposals
@@ -160,18 +171,24 @@ class Credit(StageFold[_OpenGroup]):
                 return self._miss([(event.reward, record.position)])
             self._waiting.hear(event.key, event.reward, record)
             return Emission()
+        if isinstance(event, Emitted):
+            return self._tell(event.key, event.episode_id, record)
         if event.reason == UNCLAIMED:
-            return self._miss(self._waiting.drop(event.episode_id), record.position)
+            late, counted = self._waiting.drop(event.episode_id, event.before, record.position.offset)
+            return self._miss(late, *counted, record.position)
         state = self._open.get(event.episode_id)
         if state is None:
-            is_closed = self._is_closed(event.episode_id)
-            done = (record.position,) if is_closed else self._waiting.foresee(event.episode_id, record.position)
-            return Emission(done=done)
+            return self._tell((record.key or b"").decode("utf-8", "replace"), event.episode_id, record, is_end=True)
         state.positions.append(record.position)
         if state.members[min(state.members)][0].rollout_id is not None:
             # Only who folds a past again says so, and knows that no other member counted.
             return self._credit_in_part(event.episode_id, state)
         return self._credit_conversation(event.episode_id, state)
+
+    def _tell(self, key: str, episode_id: str, record: Record, *, is_end: bool = False) -> Emission:
+        if self._is_closed(episode_id):
+            return Emission(done=(record.position,))
+        return Emission(done=tuple(self._waiting.tell(key, episode_id, record.position, is_end=is_end)))
 
     def _miss(self, late: Sequence[tuple[Reward, Position]], *more: Position) -> Emission:
         """Feedback that is about nothing that waits; a marker tells of it, under a name that no group has."""

@@ -1,17 +1,22 @@
 """Conversations whose episodes have closed and that people may still rate, and what they said meanwhile.
 
-In: captured episodes, feedback that came behind them, the clock. Out: which are due, by proposals; and each episode
-that a proposal closes, with all that was said of it. Invariant: feedback is about episodes by what it names and by when
-it was said, never by when it came here; it is held until the last episode here that it is about has closed, and what
-is about none of them for the wait, however long its conversation goes on. A proposal that comes before its episode, as
-after a restart, closes that where it stands, and is an input of it: whoever takes over then reads it too. Bounded: what
-is too much is refused.
+In: captured episodes; and of `episode_scores`, in the order of its partition, that an episode is on the log, what was
+said, that an episode's time is over (its close), that what was said up to a place is let go. Out: which of the last two
+the clock makes due; and each episode that is closed, with all that was said of it. Invariant: what a piece of feedback
+counts for follows from that one partition and from what it says itself, never from when an episode's record is read:
+
+    it is about the episode, by what it names and when it was said; it lies before the episode's close;
+    and it was not let go before the partition first told of the episode
+
+What is said of an answer is done when its episode has closed. What is said of a conversation may be about an answer in
+flight, whose episode is still to come: it stays until it is let go. What is told of an episode is an input of it, so
+that whoever takes over reads it too. Bounded: what is too much is refused.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.schemas.errors import RecordError
@@ -29,9 +34,37 @@ _REPEAT_S = 30.0
 _MAX_SAID = 50_000
 """Pieces of feedback that wait in one worker."""
 _MAX_FORESEEN = 10_000
-"""Proposals that came before their episodes; of one that is forgotten the episode waits anew."""
+"""Episodes that were told of and are not here; one that is forgotten waits anew once it comes."""
 _FORESEEN_S = 3_600.0
-"""One whose episode has not come by then is of an episode that closed long ago, and would never be done."""
+"""One that has not come by then closed long ago, and would never be done."""
+
+
+@dataclass(eq=False)
+class _Said:
+    """A piece of feedback."""
+
+    reward: Reward
+    position: Position
+    headers: Headers
+    has_counted: bool = False
+    """For an episode that has closed."""
+    let_go_at: int | None = None
+    """Where it stands that it is."""
+    since_s: float | None = None
+    """When it was first looked at."""
+
+
+@dataclass
+class _Told:
+    """An episode that the partition has told of, and that has not closed here."""
+
+    at: int
+    """Where first."""
+    positions: list[Position] = field(default_factory=list)
+    end: int | None = None
+    """Where its close lies, which came before its record."""
+    since_s: float | None = None
+    """When it was first looked at while its record was not here."""
 
 
 @dataclass
@@ -41,21 +74,37 @@ class _Conversation:
     partition: int
     episodes: dict[str, Episode] = field(default_factory=dict)
     """Those that wait."""
-    said: list[tuple[Reward, Position, Headers]] = field(default_factory=list)
+    told: dict[str, _Told] = field(default_factory=dict)
+    """Of these, and of others whose records are not here."""
+    said: list[_Said] = field(default_factory=list)
     """In the order of the records."""
 
-    def claims(self, reward: Reward) -> bool:
-        """Whether it is about an episode that waits."""
-        return any(is_about(reward, episode) for episode in self.episodes.values())
+    def may_count(self, one: _Said, episode_id: str) -> bool:
+        """Whether it lies where it counts for an episode that it is about."""
+        told = self.told.get(episode_id)
+        if told is not None and told.end is not None and one.position.offset >= told.end:
+            return False
+        return one.let_go_at is None or (told is not None and told.at < one.let_go_at)
 
+    def awaits(self, one: _Said) -> bool:
+        """Whether it is about an episode that waits, or may be about one whose record is not here."""
+        return any(
+            (id_ not in self.episodes or is_about(one.reward, self.episodes[id_])) and self.may_count(one, id_)
+            for id_ in (*self.episodes, *self.told)
+        )
 
-@dataclass
-class _Foreseen:
-    """A proposal that came before its episode."""
-
-    position: Position
-    since_s: float | None = None
-    """When it was first looked at."""
+    def behind_idle(self, now_s: float, patience_s: float) -> int:
+        """The offset behind the first pieces in a row that are here for so long and are about nothing here; 0: none."""
+        for one in reversed(self.said):
+            if one.since_s is not None:
+                break
+            one.since_s = now_s
+        behind = 0
+        for one in self.said:
+            if now_s - (one.since_s or 0.0) < patience_s or self.awaits(one):
+                break
+            behind = one.position.offset + 1
+        return behind
 
 
 @dataclass
@@ -68,22 +117,33 @@ class _Due:
     """Of an episode: when its record was written, by the writer's clock; None: it counts from when it is looked at."""
     since_s: float | None = None
     next_s: float = 0.0
-    last_offset: int = -1
-    """Of feedback: of what was there when the clock started."""
     is_surplus: bool = False
     """Its time is over because others need the room."""
 
+    def is_over(self, now_s: float, latest_ms: int, wait_s: float) -> bool:
+        """Whether an episode has waited for so long."""
+        if self.since_s is None:
+            passed_ms = 0 if self.at_ms is None else max(latest_ms - self.at_ms, 0)
+            self.since_s = now_s - passed_ms / 1000
+        return self.is_surplus or now_s - self.since_s >= wait_s
+
 
 class Waiting:
-    """The conversations of one worker."""
+    """The conversations of one worker.
 
-    def __init__(self, wait_s: float) -> None:
-        self.wait_s = wait_s
+    Args:
+        wait_s: how long an episode waits from its close.
+        flight_s: how much longer feedback that is about nothing here does: the silence of an episode that is to come.
+    """
+
+    def __init__(self, wait_s: float, flight_s: float) -> None:
+        self._wait_s = wait_s
+        self._patience_s = wait_s + flight_s
         self._conversations: dict[str, _Conversation] = {}
         self._clocks: dict[tuple[str, str], _Due] = {}
         """(why a close is to be proposed, of which id) -> when."""
-        self._foreseen: OrderedDict[str, _Foreseen] = OrderedDict()
-        """By the episode, which is not here."""
+        self._foreseen: OrderedDict[str, str] = OrderedDict()
+        """Episodes that were told of and are not here -> their keys."""
         self._num_said = 0
         self._latest_ms = 0
         """When the latest of all records was written: what has passed since an episode's close, a worker that takes
@@ -102,108 +162,118 @@ class Waiting:
 
     def add(self, episode: Episode, partition: int, at_ms: int) -> bool:
         """An episode that waits; False: it does not, for that its time is over stands on the log."""
-        key = _key_of(episode)
-        self._at(key, partition).episodes[episode.episode_id] = episode
-        self._clocks[FEEDBACK, episode.episode_id] = _Due(key, partition, at_ms or None)
-        return self.wait_s > 0 and episode.episode_id not in self._foreseen
+        key, id_ = _key_of(episode), episode.episode_id
+        conversation = self._at(key, partition)
+        conversation.episodes[id_] = episode
+        self._foreseen.pop(id_, None)
+        self._clocks[FEEDBACK, id_] = _Due(key, partition, at_ms or None)
+        return self._wait_s > 0 and (id_ not in conversation.told or conversation.told[id_].end is None)
 
-    def foresee(self, episode_id: str, position: Position) -> tuple[Position, ...]:
-        """The close of an episode that is not here yet was proposed: what was said behind that is not its own. Returns
-        the proposals for which nothing waits any more."""
-        if episode_id in self._foreseen:
-            return (position,)
-        self._foreseen[episode_id] = _Foreseen(position)
-        if len(self._foreseen) <= _MAX_FORESEEN:
-            return ()
-        return (self._foreseen.popitem(last=False)[1].position,)
+    def tell(self, key: str, id_: str, position: Position, *, is_end: bool) -> list[Position]:
+        """Here the partition tells of an episode that has not closed, or that its time is over, of one that is not here
+        yet: what was said behind that is not its own. Returns the inputs for which nothing waits any more."""
+        conversation = self._at(key, position.partition)
+        is_new = id_ not in conversation.told
+        told = conversation.told.setdefault(id_, _Told(position.offset))
+        if is_end and told.end is None:
+            told.end = position.offset
+        elif is_end or not is_new:
+            return [position]
+        told.positions.append(position)
+        if id_ not in conversation.episodes:
+            self._foreseen[id_] = key
+        return self._forget(next(iter(self._foreseen))) if len(self._foreseen) > _MAX_FORESEEN else []
 
     def forget(self, now_s: float) -> list[Position]:
-        """Proposals whose episodes do not come."""
-        for one in self._foreseen.values():
-            one.since_s = now_s if one.since_s is None else one.since_s
-        gone = [id_ for id_, one in self._foreseen.items() if now_s - (one.since_s or 0.0) >= _FORESEEN_S]
-        return [self._foreseen.pop(id_).position for id_ in gone]
+        """What was told of episodes that do not come."""
+        gone = []
+        for id_, key in self._foreseen.items():
+            told = self._conversations[key].told[id_]
+            told.since_s = now_s if told.since_s is None else told.since_s
+            gone += [id_] if now_s - told.since_s >= _FORESEEN_S else []
+        return [position for id_ in gone for position in self._forget(id_)]
+
+    def _forget(self, id_: str) -> list[Position]:
+        key = self._foreseen.pop(id_)
+        told = self._conversations[key].told.pop(id_)
+        self._settle(key)
+        return told.positions
 
     def hear(self, key: str, reward: Reward, record: Record) -> None:
         """Feedback on a conversation, and the record that tells of it. Raises RecordError."""
         if self._num_said >= _MAX_SAID:
             raise RecordError(f"expected at most {_MAX_SAID} pieces of feedback that wait", reason="too_many_scores")
         conversation = self._at(key, record.partition)
-        conversation.said.append((reward, record.position, record.headers))
+        conversation.said.append(_Said(reward, record.position, record.headers))
         self._num_said += 1
-        if not conversation.claims(reward):
-            self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
+        self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
 
     def hasten(self, episode_id: str) -> None:
         """An episode's time is over now."""
         self._clocks[FEEDBACK, episode_id].is_surplus = True
 
-    def due(self, now_s: float, now_ms: int = 0) -> Iterator[tuple[str, str, str, int]]:
-        """(reason, id, key, partition) of what is to be closed; the clock starts when it is first looked at, of an
-        episode at its close, as far as `now_ms` or the log tell."""
+    def due(self, now_s: float, now_ms: int = 0) -> Iterator[tuple[str, str, str, int, int]]:
+        """(reason, id, key, partition, before which offset) of what is to be closed, or let go; the clock starts when
+        it is first looked at, of an episode at its close, as far as `now_ms` or the log tell."""
         latest_ms = max(self._latest_ms, now_ms)
         for (reason, id_), clock in self._clocks.items():
-            if clock.since_s is None:
-                passed_ms = 0 if clock.at_ms is None else max(latest_ms - clock.at_ms, 0)
-                clock.since_s = now_s - passed_ms / 1000
-                if reason == UNCLAIMED:
-                    clock.last_offset = self._conversations[id_].said[-1][1].offset
-            is_over = clock.is_surplus or now_s - clock.since_s >= self.wait_s
+            before = 0
+            if reason == UNCLAIMED:
+                is_over = (before := self._conversations[id_].behind_idle(now_s, self._patience_s)) > 0
+            else:
+                is_over = clock.is_over(now_s, latest_ms, self._wait_s)
             if is_over and now_s >= clock.next_s:
                 clock.next_s = now_s + _REPEAT_S
-                yield "bound" if clock.is_surplus else reason, id_, clock.key, clock.partition
+                yield "bound" if clock.is_surplus else reason, id_, clock.key, clock.partition, before
 
     def close(self, episode: Episode) -> tuple[Episode, list[Position], list[Parts]]:
         """An episode with all that was said of it, the inputs that nothing waits for behind it, and where what was said
         lies."""
-        key = _key_of(episode)
+        key, id_ = _key_of(episode), episode.episode_id
         conversation = self._conversations[key]
-        del conversation.episodes[episode.episode_id]
-        del self._clocks[FEEDBACK, episode.episode_id]
-        end = self._foreseen.pop(episode.episode_id, None)
-        done = [] if end is None else [end.position]
-        about, rest, origins = [], [], []
-        num_said = len(conversation.said)
-        for reward, position, headers in conversation.said:
-            is_its_own = is_about(reward, episode) and (end is None or position.offset < end.position.offset)
-            if is_its_own:
-                about.append(reward)
-                origins.append(origins_in(headers))
-            if is_its_own and not conversation.claims(reward):
-                done.append(position)
-            else:
-                rest.append((reward, position, headers))
-        conversation.said = rest
-        self._num_said -= num_said - len(rest)
-        self._settle(key, conversation)
-        return rated_anew(episode, about), done, origins
+        about = [
+            one
+            for one in conversation.said
+            if self._wait_s > 0 and is_about(one.reward, episode) and conversation.may_count(one, id_)
+        ]
+        told = conversation.told.pop(id_, None)
+        del conversation.episodes[id_], self._clocks[FEEDBACK, id_]
+        for one in about:
+            one.has_counted = True
+        # An answer is in one episode.
+        done = [one for one in about if one.reward.target is not None]
+        self._release(key, done)
+        positions = [*(told.positions if told else ()), *(one.position for one in done)]
+        return rated_anew(episode, [one.reward for one in about]), positions, [origins_in(one.headers) for one in about]
 
-    def drop(self, key: str) -> list[tuple[Reward, Position]]:
-        """What was said of a conversation, and is about no episode of it that waits; nothing where this worker's clock
-        did not propose it: what another had not read is no reason to lose it here."""
-        conversation, clock = self._conversations.get(key), self._clocks.get((UNCLAIMED, key))
-        if conversation is None or clock is None or not clock.next_s:
-            return []
-        del self._clocks[UNCLAIMED, key]
-        gone: list[tuple[Reward, Position]] = []
-        rest: list[tuple[Reward, Position, Headers]] = []
-        for reward, position, headers in conversation.said:
-            if position.offset <= clock.last_offset and not conversation.claims(reward):
-                gone.append((reward, position))
-            else:
-                rest.append((reward, position, headers))
-        conversation.said = rest
-        self._num_said -= len(gone)
-        self._settle(key, conversation)
-        return gone
+    def drop(self, key: str, before: int, at: int) -> tuple[list[tuple[Reward, Position]], list[Position]]:
+        """What was said of a conversation before an offset is let go, which lies at another: no episode that is told of
+        behind that has it. Returns what never counted, and the inputs of all else for which nothing waits any more."""
+        conversation = self._conversations.get(key)
+        if conversation is None:
+            return [], []
+        for one in conversation.said:
+            if one.let_go_at is None and one.position.offset < before:
+                one.let_go_at = at
+        gone = [one for one in conversation.said if one.let_go_at is not None and not conversation.awaits(one)]
+        self._clocks[UNCLAIMED, key] = _Due(key, conversation.partition)
+        self._release(key, gone)
+        late = [(one.reward, one.position) for one in gone if not one.has_counted]
+        return late, [one.position for one in gone if one.has_counted]
 
-    def _settle(self, key: str, conversation: _Conversation) -> None:
-        """Feedback that is about nothing that waits has a clock of its own; who has nothing is forgotten."""
-        if all(conversation.claims(reward) for reward, _, _ in conversation.said):
+    def _release(self, key: str, done: Sequence[_Said]) -> None:
+        """Nothing waits for these any more."""
+        conversation, released = self._conversations[key], set(done)
+        conversation.said = [one for one in conversation.said if one not in released]
+        self._num_said -= len(released)
+        self._settle(key)
+
+    def _settle(self, key: str) -> None:
+        """Who has nothing is forgotten."""
+        conversation = self._conversations[key]
+        if not conversation.said:
             self._clocks.pop((UNCLAIMED, key), None)
-        else:
-            self._clocks.setdefault((UNCLAIMED, key), _Due(key, conversation.partition))
-        if not conversation.episodes and not conversation.said:
+        if not (conversation.episodes or conversation.said or conversation.told):
             del self._conversations[key]
 
     def _at(self, key: str, partition: int) -> _Conversation:

@@ -1,8 +1,9 @@
 """Emissions on their way: outputs acknowledged, then the marker acknowledged, then the inputs are done.
 
 In: what a fold step led to. Out: appended records, and `Ledger.done` in that order. Invariants: a marker is handed to
-the broker only when every output of its emission is acknowledged; an input is done only after both; work of a former
-assignment writes no marker and acknowledges nothing. Bounds: emissions and bytes in flight; at a bound `emit` waits,
+the broker only when every output of its emission is acknowledged; an input is done only after both, and after those of
+all emissions before: what counted in one may be let go by the next; work of a former assignment writes no marker and
+acknowledges nothing. Bounds: emissions and bytes in flight; at a bound `emit` waits,
 so that reading waits. Failure: an append that fails (the broker was away too long) ends `run` with its error, and the
 inputs stay open; an output too large for the topic becomes a dead letter by reference. One event loop only.
 """
@@ -87,7 +88,7 @@ class Emissions:
 
     async def emit(self, emission: Emission, record: Record, *, epoch: int) -> None:
         """Hands an emission's outputs to the broker; waits at the bounds. Void when `epoch` ends meanwhile."""
-        if not emission.outputs and emission.marker is None:
+        if not emission.outputs and emission.marker is None and not (emission.done and self.num_in_flight):
             self.ledger.done(emission.done, epoch=epoch)
             return
         while not self._has_room.is_set():
@@ -154,15 +155,15 @@ class Emissions:
                 break
             outputs.popleft()
             self._num_bytes -= item.num_bytes
-            if item.emission.marker is None or item.epoch != self.ledger.epoch:
-                self._finish(item)
-                continue
-            self.before_marker()
-            item.futures = [(item.emission.marker, await self.append(item.emission.marker))]
+            item.futures = []
+            if item.emission.marker is not None and item.epoch == self.ledger.epoch:
+                self.before_marker()
+                item.futures = [(item.emission.marker, await self.append(item.emission.marker))]
             markers.append(item)
-        while markers and markers[0].futures[0][1].done():
+        while markers and all(future.done() for _, future in markers[0].futures):
             item = markers.popleft()
-            item.futures[0][1].result()
+            for _, future in item.futures:
+                future.result()
             self._finish(item)
         if self.num_in_flight < self.max_in_flight and self._num_bytes < MAX_BYTES_IN_FLIGHT:
             self._has_room.set()

@@ -116,11 +116,13 @@ class Shells:
         worker.under_way.append(_UnderWay(deque(emission.outputs), emission.marker, emission.done))
 
     def _go_on(self, stage: Stage, random: Random) -> None:
-        """Outputs in their order; markers and ends behind those of their own emission."""
+        """Outputs, markers and ends, each in the order of the emissions, and behind what comes before it in its own."""
         worker = self._workers[stage]
-        first = next((one for one in worker.under_way if one.outputs), None)
-        ready = [one for one in worker.under_way if not one.outputs] + ([first] if first is not None else [])
-        chosen = random.choice(ready)
+        is_stale = random.choice([one.is_stale for one in worker.under_way])
+        line = [one for one in worker.under_way if one.is_stale is is_stale]
+        first = next((one for one in line if one.outputs), line[0])
+        told = next((one for one in line if one.outputs or one.marker is not None), line[0])
+        chosen = random.choice([line[0], told, first])
         if chosen.outputs:
             self._put(chosen.outputs.popleft())
         elif chosen.marker is not None:

@@ -96,11 +96,30 @@ async def test_marker_follows_the_outputs_acknowledgement_and_inputs_follow_the_
 
 
 async def test_an_emission_without_records_is_done_at_once(memory_log: MemoryLog) -> None:
-    """Late and ignored inputs wait for nobody."""
+    """Where nothing is in flight, late and ignored inputs wait for nobody."""
     shell = _Shell(memory_log)
     record = shell.deliver(0)
     await shell.emissions.emit(Emission(done=(record.position,)), record, epoch=shell.epoch)
     assert shell.mark == 1
+
+
+async def test_inputs_are_done_in_the_order_of_their_emissions(memory_log: MemoryLog) -> None:
+    """Feedback that counted in a group is let go behind it; done before the group's marker is on the log, whoever takes
+    over would write the group without it."""
+    shell = _Shell(memory_log)
+    async with _running(shell):
+        said, close = shell.deliver(7), shell.deliver(8)
+        memory_log.hold()
+        await shell.emissions.emit(shell.emission(close), close, epoch=shell.epoch)
+        await shell.emissions.emit(Emission(done=(said.position,)), said, epoch=shell.epoch)
+        await shell.settle()
+        assert shell.mark == 7
+        memory_log.release(1)
+        await shell.settle()
+        assert (shell.mark, len(memory_log.records(MARKERS))) == (7, 1)
+        memory_log.release(1)
+        await shell.settle()
+        assert shell.mark == 9
 
 
 async def test_work_of_a_former_assignment_writes_no_marker_and_acknowledges_nothing(memory_log: MemoryLog) -> None:
