@@ -254,7 +254,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=original_key,
         value="the original bytes; headers tell reason, stage and origin",
         written_by="streams, gateways, runner, trainer",
-        read_by="audit, people",
+        read_by="audit, rewards gateway, people",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
     ),
 )

@@ -24,6 +24,7 @@ from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.topics import Topic, Topics
 
 from .config import FeedbackHandles
+from .letters import refused_in
 from .receipts import Receipts
 
 __all__ = ["Reading"]
@@ -41,7 +42,7 @@ class Reading:
         self._receipts = receipts
         self._starts = handles.starts
         self._log = log
-        self._groups = topics.name(Topic.CLOSED_GROUPS)
+        self._groups, self._letters = topics.name(Topic.CLOSED_GROUPS), topics.name(Topic.DEAD_LETTERS)
         self._codecs: dict[str, Codec[Reward] | Codec[ClosedMarker] | Codec[Score | Emitted | Close]] = {
             topics.name(Topic.REWARDS): REWARDS,
             topics.name(Topic.CLOSED_EPISODES): CLOSED,
@@ -62,14 +63,17 @@ class Reading:
             await asyncio.wait({following})
 
     async def _follow(self) -> None:
-        steps = follow(
-            self._log, list(self._codecs), starts=self._starts, may_skip=True, poll_s=_POLL_S, stop=self._stop
-        )
+        topics = [*self._codecs, self._letters]
+        steps = follow(self._log, topics, starts=self._starts, may_skip=True, poll_s=_POLL_S, stop=self._stop)
         try:
             async with contextlib.aclosing(in_thread(steps)) as chunks:
                 async for chunk in chunks:
-                    for record, value in decoded(chunk.records, self._codecs, self._refusals):
+                    told = [record for record in chunk.records if record.topic != self._letters]
+                    for record, value in decoded(told, self._codecs, self._refusals):
                         self._take(record, value)
+                    for record in chunk.records:
+                        if record.topic == self._letters:
+                            self._receipts.refuse(*refused_in(record))
         except FatalError as error:
             self.fatal = error
 

@@ -4,16 +4,19 @@
     waiting      on an episode that may still be rated, until a time
     joined       counted: of an episode, or of the group that a run trains on
     late         what it is about had closed, or never was
+    refused      a stage put it aside as a dead letter, for a reason
     not_counted  of a runner's attempt, whose reward is its grader's
 
-In: records of `rewards`, `closed_episodes`, `episode_scores`, `closed_groups`, in any order among the topics. Out: the
-receipts of an idempotency key. Invariant: a state only follows from a record; what is not told yet is `accepted`.
+In: records of `rewards`, `closed_episodes`, `episode_scores`, `closed_groups`, `dead_letters`, in any order among the
+topics. Out: the receipts of an idempotency key. Invariant: a state only follows from a record; what is not told yet is
+`accepted`.
 Bounded: the oldest are forgotten, and so are those of a gateway's earlier life that retention has taken.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +42,8 @@ class _Piece:
     came_behind: tuple[str, int] | None = None
     """It came when an episode of this conversation had closed, and when."""
     is_late: bool = False
+    refused: str = ""
+    """Why a stage could not use it."""
     joined: set[str] = field(default_factory=set)
     """Episodes, or groups, which have the same ids."""
 
@@ -97,6 +102,12 @@ class Receipts:
             else:
                 piece.joined.add(marker.id)
 
+    def refuse(self, rewards: Iterable[Reward], reason: str) -> None:
+        """Pieces that a stage put aside."""
+        for reward in rewards:
+            if reward.source == FEEDBACK_SOURCE:
+                self._piece(piece_id(reward)).refused = reason or "unknown"
+
     def of(self, key: str) -> list[dict[str, Any]]:
         """What became of all that was said under an idempotency key; empty: unknown."""
         return [self._told(self._pieces[id_]) for id_ in self._by_key.get(key, ()) if id_ in self._pieces]
@@ -112,6 +123,8 @@ class Receipts:
             return told | {"state": "joined", "episodes": sorted(piece.joined)}
         if piece.is_late:
             return told | {"state": "late"}
+        if piece.refused:
+            return told | {"state": "refused", "reason": piece.refused}
         if piece.waits_since_ms is None and piece.came_behind is None:
             return told | {"state": "accepted"}
         return told | {"state": "waiting", "open_until_ms": self._since_ms(piece) + self._wait_ms}

@@ -16,6 +16,7 @@ from tests.streams.make import RUN_HASH, TOPICS, Item, call, call_id, config, ro
 from tests.streams.shells import STAGES, Shells
 from tracegrad.consumers.audit.account import audit, feedback_terms
 from tracegrad.consumers.audit.read import gather
+from tracegrad.producers.rewards.letters import refused_in
 from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.log.protocol import Record
@@ -30,8 +31,15 @@ NUM = int(os.environ.get("RECEIPT_CASES", "120"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + NUM)]
 _AT_ONCE = 12
 WAIT_S = 60.0
-TERMS = {"accepted": "open", "waiting": "open", "joined": "joined", "late": "late", "not_counted": "not counted"}
-READ = (Topic.REWARDS, Topic.CLOSED_EPISODES, Topic.EPISODE_SCORES, Topic.CLOSED_GROUPS)
+TERMS = {
+    "refused": "dead-lettered",
+    "accepted": "open",
+    "waiting": "open",
+    "joined": "joined",
+    "late": "late",
+    "not_counted": "not counted",
+}
+READ = (Topic.REWARDS, Topic.CLOSED_EPISODES, Topic.EPISODE_SCORES, Topic.CLOSED_GROUPS, Topic.DEAD_LETTERS)
 
 
 class Crowd:
@@ -161,17 +169,22 @@ class Crowd:
                 receipts.close_episode(CLOSED.decode(record.value), record)
             elif topic is Topic.CLOSED_GROUPS:
                 receipts.close_group(CLOSED.decode(record.value))
+            elif topic is Topic.DEAD_LETTERS:
+                receipts.refuse(*refused_in(record))
             elif isinstance(score := EPISODE_SCORES.decode(record.value), Score):
                 receipts.come_behind(score, record)
         return receipts
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_receipts_and_audit_say_the_same_of_each_piece_at_any_moment(trains: bool) -> None:
-    """Conversations that nobody, or many, rate; revised, late, forged, on nothing, on a runner's attempt."""
+def test_receipts_and_audit_say_the_same_of_each_piece_at_any_moment(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conversations that nobody, or many, rate; revised, late, forged, on nothing, of a runner's, without room."""
     found: Counter[str] = Counter()
     num_forged = 0
     for seed in range(max(NUM // _AT_ONCE // 2, 1)):
+        monkeypatch.setattr("tracegrad.streams.credit.waiting._MAX_SAID", 4 if seed % 3 == 1 else 1_000)
         crowd = Crowd(seed, trains=trains)
         lines = [line for number in range(_AT_ONCE) if (line := crowd.conversation(number))]
         looks = {*crowd.random.sample(range(3 * _AT_ONCE), 4)}
@@ -191,4 +204,5 @@ def test_receipts_and_audit_say_the_same_of_each_piece_at_any_moment(trains: boo
         assert at_the_end["open"] == 0, seed
         found += at_the_end
         num_forged += crowd.num_forged
-    assert num_forged and {*found} == {"joined", "late", "not counted", "open"}
+    terms = {"joined", "late", "not counted", "open"} | ({"dead-lettered"} if trains else set())
+    assert num_forged and {*found} == terms

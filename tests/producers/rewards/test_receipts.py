@@ -19,12 +19,15 @@ from tests.streams.credit.strategies.test_conversations import TURNS, conversati
 from tests.streams.credit.test_waiting import Run, second_request
 from tests.streams.make import Item, call_id, rollout
 from tracegrad.producers.rewards.config import FeedbackHandles
+from tracegrad.producers.rewards.letters import refused_in
 from tracegrad.producers.rewards.reading import Reading
 from tracegrad.producers.rewards.receipts import Receipts
 from tracegrad.schemas.ids import stretch_id
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.dead_letters import dead_letter_headers
 from tracegrad.schemas.records.episodes import CLOSED, EPISODE_SCORES, EPISODES, LATE, ClosedMarker, Score
+from tracegrad.schemas.records.facts import Close
 from tracegrad.schemas.records.rollouts import REWARDS, Reward
 from tracegrad.schemas.topics import Topic
 from tracegrad.streams.ratings import is_about
@@ -53,6 +56,8 @@ def read(records: Iterable[tuple[Topic, Record]], *, trains: bool = True) -> Rec
             receipts.close_episode(CLOSED.decode(record.value), record)
         elif topic is Topic.CLOSED_GROUPS:
             receipts.close_group(CLOSED.decode(record.value))
+        elif topic is Topic.DEAD_LETTERS:
+            receipts.refuse(*refused_in(given))
     return receipts
 
 
@@ -203,6 +208,41 @@ def test_receipts_agree_with_what_was_credited(seed: int) -> None:
     assert {KEY, stretch_id(KEY, call_id("z"))} >= set().union(*credited.values())
 
 
+@pytest.mark.parametrize(
+    ("bound", "reason"),
+    [("tracegrad.streams.credit.waiting._MAX_SAID", "too_many_scores"), ("max_open_episodes", "too_many_open")],
+)
+def test_what_a_stage_has_no_room_for_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, bound: str, reason: str
+) -> None:
+    """It would else be `accepted`, or wait, for ever; what there was room for goes on."""
+    run = Run() if "." in bound else Run(**{bound: 1})
+    run.feed(*conversation(*TURNS))
+    if "." in bound:
+        monkeypatch.setattr(bound, 1)
+        run.wait(20)
+        run.feed(said(1.0, "k1"))
+    else:
+        run.feed(said(1.0, "k1"))
+    run.feed(said(-1.0, "k2", conversation_key="7a" * 16))
+    run.wait(200)
+    assert state(run, "k1") == "joined"
+    for shuffled in (None, 1):
+        (piece,) = receipts_of(run, shuffled=shuffled).of("k2")
+        assert (piece["state"], piece["reason"]) == ("refused", reason)
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"", b"{", b"\xff" * 9, EPISODE_SCORES.encode(Close(episode_id="", reason=""))]
+)
+@pytest.mark.parametrize("stage", ["normalize", "assemble", "credit", "trainer", ""])
+def test_a_letter_of_anything_else_refuses_nothing(stage: str, value: bytes | None) -> None:
+    """Most are of spans, and some of what nobody can read."""
+    origin = Record(topic="t", partition=0, offset=0, key=None, value=value)
+    letter = msgspec.structs.replace(origin, headers=dead_letter_headers(origin, stage=stage, reason="any"))
+    assert refused_in(letter)[0] == []
+
+
 async def test_the_gateway_tells_what_it_has_read(memory_log: MemoryLog) -> None:
     """By the token alone; of earlier lives too; a key that nobody used is 404."""
     memory_log.create_topics(TOPICS, policies=["policy"])
@@ -224,5 +264,11 @@ async def test_the_gateway_tells_what_it_has_read(memory_log: MemoryLog) -> None
         assert (status, told["idempotency_key"], told["pieces"][0]["state"]) == (200, "a/b c", "accepted")
         assert (await get(x="nobody"))[0] == 401
         assert (await door.http.get("/v1/rewards/other", headers=TOKEN)).status_code == 404
+        lost = Record(topic="any", partition=0, offset=0, key=None, value=REWARDS.encode(said(0.5, "a/b c")))
+        letter = dead_letter_headers(lost, stage="normalize", reason="poison")
+        writer.append(TOPICS.name(Topic.DEAD_LETTERS), key=None, value=lost.value or b"", headers=letter)
+        async with asyncio.timeout(10):
+            while (await get(**TOKEN))[1]["pieces"][0]["state"] != "refused":
+                await asyncio.sleep(0.01)
         await door.post({"conversation_id": "x", "value": 1, "idempotency_key": "fresh"})
         assert (await door.http.get("/v1/rewards/fresh", headers=TOKEN)).status_code == 200
