@@ -18,13 +18,15 @@ from tracegrad.schemas.attributes import (
 )
 from tracegrad.schemas.ids import is_lightning
 
-__all__ = ["ABOUT_KEYS", "WHO_KEYS", "Evaluation", "Place", "about", "conversation_of", "trace_of", "who"]
+__all__ = ["ABOUT_KEYS", "USER_KEYS", "WHO_KEYS", "Evaluation", "Place", "about", "conversation_of", "trace_of", "who"]
 
 _TRACELOOP_SESSION = "traceloop.association.properties.session_id"
 _CONVERSATIONS = (*CONVERSATION_KEYS, _TRACELOOP_SESSION)
 ABOUT_KEYS = frozenset((GEN_AI_RESPONSE_ID, GEN_AI_TOOL_CALL_ID, AGENTLIGHTNING_ROLLOUT_ID, *_CONVERSATIONS))
 """The attributes by which `about` finds what is judged."""
-WHO_KEYS = ("gen_ai.evaluation.evaluator.source", "user.id", "enduser.id")
+USER_KEYS = ("user.id", "enduser.id")
+"""The person who judged."""
+WHO_KEYS = ("gen_ai.evaluation.evaluator.source", *USER_KEYS)
 """Whose judgement it is, where that is said."""
 
 _Attributes = Mapping[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tracegrad.schemas.attributes import ERROR_TYPE
 
-from .evaluation import Evaluation, Place, about, who
+from .evaluation import USER_KEYS, Evaluation, Place, about, who
 
 __all__ = ["EVENT_NAME", "GEN_AI_KEYS", "gen_ai_evaluations"]
 
@@ -36,7 +36,15 @@ def gen_ai_evaluations(place: Place) -> Iterator[Evaluation]:
         label=said.get(_LABEL),
         reason=said.get(_EXPLANATION),
         error=said.get(ERROR_TYPE),
-        identity=(place.span, *who(place)),
+        identity=(place.span, *who(place), *_itself(place)),
         at_ns=place.at_ns,
         key=said.get(_UID),
     )
+
+
+def _itself(place: Place) -> tuple[str, ...]:
+    """Of an event of no span that names no person, what it says and when: else anybody would revise anybody."""
+    if place.span_id or any(place.attributes.get(key) for key in USER_KEYS):
+        return ()
+    said = (place.attributes.get(key) for key in (_SCORE, _LABEL, _EXPLANATION))
+    return (str(place.at_ns), *map(str, said))

@@ -204,6 +204,9 @@ def keys(*items: Span | LogRecord) -> list[str]:
 
 
 IDENTIFIED = annotated("", "annotation", 0, name="good", score=0.5, identifier="judge-2", annotator_kind="LLM")
+BY_ANN = {**BY_ID, "user.id": "ann"}
+BY_HUMAN = {**BY_ID, "gen_ai.evaluation.evaluator.source": "human"}
+WORSE = {"gen_ai.evaluation.score.value": 0.0}
 SAME: dict[str, tuple[Span | LogRecord, Span | LogRecord]] = {
     "sent again": (log(BY_ID), log(BY_ID)),
     "another score": (log(BY_ID), log({**BY_ID, "gen_ai.evaluation.score.value": 1.0}, at_ns=9)),
@@ -219,12 +222,17 @@ SAME: dict[str, tuple[Span | LogRecord, Span | LogRecord]] = {
         span(annotated("trace.", "annotation", 0, name="good", score=0.5)),
         span(annotated("trace.", "annotation", 0, name="good", score=0.5), number=9),
     ),
+    "of nobody, sent again": (log(BY_ID, span=0, at_ns=7), log(BY_ID, span=0, at_ns=7)),
+    "of a person, of no span": (log(BY_ANN, span=0, at_ns=7), log({**BY_ANN, **WORSE}, span=0, at_ns=8)),
     "last reward of a trace": (span({f"{REWARD}.0.value": 0.5}), span({f"{REWARD}.0.value": 1.0}, number=9)),
 }
 APART: dict[str, tuple[Span | LogRecord, Span | LogRecord]] = {
     "name": (log(BY_ID), log({**BY_ID, NAME: "stars", "gen_ai.evaluation.score.value": 2})),
     "answer": (log(BY_ID), log({**BY_ID, "gen_ai.response.id": new_call(KEY)})),
     "where it was judged": (log(BY_ID), log(BY_ID, span=9)),
+    "of nobody, at another time": (log(BY_ID, span=0, at_ns=7), log(BY_ID, span=0, at_ns=8)),
+    "of nobody, of no time": (log(BY_ID, trace="", at_ns=0), log({**BY_ID, **WORSE}, trace="", at_ns=0)),
+    "of nobody, by one kind of judge": (log(BY_HUMAN, span=0, at_ns=7), log(BY_HUMAN, span=0, at_ns=8)),
     "person": (log({**BY_ID, "user.id": "ann"}), log({**BY_ID, "user.id": "bob"})),
     "evaluator": (log(BY_ID), log({**BY_ID, "gen_ai.evaluation.evaluator.source": '{"name":"b"}'})),
     "its own id": (log({**BY_ID, "log.record.uid": "u1"}), log({**BY_ID, "log.record.uid": "u2"})),
