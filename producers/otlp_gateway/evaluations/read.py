@@ -90,8 +90,8 @@ def read_evaluations(
     """Those of the items that a request holds; `at_ms` is when it came."""
     found: dict[tuple[Any, ...], tuple[int, Reward]] = {}
     refused: Counter[str] = Counter()
-    for evaluation in _evaluations(signal, items):
-        if len(found) >= _MAX_FOUND:
+    for number, evaluation in enumerate(_evaluations(signal, items)):
+        if number >= _MAX_FOUND:
             refused["too_many"] += 1
             continue
         try:

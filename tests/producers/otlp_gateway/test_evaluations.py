@@ -276,6 +276,9 @@ def test_what_is_beyond_the_most_of_a_request_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(read, "_MAX_FOUND", 2)
     rewards, refused = found(*(log(GOOD, span=number) for number in range(1, 6)))
     assert (len(rewards), refused) == (2, Counter({"too_many": 3}))
+    # What is refused, or revises, is work too.
+    rewards, refused = found(log({**GOOD, NAME: "unknown"}), log(GOOD, at_ns=1), log(GOOD, span=8), log(GOOD, span=9))
+    assert (len(rewards), refused) == (1, Counter({"name": 1, "too_many": 2}))
 
 
 @pytest.mark.parametrize("long", ["user.id", "gen_ai.response.id", "session.id", "gen_ai.tool.call.id"])
