@@ -22,7 +22,7 @@ from .algorithm.recipe import Recipe, without_functions
 from .algorithm.recipes import DEFAULT, RECIPES
 from .history.config import History
 
-__all__ = ["NOT_LEARNT", "AlarmsConfig", "AlgorithmConfig", "TrainerConfig", "TrainerHandles"]
+__all__ = ["NOT_LEARNT", "AlarmsConfig", "AlgorithmConfig", "PublishConfig", "TrainerConfig", "TrainerHandles"]
 
 NOT_LEARNT = frozenset({"python", "threads", "keep_versions", "keep_checkpoints", "checkpoint_every", "steps"})
 """Keys of `[trainer]` that change no step; `steps` does where the learning rate goes by it. Of `[algorithm]` there is
@@ -90,6 +90,14 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """Steps from one checkpoint to the next; what a kill undoes is replayed from the log. A stop always leaves one."""
     python: Program | None = None
     """The interpreter that has `tracegrad[trainer]`; None: the one that runs tracegrad."""
+
+
+class PublishConfig(Section, frozen=True, kw_only=True):
+    """`[publish]`: which weights become a version."""
+
+    every: Count = 1
+    """Updates from one version to the next; the run's last batch leads to one in any case. With more, engines load less
+    often and a wait for feedback is fewer versions long; what is sampled is of weights up to so many updates older."""
 
 
 _CAPTURED_WINDOW = 500
@@ -213,5 +221,6 @@ class TrainerHandles(msgspec.Struct, frozen=True, kw_only=True):
     history: History | None = None
     """What lies there to be trained on, where the run replays another one; None: `transitions` grow, and are waited
     for."""
+    publish: PublishConfig = PublishConfig()
     trains_captured: bool = False
     """On traffic of agents that others run, from what people say of it."""

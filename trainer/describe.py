@@ -97,6 +97,7 @@ def describe_step(
     epoch: int,
     started_from: int | None,
     version: int,
+    num_unpublished: int,
     batch: Batch,
     rows: Sequence[TrainingRow],
     result: StepResult,
@@ -105,8 +106,8 @@ def describe_step(
     started_at_ms: int,
     ended_at_ms: int,
 ) -> TrainingStep:
-    """The record of one batch that was trained from `before` and led to a version. Staleness is counted to
-    `started_from`; there is none where that is None. `machine`: as `machine_facts`."""
+    """The record of one batch that was trained from `before`. Staleness is counted to `started_from`; there is none
+    where that is None. `version` is the newest after it; `machine`: as `machine_facts`."""
     groups = [*batch.groups, *batch.untrained]
     members = [member for group in groups for member in group.summary.members]
     rewards = [member.reward for member in members if member.reward is not None]
@@ -116,6 +117,7 @@ def describe_step(
         step=before.step + 1,
         epoch=epoch,
         version=version,
+        num_unpublished=num_unpublished,
         begin_offset=batch.begin_offset,
         next_offset=batch.next_offset,
         batch_hash=batch.hash,

@@ -6,13 +6,12 @@
     loss       updates, Learner.step, Recipe  of each update: micro-batches, forward, backward
     optimise   Learner.step                   clip, AdamW; or `skipped` with its reason
     conclude   Store.conclude                 checkpoint: from here on the batch is consumed, whatever is killed;
-                                              publish: unblocks weight sync; record on `training_steps`: unblocks tasks,
-                                              whose admission counts consumed groups
+                                              publish, if a version is due: unblocks weight sync; record on
+                                              `training_steps`: unblocks tasks, which count consumed groups
 
 At start: load the model, claim an epoch, then load the newest checkpoint (in this order: what an older trainer writes
-after the claim is void). A fresh run checkpoints step 0 and publishes version 0. A resumed run publishes its version
-again, under the new epoch, if no surviving manifest names it, and emits its training_step again if it is missing,
-byte for byte; from an older checkpoint it replays the log (store/store.py).
+after the claim is void). A fresh run checkpoints step 0 and publishes version 0. What a resumed run does again, and how
+it replays the log from an older checkpoint, is in store/store.py.
 Invariant: a batch is consumed by one checkpoint, so no group is trained twice or skipped.
 On failure: FencedError, ConfigurationError, LogGapError, UnreadableError, DivergedError end the process for good;
 UnavailableError and OSError end it to be restarted, which resumes. By `[alarms] on` an alarm (schemas/alarms.py) ends
@@ -64,7 +63,7 @@ from .step import STOPPED, Learner
 from .store.in_work import InWork
 from .store.policy_log import PolicyLog
 from .store.store import Store
-from .watch import warn_of_mismatch
+from .watch import diverged, warn_of_mismatch
 
 __all__ = ["Trainer"]
 
@@ -174,6 +173,10 @@ class Trainer:
         """The version that the next step starts from, for tokens' versions to be compared with; None: none is."""
         return self._store.state.version
 
+    def _is_due(self) -> bool | None:
+        """Whether the step in work leads to a version, if it can; None: as `[publish]` has it."""
+        return None
+
     def _sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """What the weights of now say of a batch: less of it, and fields of its record."""
         return batch, {}
@@ -273,13 +276,15 @@ class Trainer:
         if result.skipped == STOPPED:
             return  # nothing is consumed: the next start takes the same step
         self._learner.move_reference(before.step + 1)
+        version, num_unpublished = self._store.version_after(batch, is_updated=result.is_updated, is_due=self._is_due())
         if not result.is_updated:
             batch, rows = batch.as_untrained(result.skipped), []
         record = describe_step(
             before,
             epoch=self._policy_log.epoch,
             started_from=started_from,
-            version=self._store.next_version() if result.is_updated else before.version,
+            version=version,
+            num_unpublished=num_unpublished,
             batch=batch,
             rows=rows,
             result=result,
@@ -298,12 +303,7 @@ class Trainer:
         self._say(record, before.version)
         if record.skipped == "non_finite" and not is_expected:
             self._store.save()
-            raise DivergedError(
-                f"expected a finite loss and gradient, got others at step {record.step} (version {before.version}, "
-                f"offsets [{record.begin_offset}, {record.next_offset}) of `transitions`); nothing was trained on it. "
-                "Lower [trainer] lr and start the run again, which goes on after this batch; if it comes again, start "
-                "a new run from an older version's folder ([policy] model)"
-            )
+            raise diverged(record, before.version)
         for alarm in begun:
             self._metrics.add(ALARMS_BEGUN, alarm)
             _log.warning("alarm %s at step %d: %s", alarm, record.step, ALARMS[alarm][1])
@@ -316,9 +316,9 @@ class Trainer:
         state, step = self._store.state, self._store.state.step + 1
         rows, running = self._learner.rows(batch.groups, state.running)
         parts = updates(rows, batch.groups, self._learner.recipe, seed=f"{self._seed}/{step}")
-        started_from = self._started_from()
-        version = -1 if started_from is None else started_from
-        return rows, self._learner.step(*parts, version=version, step=step), running
+        # Between two versions the weights are none's: what the newest sampled differs from theirs by learning.
+        version = None if state.num_unpublished else self._started_from()
+        return rows, self._learner.step(*parts, version=-1 if version is None else version, step=step), running
 
     # tell
 

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracegrad.schemas.errors import DivergedError
 from tracegrad.schemas.records.training import TrainingStep
 
 from .algorithm.form import TokenLoss
 from .algorithm.level import clamped
 from .batch.packing import MicroBatch
 
-__all__ = ["Watch", "warn_of_mismatch"]
+__all__ = ["Watch", "diverged", "warn_of_mismatch"]
 
 _log = logging.getLogger(__name__)
 _LOGPROB_ERROR_WARN = 0.1
@@ -85,6 +86,16 @@ class Watch:
         told = {name: int(value) if name.startswith("num_") else value / num for name, value in sums.items()}
         checked = {"logprob_error_max": self._error_max, "num_checked_tokens": self._num_checked}
         return told | checked | {"ess": sums["ratio_mean"] ** 2 / (num * squares) if squares else 0.0}
+
+
+def diverged(record: TrainingStep, version: int) -> DivergedError:
+    """Of a step from a version, or from later weights, whose loss or gradient was no number."""
+    return DivergedError(
+        f"expected a finite loss and gradient, got others at step {record.step} (version {version}, "
+        f"offsets [{record.begin_offset}, {record.next_offset}) of `transitions`); nothing was trained on it. "
+        "Lower [trainer] lr and start the run again, which goes on after this batch; if it comes again, start "
+        "a new run from an older version's folder ([policy] model)"
+    )
 
 
 def warn_of_mismatch(record: TrainingStep, version: int, dtype: torch.dtype) -> None:

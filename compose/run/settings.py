@@ -28,7 +28,7 @@ from tracegrad.schemas.topics import Topics
 from tracegrad.streams.assemble.air.rules import AirConfig
 from tracegrad.streams.config import SelectConfig, StreamsConfig
 from tracegrad.streams.credit.config import CreditConfig
-from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, PublishConfig, TrainerConfig
 from tracegrad.trainer.history.config import ReplayConfig
 
 from ..engine.config import EngineConfig
@@ -69,6 +69,7 @@ class RunSettings(Section, frozen=True, kw_only=True):
     credit: CreditConfig = CreditConfig()
     trainer: TrainerConfig = TrainerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    publish: PublishConfig = PublishConfig()
     alarms: AlarmsConfig = AlarmsConfig()
     replay: ReplayConfig = ReplayConfig()
     streams: StreamsConfig = StreamsConfig()

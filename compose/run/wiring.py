@@ -250,6 +250,7 @@ class Wiring:
             model=self.settings.policy.needed_model(),
             work_dir=str(self.run_dir.trainer),
             seed=self.record.seed,
+            publish=self.settings.publish,
             trains_captured=self.settings.select.train,
             history=self.run_dir.history,
         )

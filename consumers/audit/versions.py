@@ -2,10 +2,10 @@
 
 In: Evidence, the surviving steps; a function that looks at a version's files. Out: `what: id` lines. Invariant: a step
 counts only if the groups that it names are those of its interval on `transitions`, its hash that of their bytes, and
-the version that it led to is on `weights`; a version only if a step, a rollback or, for number 0, the beginning of the
-run led to it; what sampled, if it was published and acknowledged; a held-out pass, if it was begun, asked for what it
-names and, once its rollouts are over, has its score. Judged only where retention has taken nothing; what a living run
-has not finished is let pass. Failure: none.
+the version that it led to is on `weights`, and it tells how many updates none holds; a version only if a step, a
+rollback or, for number 0, the beginning of the run led to it; what sampled, if it was published and acknowledged; a
+held-out pass, if it was begun, asked for what it names and, once its rollouts are over, has its score. Judged only
+where retention has taken nothing; what a living run has not finished is let pass. Failure: none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from tracegrad.schemas.errors import RecordError
 from tracegrad.schemas.records.calls import Purpose
@@ -25,6 +26,16 @@ from .evidence import Evidence
 from .links import gaps
 
 __all__ = ["Look", "check_versions"]
+
+
+class _Standing(NamedTuple):
+    """Of the weights after a step."""
+
+    version: int
+    num_unpublished: int
+    place: tuple[int, int]
+    """Its number and next offset."""
+
 
 Look = Callable[[VersionManifest], object]
 """Looks at a version's files. Raises RecordError where one is not as its manifest says."""
@@ -100,17 +111,35 @@ def _judged(
 
 
 def _steps_to_versions(seen: Evidence, steps: Sequence[TrainingStep]) -> Iterator[str]:
+    """Each step led to the version that it names, or names the one that it started from and counts what it lacks."""
+    before = _Standing(0, 0, (0, 0))
     for step in steps:
-        if not step.is_updated:
-            continue
         manifest = seen.lineage.versions.get(step.version)
+        after = _Standing(step.version, step.num_unpublished, (step.step, step.next_offset))
         if manifest is None:
-            yield f"version trained but not on weights: {step.version}"
-        elif (manifest.step, manifest.next_offset) != (step.step, step.next_offset):
+            if step.is_updated:
+                yield f"version trained but not on weights: {step.version}"
+        elif (manifest.step, manifest.next_offset) == after.place:
+            if step.num_unpublished:
+                yield f"step that led to a version and tells of updates without one: step {step.step}"
+        elif step.is_updated and not step.num_unpublished:
             yield (
                 f"step that did not lead to the version that it names: step {step.step} up to offset "
                 f"{step.next_offset}, version {step.version} is of step {manifest.step} up to {manifest.next_offset}"
             )
+        elif before.place[0] == step.step - 1:
+            yield from _between_versions(before, step, manifest)
+        before = after
+
+
+def _between_versions(before: _Standing, step: TrainingStep, manifest: VersionManifest) -> Iterator[str]:
+    """Of a step that led to no version: it names that of the step before, or the one that was rolled back to since."""
+    is_same = step.version == before.version
+    if not is_same and (manifest.step, manifest.next_offset) != before.place:
+        yield f"step that did not start from the version that it names: step {step.step}, version {step.version}"
+    due = step.is_updated + (before.num_unpublished if is_same else 0)
+    if step.num_unpublished != due:
+        yield f"updates without a version: step {step.step} tells of {step.num_unpublished}, there are {due}"
 
 
 def _numbers(seen: Evidence) -> Iterator[str]:

@@ -91,8 +91,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float] = {}
     """Phase -> seconds: `wait`, `read`, `forward_backward`, `optimise`, `checkpoint`, `publish`."""
     logprob_error_max: float = 0.0
-    """Greatest |log pi - log mu| in nats over those of `num_tokens` that were sampled by the version which the step
-    started from. Never NaN."""
+    """Greatest |log pi - log mu| in nats over those of `num_tokens` that were sampled by the weights which the step
+    started from; by none, where no version held them. Never NaN."""
     num_checked_tokens: int = 0
     """How many tokens that was taken over."""
     ratio_mean: float = 1.0
@@ -123,7 +123,8 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """Number of the batch, from 1."""
     epoch: int
     version: int
-    """The version that this batch led to; unchanged when no step was taken."""
+    """The newest version after this batch: the one that it led to or, where it led to none, the one that it started
+    from."""
     begin_offset: int
     next_offset: int
     """The batch is the interval [begin_offset, next_offset) of the policy's partition."""
@@ -146,7 +147,7 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     tool_success: float | None = None
     """Succeeded / executed tool calls; None when none was executed."""
     staleness_mean: float = 0.0
-    """Over trained tokens: the version this batch started from minus the token's version."""
+    """Over trained tokens: the newest version when this batch started minus the token's version."""
     staleness_max: int = 0
     started_at_ms: int = 0
     ended_at_ms: int = 0
@@ -183,6 +184,8 @@ class TrainingStep(StepResult, frozen=True, kw_only=True, tag="training_step"):
     """What else its bits depend on: the keys of `[trainer]` and `[algorithm]` that matter (learning rate, G as
     `groups_per_step`, micro-batch, the recipe's axes), `auto` as it turned out; and `seed`, `threads`, `torch`,
     `cpu_capability`, `accelerator`, `world_size`."""
+    num_unpublished: int = 0
+    """Updates since `version`, that no version holds (`[publish] every`); 0 where the batch led to one."""
 
 
 class GroupsGivenBack(msgspec.Struct, frozen=True, kw_only=True, tag="groups_given_back"):

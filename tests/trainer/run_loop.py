@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import uuid
 from pathlib import Path
@@ -13,14 +14,17 @@ from safetensors.torch import load_file
 from tests.memory_log import MemoryLog
 from tests.trainer.material import append_groups, group_bytes, segment, summary, turn
 from tests.versions import RUN
+from tracegrad.consumers.audit.read import gather
+from tracegrad.consumers.audit.versions import check_versions
 from tracegrad.schemas.ids import RunHash, RunName
-from tracegrad.schemas.log.protocol import Log
+from tracegrad.schemas.log.protocol import Log, Record
+from tracegrad.schemas.mac import KeyRing, Refusal
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
+from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, surviving_steps
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, PublishConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.run import run
 
 __all__ = [
@@ -30,11 +34,13 @@ __all__ = [
     "TRANSITIONS",
     "WEIGHTS_TOPIC",
     "Killed",
+    "audited",
     "config_of",
     "content",
     "fill",
     "is_same",
     "lineage_of",
+    "lose_checkpoints",
     "new_log",
     "request_rollback",
     "steps_of",
@@ -80,7 +86,9 @@ def new_log() -> MemoryLog:
 def config_of(
     model: Path, work_dir: Path, run: RunHash = RUN, **changes: Any
 ) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
-    """Four batches of two groups; `changes` are keys of `[trainer]`, `[algorithm]` and `[alarms]`."""
+    """Four batches of two groups, a version every `publish`-th update; other `changes` are keys of `[trainer]`,
+    `[algorithm]` and `[alarms]`."""
+    publish = PublishConfig(every=changes.pop("publish", 1))
     alarms = AlarmsConfig(on=changes.pop("on", "warn"), rollback_window=changes.pop("rollback_window", None))
     algorithm = {name: changes.pop(name) for name in AlgorithmConfig.kinds() if name in changes}
     config = TrainerConfig(**{"steps": 4, "groups_per_step": 2, "lr": 5e-4, **changes})
@@ -88,7 +96,9 @@ def config_of(
         config,
         AlgorithmConfig(**algorithm),
         alarms,
-        TrainerHandles(run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
+        TrainerHandles(
+            run_hash=run, policy="policy", model=str(model), work_dir=str(work_dir), seed=0, publish=publish
+        ),
     )
 
 
@@ -125,6 +135,26 @@ def content(log: MemoryLog) -> dict[int, dict[str, torch.Tensor]]:
 def is_same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:
     """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[v][name], b[v][name]) for v in a for name in a[v])
+
+
+class _Trusting(KeyRing):
+    """Of a log on which nobody signs: that is the shell's part."""
+
+    def refusal(self, topic: Topic, record: Record) -> Refusal | None:
+        return None
+
+
+def audited(log: MemoryLog, run: RunHash = RUN) -> list[str]:
+    """What the audit says of steps and versions."""
+    seen = gather(log, TOPICS, run, "policy", ring=_Trusting(run, {}), starts=None)
+    return list(check_versions(seen, surviving_steps(seen.steps), is_live=False, look=None, num_kept=0))
+
+
+def lose_checkpoints(work_dir: Path, *, after: int) -> None:
+    """Those of later steps."""
+    for path in (work_dir / "checkpoints").iterdir():
+        if int(path.name.split("-")[1]) > after:
+            shutil.rmtree(path)
 
 
 def request_rollback(log: MemoryLog, version: int) -> None:

@@ -14,49 +14,29 @@ pytest.importorskip("torch")
 
 from tests.memory_log import MemoryLog
 from tests.trainer.run_loop import (
-    TOPICS,
+    audited,
     config_of,
     content,
     is_same,
     lineage_of,
+    lose_checkpoints,
     request_rollback,
     steps_of,
     train,
 )
-from tests.versions import RUN, label
-from tracegrad.consumers.audit.read import gather
-from tracegrad.consumers.audit.versions import check_versions
-from tracegrad.schemas.log.protocol import Record
-from tracegrad.schemas.mac import KeyRing, Refusal
+from tests.versions import label
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
-from tracegrad.schemas.topics import Topic
 from tracegrad.trainer import loop
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
 
 
-class Trusting(KeyRing):
-    """Of a log on which nobody signs: that is the shell's part."""
-
-    def refusal(self, topic: Topic, record: Record) -> Refusal | None:
-        return None
-
-
 @pytest.fixture(autouse=True)
 def _audited(log: MemoryLog) -> Iterator[None]:
     """Whatever was lost and replayed: to the audit each step and each version fits the others."""
     yield
-    seen = gather(log, TOPICS, RUN, "policy", ring=Trusting(RUN, {}), starts=None)
-    steps = surviving_steps(seen.steps)
-    assert list(check_versions(seen, steps, is_live=False, look=None, num_kept=0)) == []
-
-
-def lose_checkpoints(work_dir: Path, *, after: int) -> None:
-    """Those of later steps."""
-    for path in (work_dir / "checkpoints").iterdir():
-        if int(path.name.split("-")[1]) > after:
-            shutil.rmtree(path)
+    assert audited(log) == []
 
 
 def checkpoints_of(work_dir: Path) -> list[int]:

@@ -30,7 +30,7 @@ class RecordedStep:
     started_from: int
     """The source's number of the version that it started from: what its tokens' staleness was counted to."""
     version: int
-    """This run's number of the version that it led to."""
+    """This run's number of the version that was the newest after it."""
 
     @property
     def group_ids(self) -> frozenset[str]:
@@ -119,7 +119,7 @@ def _numbered(steps: list[TrainingStep], manifests: Mapping[int, VersionManifest
             break
         _check_base(step, at, manifests)
         started_from, at = at, step.version
-        if step.is_updated:
+        if at != started_from:
             numbers[at] = len(numbers)
         made.append(RecordedStep(step, started_from, numbers[at]))
     known = {numbers[number]: _sha256(one) for number, one in manifests.items() if number in numbers}
@@ -138,9 +138,12 @@ def _content(manifest: VersionManifest, numbers: Mapping[int, int]) -> int:
 
 
 def _check_base(step: TrainingStep, at: int, manifests: Mapping[int, VersionManifest]) -> None:
-    """Also a step without an update tells its version: the one that it started from."""
+    """Also a step that led to no version tells one: that from which it started."""
     manifest = manifests.get(step.version)
-    base = step.version if not step.is_updated else at if manifest is None else manifest.base_version
+    if manifest is None:
+        base = at if step.is_updated and not step.num_unpublished else step.version
+    else:
+        base = manifest.base_version if manifest.step == step.step else step.version
     if base != at:
         raise ConfigurationError(
             f"expected the source's step {step.step} to start from version {at}, got {base}: a rollback between is not "

@@ -118,6 +118,9 @@ class SameTrainer(HistoryTrainer):
     def _started_from(self) -> int | None:
         return self._due.started_from
 
+    def _is_due(self) -> bool:
+        return self._due.version != self._store.state.version
+
     def _sift(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         return batch, {}
 

@@ -58,9 +58,11 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     """Batches done."""
     version: int = 0
-    """Of the weights in here."""
+    """The newest one that these weights come from."""
+    num_unpublished: int = 0
+    """Updates since; 0: they are that version's weights."""
     base_version: int = 0
-    """The version that the step (or rollback) started from."""
+    """The version that it was trained (or rolled back) from."""
     epoch: int = 0
     """Of the trainer that wrote it."""
     next_offset: int = 0

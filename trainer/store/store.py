@@ -5,6 +5,7 @@
                for (guard.py)
     begin      what the trainer before had not done when it ended; all of it where there was none
     look       fenced? rollbacks asked for?
+    publish    the weights after each `[publish] every`-th update, and after the last batch; a replay where it did
 
 In: batches and their records, requests and held-out passes on `weights`. Out: checkpoints, version folders and their
 manifests, records of `training_steps`, rollback requests. Invariant: what was consumed, the weights and the offset are
@@ -67,6 +68,8 @@ class Store:
         self._dead: list[Verdict] = []
         """Records of the batches since the last checkpoint."""
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
+        self._publish_every = handles.publish.every
+        self._history = handles.history
         self._is_needed = is_needed
         self._publisher = Publisher(handles, keep=config.keep_versions, is_held=self._is_held)
         self._progress = resume(handles, self._checkpoints, policy_log, learner)
@@ -92,8 +95,12 @@ class Store:
         lineage = self._policy_log.lineage
         published = lineage.versions.get(self.state.version)
         # The newest that is damaged would never be served, and no batch comes before it is.
-        if published is None or (published is lineage.newest and not self._publisher.is_whole(published)):
-            self._publish()
+        is_lost = published is None or (published is lineage.newest and not self._publisher.is_whole(published))
+        if not self.state.num_unpublished:
+            if is_lost:
+                self._publish()
+        elif self._history is None and (is_lost or self._is_last(self.state.step, self.state.next_offset)):
+            self._publish_rest()
         if self._progress.training_step is not None:
             self.past_steps = self._policy_log.training_steps(self._progress.training_step)
             self._roll_back_where_worse(self.past_steps[-1])
@@ -125,17 +132,19 @@ class Store:
         self._advance(
             step=record.step,
             version=record.version,
-            base_version=before.version if record.is_updated else before.base_version,
+            num_unpublished=record.num_unpublished,
+            base_version=before.version if record.version != before.version else before.base_version,
             next_offset=batch.next_offset,
             accounting=record.accounting,
             running=running,
             guard=guard,
         )
         # Before a rollback is asked for: where an older one is resumed, it is executed before the replay.
-        if worse or record.step % self._config.checkpoint_every == 0 or record.step >= self._config.steps:
+        is_last = self._is_last(record.step, record.next_offset)
+        if worse or is_last or record.step % self._config.checkpoint_every == 0:
             self.save()
         saved = time.perf_counter()
-        if record.is_updated:
+        if record.version != before.version:
             self._publish()
         self._policy_log.training_step(encoded)
         seconds = {"checkpoint": saved - began, "publish": time.perf_counter() - saved}
@@ -152,7 +161,26 @@ class Store:
         self._checkpoints.save(self._progress, self._learner.tensors())
         self._is_saved = True
 
-    def next_version(self) -> int:
+    def version_after(self, batch: Batch, *, is_updated: bool, is_due: bool | None) -> tuple[int, int]:
+        """The newest version after a batch from which the learner's weights come, and how many updates it lacks.
+
+        Args:
+            is_due: whether the batch leads to a version if there are any; None: as `[publish]` has it.
+        """
+        state = self.state
+        step, num = state.step + 1, state.num_unpublished + is_updated
+        if is_due is None:
+            planned = self._policy_log.lineage.versions.get(state.version + 1)
+            # A replay publishes where it was published: later tokens are of that version.
+            is_time = num >= self._publish_every if planned is None or planned.step < step else planned.step == step
+            is_due = is_time or self._is_last(step, batch.next_offset)
+        return (self._next_version(), 0) if num and is_due else (state.version, num)
+
+    def _is_last(self, step: int, next_offset: int) -> bool:
+        """Whether no batch follows the one of this number, up to this offset."""
+        return step >= self._config.steps or (self._history is not None and next_offset >= self._history.end_offset)
+
+    def _next_version(self) -> int:
         """The number of the present weights, which just changed: engines must know no other content under it."""
         version, lineage = self.state.version + 1, self._policy_log.lineage
         if lineage.newest is None or lineage.newest.version < version:
@@ -173,6 +201,18 @@ class Store:
         """Publishes the present weights, which the newest checkpoint holds or a replay gives, under this epoch."""
         manifest = self._publisher.write(self._learner.policy, self._progress, epoch=self._policy_log.epoch)
         self._policy_log.announce(manifest)
+
+    def _publish_rest(self) -> None:
+        """The weights that no version holds under a number of their own: the newest step leads to it, told anew."""
+        assert self._progress.training_step is not None
+        record, before = TRAINING_STEPS.decode(self._progress.training_step), self.state
+        assert isinstance(record, TrainingStep)
+        version, epoch = self._next_version(), self._policy_log.epoch
+        told = msgspec.structs.replace(record, version=version, num_unpublished=0, epoch=epoch)
+        self._progress.training_step = TRAINING_STEPS.encode(told)
+        self._advance(version=version, base_version=before.version, num_unpublished=0)
+        self.save()
+        self._publish()
 
     def _roll_back_where_worse(self, record: TrainingStep) -> None:
         """As if a person had asked for it after this step; once, for the request is named after the step."""
@@ -219,9 +259,9 @@ class Store:
 
     def _go_on_from(self, to_version: int, **changes: Any) -> None:
         self._learner.forget_moments()
-        version = self.next_version()
+        version = self._next_version()
         guard = begun_anew(self.state.guard, version)
-        self._advance(version=version, base_version=to_version, guard=guard, **changes)
+        self._advance(version=version, base_version=to_version, num_unpublished=0, guard=guard, **changes)
         self.save()
         self._publish()
         _log.info("rolled back: version %d has the content of version %d", version, to_version)

@@ -141,6 +141,7 @@ def described(*groups: Group) -> TrainingStep:
         epoch=1,
         started_from=0,
         version=1,
+        num_unpublished=0,
         batch=batch,
         rows=rows,
         result=TAKEN,
