@@ -297,6 +297,7 @@ def watch_arrivals(wiring: Wiring, show: Show) -> Watcher:
             _step_lines(wiring),
             wait_s=settings.streams.idle_s + settings.feedback.wait_s,
             max_staleness=settings.trainer.max_staleness,
+            publish_every=settings.publish.every,
         )
     return Watcher(wiring.log(), wiring.topics, run_state(wiring), lines, show.event, begin="end")
 

@@ -182,14 +182,14 @@ class ArrivalLines:
 class TrafficLines:
     """Of `up` that trains on what arrives: both, and who rates, after each step."""
 
-    def __init__(self, steps: StepLines, *, wait_s: float, max_staleness: int) -> None:
+    def __init__(self, steps: StepLines, *, wait_s: float, max_staleness: int, publish_every: int) -> None:
         """`wait_s`: from a conversation's last call to the end of its time for feedback."""
         self._steps, self._arrivals = steps, ArrivalLines()
         self.topics: tuple[Topic, ...] = (
             *dict.fromkeys((*steps.topics, *self._arrivals.topics)),
             Topic.CLOSED_GROUPS,
         )
-        self._wait_s, self._max_staleness = wait_s, max_staleness
+        self._wait_s, self._max_staleness, self._publish_every = wait_s, max_staleness, publish_every
         self._last_step = 0
         self._is_stale = False
 
@@ -201,7 +201,7 @@ class TrafficLines:
         if step is None or step.step <= self._last_step:
             return
         self._last_step = step.step
-        pace = versions_per_s(state.steps)
+        pace = versions_per_s(state.steps, every=self._publish_every)
         behind = None if pace is None else pace * self._wait_s
         if (line := state.traffic.line(behind)) is not None:
             yield Event(kind="traffic", text=line.text, traffic=line)
@@ -210,8 +210,8 @@ class TrafficLines:
             yield Event(
                 kind="stale",
                 text=f"feedback is awaited for {behind:.1f} versions, more than [trainer] max_staleness = "
-                f"{self._max_staleness}: what is rated late is excluded as `stale`; raise [trainer] groups_per_step, "
-                "or lower [feedback] wait_s",
+                f"{self._max_staleness}: what is rated late is excluded as `stale`; raise [trainer] groups_per_step or "
+                "[publish] every, or lower [feedback] wait_s",
             )
         self._is_stale = is_stale
 

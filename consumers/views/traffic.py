@@ -104,9 +104,10 @@ class Traffic:
         )
 
 
-def versions_per_s(steps: Sequence[TrainingStep]) -> float | None:
-    """The pace of the last steps; None before there are two versions of them."""
+def versions_per_s(steps: Sequence[TrainingStep], *, every: int) -> float | None:
+    """The pace of the last steps, of whose updates each `every`-th makes a version; None before there are two."""
     last = [step for step in steps[-_PACE_STEPS:] if step.ended_at_ms]
     if len(last) < 2 or last[-1].ended_at_ms <= last[0].ended_at_ms:
         return None
-    return 1000 * (last[-1].version - last[0].version) / (last[-1].ended_at_ms - last[0].ended_at_ms)
+    num_updates = sum(step.is_updated for step in last[1:])
+    return 1000 * num_updates / every / (last[-1].ended_at_ms - last[0].ended_at_ms)

@@ -29,8 +29,13 @@ def traffic() -> Streams:
     return folded(*rated, *unrated, said(1.0, "k1", conversation_key=RATED))
 
 
+def lines_of(*, wait_s: float, publish_every: int = 1) -> TrafficLines:
+    """Of a run that trains what is up to 8 versions behind."""
+    return TrafficLines(StepLines(), wait_s=wait_s, max_staleness=8, publish_every=publish_every)
+
+
 def at_pace(state: RunState, lines: TrafficLines, seconds: float, begin: int = 1) -> list[Event]:
-    """What is said of five steps, so many seconds apart, each a version."""
+    """What is said of five steps, so many seconds apart, each an update."""
     known = next(iter(fold_all(new_state(), small_run(), [Topic.TRAINING_STEPS]).steps))
     events: list[Event] = []
     for number in range(begin, begin + 5):
@@ -44,7 +49,7 @@ def at_pace(state: RunState, lines: TrafficLines, seconds: float, begin: int = 1
 @pytest.mark.parametrize("order", [(Topic.EPISODES, Topic.CLOSED_GROUPS), (Topic.CLOSED_GROUPS, Topic.EPISODES)])
 def test_the_share_that_was_rated_and_can_train_is_told_after_each_step(order: tuple[Topic, ...]) -> None:
     """By version, since who rates is not everybody; whichever topic is read first, and read twice."""
-    lines, state = TrafficLines(StepLines(), wait_s=9.0, max_staleness=8), new_state()
+    lines, state = lines_of(wait_s=9.0), new_state()
     read(lines, state, traffic(), (*order, *order))
     (*_, last) = [event.traffic for event in at_pace(state, lines, 3.0) if event.kind == "traffic"]
     assert last == TrafficLine(
@@ -58,14 +63,23 @@ def test_the_share_that_was_rated_and_can_train_is_told_after_each_step(order: t
 
 def test_a_wait_of_more_versions_than_may_train_is_said_once_with_what_to_change() -> None:
     """And again when it was well meanwhile."""
-    lines, state = TrafficLines(StepLines(), wait_s=60.0, max_staleness=8), new_state()
+    lines, state = lines_of(wait_s=60.0), new_state()
     (stale,) = [event for event in at_pace(state, lines, 3.0) if event.kind == "stale"]
-    assert "awaited for 20.0 versions" in stale.text and "groups_per_step" in stale.text
+    assert "awaited for 20.0 versions" in stale.text and "groups_per_step or [publish] every" in stale.text
     assert not [event for event in at_pace(state, lines, 3.0, begin=6) if event.kind == "stale"]
+
+
+def test_the_wait_is_counted_in_versions_that_are_published() -> None:
+    """A version every four updates: 20 of these are 5 versions, though the five steps seen led to one at most."""
+    lines, state = lines_of(wait_s=60.0, publish_every=4), new_state()
+    read(lines, state, traffic(), (Topic.EPISODES, Topic.CLOSED_GROUPS))
+    events = at_pace(state, lines, 3.0)
+    assert {event.traffic.versions_behind for event in events if event.traffic is not None} == {None, 5.0}
+    assert "stale" not in {event.kind for event in events}
 
 
 def test_nothing_is_said_of_traffic_before_any_has_closed() -> None:
     """Nor of groups of tasks."""
-    lines, state = TrafficLines(StepLines(), wait_s=9.0, max_staleness=8), new_state()
+    lines, state = lines_of(wait_s=9.0), new_state()
     events = read(lines, state, small_run(), (Topic.EPISODES, Topic.CLOSED_GROUPS, Topic.TRAINING_STEPS))
     assert "step" in {event.kind for event in events} and "traffic" not in {event.kind for event in events}
