@@ -28,7 +28,7 @@ from .session import run_state
 from .show import Show
 from .wiring import Wiring
 
-__all__ = ["account", "make_report", "newest_folder", "report_lines", "tell_results"]
+__all__ = ["account", "make_report", "newest_folder", "report_lines", "results_lines", "tell_results"]
 
 _NAMED = 20
 _LAST_WORDS_S = 3.0
@@ -117,28 +117,39 @@ def _unit_line(name: str, unit: Unit) -> str:
 
 
 def _show_results(results: Results, show: Show) -> None:
-    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in results.seconds.items())
-    last = "-" if results.reward_last_ten is None else f"{results.reward_last_ten:.3f}"
     fields = msgspec.to_builtins(results)
     fields.pop("curves")
-    show.result(
-        "results",
-        fields,
-        [
-            f"held-out before: {held_out_text(results.before)}",
-            f"held-out after:  {held_out_text(results.after)}",
-            *_best_line(results.best),
-            f"{results.steps} steps, mean reward of the last ten {last}, staleness mean {results.staleness_mean:.2f} "
-            f"max {results.staleness_max}, sampler and trainer differ by at most {results.logprob_error_max:.1e} nats",
-            f"seconds: {phases}",
-        ],
-    )
+    show.result("results", fields, results_lines(results))
+
+
+def results_lines(results: Results) -> list[str]:
+    """For people."""
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in results.seconds.items())
+    last = "-" if results.reward_last_ten is None else f"{results.reward_last_ten:.3f}"
+    return [
+        f"held-out before: {held_out_text(results.before)}",
+        f"held-out after:  {held_out_text(results.after)}",
+        *_best_line(results.best),
+        *_unpublished_line(results),
+        f"{results.steps} steps, mean reward of the last ten {last}, staleness mean {results.staleness_mean:.2f} "
+        f"max {results.staleness_max}, sampler and trainer differ by at most {results.logprob_error_max:.1e} nats",
+        f"seconds: {phases}",
+    ]
 
 
 def _best_line(best: Best | None) -> list[str]:
     if best is None:
         return []
     return [f"best version:    {best.version}, {best.score.mean:.3f} held-out at step {best.score.step}: {best.folder}"]
+
+
+def _unpublished_line(results: Results) -> list[str]:
+    if not results.num_unpublished:
+        return []
+    return [
+        f"newest version:  {results.version}, without the last {results.num_unpublished} updates: they are in the "
+        "checkpoint, and the same command goes on from there"
+    ]
 
 
 def newest_folder(weights: Path) -> str | None:

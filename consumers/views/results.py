@@ -50,6 +50,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     version: int
     """The last step's."""
+    num_unpublished: int
+    """Updates since, which the checkpoint alone holds (`[publish] every`); 0 when a run is over."""
     before: HeldOut | None
     """The first pass."""
     after: HeldOut | None
@@ -93,6 +95,7 @@ def results_of(state: RunState, *, run: str) -> Results:
         run=run,
         steps=len(steps),
         version=steps[-1].version if steps else 0,
+        num_unpublished=steps[-1].num_unpublished if steps else 0,
         before=passes[0] if passes else None,
         after=passes[-1] if passes[1:] else None,
         held_out=passes,

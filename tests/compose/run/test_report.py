@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracegrad.compose.run.report import newest_folder
+from msgspec.structs import replace
+
+from tests.consumers.audit.small_run import small_run
+from tests.consumers.views.folding import fold_all, new_state
+from tracegrad.compose.run.report import newest_folder, results_lines
+from tracegrad.consumers.views.results import RESULTS_TOPICS, results_of
 from tracegrad.schemas.ids import RunHash
 from tracegrad.schemas.records.versions import Version
 
@@ -18,3 +23,11 @@ def test_the_model_is_the_newest_version_by_number(tmp_path: Path) -> None:
     for name in (*labels, f".tmp-{labels[0]}-77", "adapters"):
         (tmp_path / name).mkdir()
     assert newest_folder(tmp_path) == str(tmp_path / labels[1])
+
+
+def test_updates_that_no_version_holds_are_told() -> None:
+    """Of a run that was stopped between two versions; a run that is over has none."""
+    results = results_of(fold_all(new_state(), small_run(), RESULTS_TOPICS), run="test")
+    assert not [line for line in results_lines(results) if "checkpoint" in line]
+    (line,) = [line for line in results_lines(replace(results, num_unpublished=3)) if "checkpoint" in line]
+    assert line.startswith("newest version:  2, without the last 3 updates")
