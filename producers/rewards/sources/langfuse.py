@@ -1,7 +1,9 @@
 """Langfuse's scores, by `GET /api/public/v3/scores` (Langfuse Cloud; self-hosted from 3.179). Pure but for `ask`.
 
+The answer of an observation stands in its metadata, by `GET /api/public/v2/observations`.
+
     subject trace              the trace, whose id is OpenTelemetry's
-    subject observation        its trace: what its span's attributes are is another API's
+    subject observation        the answer that it tells of, else its trace
     subject session            the conversation, whose id is the session's
     subject experiment         nothing
 
@@ -15,14 +17,19 @@ from datetime import datetime
 
 import msgspec
 
-from ..config import SourceConfig
-from .found import Ask, Found, Id, Pages, each, ms_of
+from tracegrad.schemas.errors import SourceError
 
-__all__ = ["scores"]
+from ..config import SourceConfig
+from .found import Ask, Found, Id, Pages, answer_in, each, ms_of
+
+__all__ = ["answer_of", "scores"]
 
 _PATH = "/api/public/v3/scores"
+_OBSERVATIONS = "/api/public/v2/observations"
 _PAGE = 100
 """The most that it gives."""
+_NEVER_TOLD = ("400", "403", "410", "form")
+"""Why an observation cannot be asked for, and will not be: a release without the route, a key that may not."""
 
 
 class _Subject(msgspec.Struct, frozen=True, rename="camel"):
@@ -49,6 +56,14 @@ class _Page(msgspec.Struct, frozen=True):
     meta: _Meta
 
 
+class _Observation(msgspec.Struct, frozen=True):
+    metadata: dict[str, msgspec.Raw] | None = None
+
+
+class _Observations(msgspec.Struct, frozen=True):
+    data: list[_Observation]
+
+
 async def scores(ask: Ask, source: SourceConfig, names: Sequence[str], since: datetime) -> Pages:
     """Those given since then, page by page. Raises SourceError."""
     query = [("limit", str(_PAGE)), ("fields", "details,subject"), ("fromTimestamp", since.isoformat())]
@@ -62,18 +77,31 @@ async def scores(ask: Ask, source: SourceConfig, names: Sequence[str], since: da
             return
 
 
+async def answer_of(ask: Ask, _source: SourceConfig, found: Found) -> str | None:
+    """The answer that its observation tells of. Raises SourceError where it may tell later."""
+    places = (("id", found.span_id), ("traceId", found.trace_id))
+    wanted = [{"type": "string", "column": column, "operator": "=", "value": value} for column, value in places]
+    query = [("fields", "core,metadata"), ("expandMetadata", "attributes"), ("limit", "1")]
+    query.append(("filter", msgspec.json.encode(wanted).decode()))
+    try:
+        observations = await ask(_Observations, _OBSERVATIONS, query=query)
+    except SourceError as error:
+        if error.reason in _NEVER_TOLD:
+            return None
+        raise
+    return answer_in(observations.data[0].metadata or {}) if observations.data else None
+
+
 def _read(raw: msgspec.Raw) -> Found | None:
     score = msgspec.json.decode(raw, type=_Score)
-    about = score.subject
-    match about.kind if about else None:
-        case "trace":
-            trace, session = about.id if about else None, None
-        case "observation":
-            trace, session = about.trace_id if about else None, None
-        case "session":
-            trace, session = None, about.id if about else None
-        case _:
-            return None
+    trace = span = session = None
+    match score.subject:
+        case _Subject(kind="trace", id=id_):
+            trace = id_
+        case _Subject(kind="observation", id=id_, trace_id=trace_id):
+            trace, span = trace_id, id_
+        case _Subject(kind="session", id=id_):
+            session = id_
     if trace is None and session is None:
         return None
     return Found(
@@ -84,4 +112,5 @@ def _read(raw: msgspec.Raw) -> Found | None:
         at_ms=ms_of(score.updated_at),
         trace_id=trace,
         conversation_id=session,
+        span_id=span,
     )

@@ -24,6 +24,8 @@ __all__ = ["answer_of", "scores"]
 
 _PAGE = 100
 """Of traces; so many ids stand in a URL, too."""
+_SILENT_PAGES = 10
+"""Of sessions, in a row: those that began last are listed first, and one that began long ago may still go on."""
 _ANNOTATIONS = "1000"
 _DEFAULT = "default"
 
@@ -95,13 +97,14 @@ async def scores(ask: Ask, source: SourceConfig, names: Sequence[str], since: da
                 yield page
         if not (cursor := traces.next_cursor):
             break
-    query, cursor = [("order", "desc"), ("limit", str(_PAGE))], None
+    query, cursor, num_silent = [("order", "desc"), ("limit", str(_PAGE))], None, 0
     while True:
         sessions = await ask(_Sessions, f"{_project(source)}/sessions", query=_at(query, cursor))
         live = [one.session_id for one in sessions.data if ms_of(one.end_time) >= ms_of(since)]
         async for page in about("session", live, partial(_read, traces={})):
             yield page
-        if not live or not (cursor := sessions.next_cursor):
+        num_silent = 0 if live else num_silent + 1
+        if num_silent == _SILENT_PAGES or not (cursor := sessions.next_cursor):
             return
 
 

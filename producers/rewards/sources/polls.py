@@ -50,12 +50,11 @@ logger = logging.getLogger(__name__)
 
 class _Vendor(NamedTuple):
     scores: Callable[[Ask, SourceConfig, Sequence[str], datetime], Pages]
-    answer_of: Callable[[Ask, SourceConfig, Found], Awaitable[str | None]] | None = None
-    """None: what a span tells of is not asked."""
+    answer_of: Callable[[Ask, SourceConfig, Found], Awaitable[str | None]]
 
 
 _VENDORS = {
-    SourceKind.LANGFUSE: _Vendor(langfuse.scores),
+    SourceKind.LANGFUSE: _Vendor(langfuse.scores, langfuse.answer_of),
     SourceKind.PHOENIX: _Vendor(phoenix.scores, phoenix.answer_of),
     SourceKind.MLFLOW: _Vendor(mlflow.scores, mlflow.answer_of),
 }
@@ -177,7 +176,7 @@ class Polls:
         if isinstance(one, Unread):
             raise RequestError("expected a score as its vendor gives it, got another")
         answer_of, answer = _VENDORS[source.kind].answer_of, None
-        if answer_of and one.span_id and one.trace_id:
+        if one.span_id and one.trace_id:
             try:
                 answer = await answer_of(ask, source, one)
             except SourceError as error:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 TRACE, AT = "5e" * 16, "2026-11-24T09:00:00.{}Z"
+ANSWER = "chatcmpl-2s4P836vSCTkv6CTgvcbxW000000007"
 PATH = "/api/public/v3/scores"
+OBSERVATIONS = "/api/public/v2/observations"
 QUERY = [
     ["limit", "100"],
     ["fields", "details,subject"],
@@ -40,6 +42,20 @@ def page(scores: list[dict[str, Any]], cursor: str | None) -> Any:
     return json.loads(answer.json())
 
 
+def observed(span: str) -> dict[str, Any]:
+    """The exchange by which an observation is asked for: what OpenTelemetry's span had is in its metadata."""
+    wanted = [{"type": "string", "column": "id", "operator": "=", "value": span}]
+    wanted += [{"type": "string", "column": "traceId", "operator": "=", "value": TRACE}]
+    query = [["fields", "core,metadata"], ["expandMetadata", "attributes"], ["limit", "1"]]
+    query += [["filter", json.dumps(wanted, separators=(",", ":"))]]
+    attributes = json.dumps({"gen_ai.request.model": "policy", "gen_ai.response.id": ANSWER})
+    one = {"id": span, "traceId": TRACE, "startTime": AT.format("000"), "projectId": "p", "type": "GENERATION"}
+    given = {"data": [{**one, "metadata": {"attributes": attributes}}], "meta": {}}
+    form = importlib.import_module("langfuse.api.observations.types").ObservationsV2Response
+    answer = importlib.import_module("langfuse.api.core.pydantic_utilities").parse_obj_as(form, given)
+    return {"path": OBSERVATIONS, "query": query, "body": None, "answer": json.loads(answer.json())}
+
+
 def main() -> None:
     """Writes it."""
     trace, session = {"kind": "trace", "id": TRACE}, {"kind": "session", "id": "room 7"}
@@ -59,6 +75,7 @@ def main() -> None:
         [
             exchange(page([score(1, "thumb", "BOOLEAN", value, observation, ms)], "next")),
             exchange(page(kept, None), "next"),
+            observed(observation["id"]),
         ]
         for value, ms in ((True, 1), (False, 9))
     ]

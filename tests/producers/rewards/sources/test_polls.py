@@ -112,7 +112,7 @@ async def test_each_score_is_written_once_under_its_own_id_and_time(kind: str) -
         first = await written.read()
         assert {(one.name, one.value) for one in first} == {("thumb", 1.0), ("stars", 4.0), ("tone", 1.0)}
         about = {one.name: (one.conversation_key, one.target) for one in first}
-        assert about["thumb"] == (TRACE, None if kind == "langfuse" else ANSWER)
+        assert about["thumb"] == (TRACE, ANSWER)
         assert (about["stars"], about["tone"]) == ((TRACE, None), (conversation_key(SESSION), None))
         assert all(one.idempotency_key.startswith(f"{kind}/") for one in first)
         assert await written.read() == []

@@ -12,6 +12,7 @@ from tests.producers.rewards.sources.replay import ANSWER, SESSION, TRACE, Repla
 from tracegrad.producers.rewards.config import SourceConfig, SourceKind
 from tracegrad.producers.rewards.sources import langfuse, mlflow, phoenix
 from tracegrad.producers.rewards.sources.found import Found, Query, Unread, answer_in, each
+from tracegrad.schemas.errors import SourceError
 from tracegrad.schemas.ids import new_call
 
 READERS: dict[str, Any] = {"langfuse": langfuse, "mlflow": mlflow, "phoenix": phoenix}
@@ -22,8 +23,8 @@ STARS, TONE = ("stars", 4.0, None, TRACE), ("tone", "kind", None, SESSION)
 NEVER: Said = ("tone", "I do not know", None, TRACE)
 SAID: dict[str, tuple[set[Said], set[Said]]] = {
     "langfuse": (
-        {("thumb", True, "good", TRACE), STARS, TONE, NEVER},
-        {("thumb", False, "good", TRACE), STARS, TONE, NEVER},
+        {THUMB, STARS, TONE, NEVER},
+        {("thumb", False, "good", ANSWER), STARS, TONE, NEVER},
     ),
     "mlflow": ({THUMB, STARS, TONE}, {("thumb", False, "good", ANSWER), ("stars", 5.0, None, TRACE), TONE}),
     "phoenix": (
@@ -137,3 +138,40 @@ def test_an_override_of_an_override_has_the_id_of_the_first() -> None:
     assert [id_of(one) for one in "abc"] == ["a"] * 3
     assert id_of("x") in ("x", "y")
     assert id_of("a", valid=False) is None
+
+
+@pytest.mark.parametrize(("reason", "is_final"), [("400", True), ("403", True), ("410", True), ("500", False)])
+async def test_an_observation_that_langfuse_never_tells_is_no_answer(reason: str, is_final: bool) -> None:
+    """As where a release has no such route, or a key may not ask: the score is of the trace then, and not held up."""
+
+    async def ask(*_: Any, **__: Any) -> Any:
+        raise SourceError("answered", reason=reason)
+
+    about = {"trace_id": TRACE, "span_id": "00000000000000a2"}
+    found = Found(id="s", name="thumb", value=1.0, at_ms=1, **about)
+    if is_final:
+        assert await langfuse.answer_of(ask, load("langfuse").source, found) is None
+    else:
+        with pytest.raises(SourceError):
+            await langfuse.answer_of(ask, load("langfuse").source, found)
+
+
+async def test_a_session_that_goes_on_is_found_behind_many_that_do_not() -> None:
+    """Phoenix lists those first that began last; of silent ones only so many pages are read, or each reading would read
+    all that ever was."""
+    silent, live = "2019-01-01T00:00:00Z", "2026-11-24T09:00:00Z"
+    asked: list[str] = []
+
+    async def ask(answer: Any, path: str, *, query: Query = (), **_: Any) -> Any:
+        if path.endswith("/traces"):
+            return answer(data=[])
+        if path.endswith("/session_annotations"):
+            asked.extend(id_ for name, id_ in query if name == "session_ids")
+            return answer(data=[])
+        number = int(dict(query).get("cursor", 0))
+        sessions = [{"session_id": f"s-{number}", "end_time": live if number in (3, 30) else silent}]
+        return msgspec.convert({"data": sessions, "next_cursor": str(number + 1)}, answer)
+
+    pages = phoenix.scores(ask, load("phoenix").source, NAMES, SINCE)
+    assert [one async for page in pages for one in page] == []
+    assert asked == ["s-3"]
