@@ -39,23 +39,16 @@ async def think(state: MessagesState, config: RunnableConfig) -> MessagesState:
     return {"messages": [await model.ainvoke(state["messages"], extra_headers=named)]}
 
 
-graph = StateGraph(MessagesState)
-graph.add_node("think", think)
-graph.add_node("tools", ToolNode([calc], handle_tool_errors=lambda error: "error: syntax"))
-graph.add_edge(START, "think")
-graph.add_conditional_edges("think", tools_condition)
-graph.add_edge("tools", "think")
-assistant = graph.compile(checkpointer=InMemorySaver(), name="assistant")
+graph = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think")
+graph.add_node("tools", ToolNode([calc], handle_tool_errors=lambda error: "error: syntax")).add_edge("tools", "think")
+assistant = graph.add_conditional_edges("think", tools_condition).compile(InMemorySaver(), name="assistant")
 
 
 async def chat(request: Request) -> Response:
-    """`{conversation, text}` -> `{text, id}` of the answer; none when the turns ran out."""
+    """`{conversation, text}` -> `{text, id}` of the answer."""
     said = await request.json()
     config: RunnableConfig = {"configurable": {"thread_id": said["conversation"]}, "recursion_limit": 7}
-    try:
-        state = await assistant.ainvoke({"messages": [{"role": "user", "content": said["text"]}]}, config)
-    except GraphRecursionError:
-        return JSONResponse({"text": None, "id": None})
+    state = await assistant.ainvoke({"messages": [{"role": "user", "content": said["text"]}]}, config)
     answer = state["messages"][-1]
     return JSONResponse({"text": answer.content, "id": answer.response_metadata["id"]})
 
@@ -65,17 +58,12 @@ async def rate(request: Request) -> Response:
     said = await request.json()
     about = {"response_id": said["id"]} if said["id"] else {"conversation_id": said["conversation"]}
     key = f"{said['rater']}:{said['id'] or said['conversation']}"
-    try:
-        await run_in_threadpool(send_feedback, name="thumb", value=said["value"], idempotency_key=key, **about)
-    except ValueError as error:
-        return JSONResponse({"error": str(error)}, 400)
+    await run_in_threadpool(send_feedback, name="thumb", value=said["value"], idempotency_key=key, **about)
     return JSONResponse({"key": key})
 
 
-async def page(_: Request) -> Response:
-    """The page."""
-    return FileResponse(Path(__file__).with_name("index.html"))
-
-
+page = Path(__file__).with_name("index.html")
 posts = [Route("/chat", chat, methods=["POST"]), Route("/rate", rate, methods=["POST"])]
-app = Starlette(routes=[Route("/", page), *posts])
+app = Starlette(routes=[Route("/", lambda _: FileResponse(page)), *posts])
+app.add_exception_handler(GraphRecursionError, lambda *_: JSONResponse({"text": None, "id": None}))
+app.add_exception_handler(ValueError, lambda _, error: JSONResponse({"error": str(error)}, 400))
