@@ -165,13 +165,17 @@ class Waiting:
         key, id_ = _key_of(episode), episode.episode_id
         conversation = self._at(key, partition)
         conversation.episodes[id_] = episode
-        self._foreseen.pop(id_, None)
+        told_by = self._foreseen.pop(id_, key)
+        if told_by != key:  # under a key that is not its own: nobody of ours writes so
+            conversation.told[id_] = self._conversations[told_by].told.pop(id_)
+            self._settle(told_by)
         self._clocks[FEEDBACK, id_] = _Due(key, partition, at_ms or None)
         return self._wait_s > 0 and (id_ not in conversation.told or conversation.told[id_].end is None)
 
     def tell(self, key: str, id_: str, position: Position, *, is_end: bool) -> list[Position]:
         """Here the partition tells of an episode that has not closed, or that its time is over, of one that is not here
         yet: what was said behind that is not its own. Returns the inputs for which nothing waits any more."""
+        key = self._foreseen.get(id_, key)
         conversation = self._at(key, position.partition)
         is_new = id_ not in conversation.told
         told = conversation.told.setdefault(id_, _Told(position.offset))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.streams.assemble.test_feedback import KEY, said
 from tests.streams.credit.strategies.test_conversations import TRACE, TURNS, conversation, returns
-from tests.streams.credit.test_waiting import Run
+from tests.streams.credit.test_waiting import Run, closing
 from tests.streams.make import Item, Streams, call, call_id, config, tool_call
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import CLOSED, EPISODES, LATE
@@ -123,3 +124,16 @@ def test_a_value_that_no_gateway_of_ours_takes_counts_for_nothing(value: float) 
     ((_, rows),) = run.groups()
     assert (returns(rows), run.undone()) == ([0.5, 0.5, 0.0, 0.0], [])
     assert all(EPISODES.decode(value).episode_id == KEY for value in run.streams.values(Topic.EPISODES))
+
+
+def test_a_close_that_bears_a_strange_key_is_done_with_its_episode() -> None:
+    """Nobody of ours writes one; an input that is never done would stop the stage in the end."""
+    run = Run()
+    run.feed(*conversation(*TURNS), said(0.5, "k1"))
+    run.wait(20)
+    credit, (episode,) = run.streams.credit, run.streams.log[Topic.EPISODES]
+    credit.reset()
+    strange = msgspec.structs.replace(closing(KEY, 7), key=b"\xffother")
+    assert credit.fold(strange).done == ()
+    assert credit.fold(closing(KEY, 8)).done == (closing(KEY, 8).position,)
+    assert credit.fold(episode).done == (strange.position, episode.position)
