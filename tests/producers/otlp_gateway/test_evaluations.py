@@ -272,11 +272,10 @@ def test_of_one_request_the_later_value_counts(is_turned: bool) -> None:
 
 
 def test_what_is_beyond_the_most_of_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small body of many evaluations takes no more memory than that."""
+    """A small body of many takes no more memory, or work, than that; what is refused, or revises, is work too."""
     monkeypatch.setattr(read, "_MAX_FOUND", 2)
     rewards, refused = found(*(log(GOOD, span=number) for number in range(1, 6)))
     assert (len(rewards), refused) == (2, Counter({"too_many": 3}))
-    # What is refused, or revises, is work too.
     rewards, refused = found(log({**GOOD, NAME: "unknown"}), log(GOOD, at_ns=1), log(GOOD, span=8), log(GOOD, span=9))
     assert (len(rewards), refused) == (1, Counter({"name": 1, "too_many": 2}))
 
