@@ -77,10 +77,11 @@ def _staleness(rows: Sequence[TrainingRow], version: int | None) -> dict[str, An
     return {"staleness_mean": float(ages_N.mean()), "staleness_max": int(ages_N.max())}
 
 
-def _lengths(groups: Sequence[Group]) -> dict[str, Any]:
-    """Trained tokens, in all and of a rollout."""
+def _lengths(groups: Sequence[Group], rows: Sequence[TrainingRow]) -> dict[str, Any]:
+    """Trained tokens, in all and of a rollout; the rows that hold them, and all of their tokens."""
     lengths = [length for length in rollout_tokens(groups).values() if length]
-    return {"num_tokens": sum(lengths), "length_mean": fmean(lengths or [0]), "length_max": max(lengths, default=0)}
+    trained = {"num_tokens": sum(lengths), "length_mean": fmean(lengths or [0]), "length_max": max(lengths, default=0)}
+    return trained | {"num_rows": len(rows), "num_row_tokens": sum(len(row.token_ids_T) for row in rows)}
 
 
 def _explained_variance(rows: Sequence[TrainingRow]) -> float | None:
@@ -135,9 +136,7 @@ def describe_step(
         started_at_ms=started_at_ms,
         ended_at_ms=ended_at_ms,
         explained_variance=_explained_variance(rows),
-        num_rows=len(rows),
-        num_row_tokens=sum(len(row.token_ids_T) for row in rows),
-        **_lengths(batch.groups),
+        **_lengths(batch.groups, rows),
         **_staleness(rows, started_from),
         **_spread(groups),
         **_entropies(groups),

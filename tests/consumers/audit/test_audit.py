@@ -156,34 +156,6 @@ def test_a_step_that_borrows_a_version_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "num_unpublished", "named"),
-    [
-        (2, 1, []),
-        (2, 2, ["updates without a version: step 3 tells of 2, there are 1"]),
-        (1, 1, ["step that did not start from the version that it names: step 3, version 1"]),
-        (3, 1, ["version trained but not on weights: 3"]),
-    ],
-)
-def test_a_step_between_two_versions_counts_its_updates(version: int, num_unpublished: int, named: list[str]) -> None:
-    """It names the version of the step before, and how many updates that lacks."""
-    log = memory_log(run())
-    waiting = decode_group(log.records(TOPICS.name(Topic.TRANSITIONS))[2].value)[0].group_id
-    between = msgspec.structs.replace(step(3, (waiting,)), version=version, num_unpublished=num_unpublished)
-    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(filled(log, between)), (), 0)
-    assert audited(log).missing == named
-
-
-def test_a_step_that_led_to_a_version_leaves_no_update_without_one() -> None:
-    """Here the second says that two are left."""
-    log = memory_log(run())
-    last = TRAINING_STEPS.decode(log.records(TOPICS.name(Topic.TRAINING_STEPS))[-1].value)
-    assert isinstance(last, TrainingStep)
-    lying = msgspec.structs.replace(last, epoch=2, num_unpublished=2)
-    log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(lying), (), 0)
-    assert "step that led to a version and tells of updates without one: step 2" in audited(log).missing
-
-
-@pytest.mark.parametrize(
     ("begin", "end", "num_groups", "named"),
     [
         (2, 3, 0, [
