@@ -19,6 +19,7 @@ from tests.trainer.run_loop import (
     TRANSITIONS,
     WEIGHTS_TOPIC,
     Killed,
+    audited,
     config_of,
     content,
     is_same,
@@ -27,8 +28,8 @@ from tests.trainer.run_loop import (
     steps_of,
     train,
 )
-from tests.trainer.test_sigkill import Death, outcome, start
-from tests.trainer.test_sigkill import is_same as is_same_tensors
+from tests.trainer.sigkills import Death, outcome, start
+from tests.trainer.sigkills import is_same as is_same_tensors
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, RollbackRequest
@@ -102,6 +103,25 @@ def test_without_a_window_or_before_two_are_full_it_goes_on(
     train(rated, settings_of(untied, tmp_path, rollback_window=window))
     assert not requests_of(rated)
     assert sorted(lineage_of(rated).versions) == [*range(7)]
+
+
+def test_versions_of_several_updates_are_rated_alike(
+    memory_log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two updates each: version 2 is liked less than 1, to which it rolls back between two versions."""
+    monkeypatch.setattr(loop, "_POLL_S", 0.005)
+    memory_log.create_topics(TOPICS, policies=["policy"])
+    rated = [0.8, 1.0, 0.8, 1.0, 0.8, 1.0, 0.8, 1.0, 0.0, 0.2, 0.0, 0.2, 0.8, 1.0]
+    sampled_by = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]
+    conversations = [conversation_bytes(at, *one) for at, one in enumerate(zip(sampled_by, rated, strict=True))]
+    append_groups(memory_log, TRANSITIONS, conversations)
+    train(memory_log, settings_of(untied, tmp_path, steps=7, publish=2))
+    told = [(step.step, step.version, step.num_unpublished) for step in steps_of(memory_log)]
+    assert told == [(1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 2, 1), (6, 3, 0), (7, 5, 0)]
+    (request,) = requests_of(memory_log)
+    assert request.request_id == "rated-worse-at-step-6" and request.to_version == 1
+    assert lineage_of(memory_log).versions[4].base_version == 1
+    assert audited(memory_log) == []
 
 
 def test_a_rollback_that_a_person_asked_for_begins_the_windows_anew(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import random
 import signal
@@ -12,58 +11,45 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
-import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from safetensors.torch import load_file
 
 from tests.memory_log import MemoryLog
 from tests.trainer import doomed_trainer
 from tests.trainer.material import append_groups, group_bytes
 from tests.trainer.run_loop import ALGORITHMS
+from tests.trainer.sigkills import (
+    SPARSE,
+    USELESS,
+    Death,
+    Outcome,
+    assert_exactly_once,
+    folded,
+    outcome,
+    said,
+    start,
+    steps_of,
+)
 from tests.versions import RUN
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.ids import RunName
-from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Log
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.records.training import TRAINING_STEPS, GroupsGivenBack, TrainingStep, surviving_steps
-from tracegrad.schemas.records.weights import WEIGHTS, Lineage
+from tracegrad.schemas.records.training import GroupsGivenBack
 from tracegrad.schemas.topics import Topic, Topics
-from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, PublishConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.run import run
-from tracegrad.trainer.store.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.torch, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 GROUPS = tuple(group_bytes(i) for i in range(8))
-USELESS = (1, 3, 4)
-"""Without spread, of the groups that a trainer reads who has its batches refilled: batches of 3, 4, 2 and 2."""
-SPARSE = tuple(group_bytes(i, spread=float(i not in USELESS)) for i in range(11))
 SEEDS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 1
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([doomed_trainer.__name__, "transformers.models.qwen3.modeling_qwen3"])
-
-
-class Death(NamedTuple):
-    """How a trainer ends."""
-
-    seam: str
-    call: int = 1
-    num_groups: int = len(SPARSE)
-    """That lie on the log by then."""
-
-
 AT_FIRST = (Death("half-written checkpoint"), Death("half-written version"))
 WHILE_IT_WAITS = (
     Death("before groups are given back", num_groups=2),
@@ -73,7 +59,7 @@ WHILE_IT_WAITS = (
 )
 """For others in the stead of group 1; of groups 3 and 4, after a first batch."""
 AT_EACH_SEAM = {
-    1: (
+    (1, 1): (
         Death("before the step"),
         Death("after the step"),
         Death("half-written checkpoint"),
@@ -84,7 +70,7 @@ AT_EACH_SEAM = {
         Death("between manifest and training_step"),
         Death("between manifest and training_step"),
     ),
-    3: (
+    (3, 1): (
         Death("before the step", 2),
         Death("after the step", 2),
         Death("half-written version", 2),
@@ -94,92 +80,72 @@ AT_EACH_SEAM = {
         Death("half-written checkpoint"),
         Death("between checkpoint and publish", 3),
     ),
+    (1, 3): (
+        Death("before the step"),
+        Death("after the step"),
+        Death("half-written checkpoint"),
+        Death("before the step", 2),
+        Death("after the step"),
+        Death("half-written checkpoint"),
+        Death("between checkpoint and publish"),
+        Death("half-written version"),
+        Death("between manifest and training_step"),
+        Death("inside an update"),
+        Death("between checkpoint and publish"),
+        Death("half-written version"),
+    ),
+    (3, 2): (
+        Death("before the step", 2),
+        Death("after the step", 2),
+        Death("between checkpoint and publish"),
+        Death("half-written version"),
+        Death("between manifest and training_step"),
+        Death("half-written checkpoint"),
+        Death("between checkpoint and publish", 2),
+        Death("between manifest and training_step"),
+    ),
 }
-"""By `checkpoint_every`. At 1 three of the deaths leave a checkpoint more, whose publishing two of the next do not
-survive. At 3 all die in the second step but the last two, of which the first replays it.
+"""By `checkpoint_every` and `[publish] every`. At (1, 1) three of the deaths leave a checkpoint more, whose publishing
+two of the next do not survive. At (3, 1) all die in the second step but the last two, of which the first replays it. At
+(1, 3) five leave, or meet, a checkpoint between two versions; the others die around version 1 and the last. At (3, 2)
+all die in the second step, which leads to version 1, but the last three, which replay it.
 """
+VERSIONS = {1: [1, 2, 3, 4], 2: [0, 1, 1, 2], 3: [0, 0, 1, 2]}
+"""By `[publish] every`: the newest after each of the four steps."""
 BETWEEN_UPDATES = (Death("between updates", 2), Death("between updates", 3))
 """Of two mini-batches, and of two passes."""
 
 
-class Outcome(NamedTuple):
-    """What a run led to."""
-
-    steps: list[TrainingStep]
-    """Those that survive, without clock and epoch."""
-    content: dict[int, dict[str, torch.Tensor]]
-    """The weights of each version."""
-    lineage: Lineage
-    kept: dict[str, torch.Tensor]
-    """What the last checkpoint holds: moments, generators and the critic, too."""
-    running: dict[str, float]
-
-
-Undisturbed = Callable[[str], tuple[Outcome, Counter[str]]]
+Undisturbed = Callable[[str, int], tuple[Outcome, Counter[str]]]
 
 
 def config_of(
-    model: Path, work_dir: Path, *, every: int = 1, algorithm: str = "one update"
+    model: Path, work_dir: Path, *, every: int = 1, publish: int = 1, algorithm: str = "one update"
 ) -> tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles]:
-    """Four batches of two groups, a checkpoint every so many."""
+    """Four batches of two groups, a checkpoint every so many, a version every `publish`."""
     config = TrainerConfig(steps=4, groups_per_step=2, lr=5e-4, checkpoint_every=every)
     return (
         config,
         AlgorithmConfig(**ALGORITHMS[algorithm]),
         AlarmsConfig(),
-        TrainerHandles(run_hash=RUN, policy="policy", model=str(model), work_dir=str(work_dir), seed=0),
+        TrainerHandles(
+            run_hash=RUN,
+            policy="policy",
+            model=str(model),
+            work_dir=str(work_dir),
+            seed=0,
+            publish=PublishConfig(every=publish),
+        ),
     )
-
-
-def start(
-    servers: str,
-    topics: Topics,
-    config: tuple[TrainerConfig, AlgorithmConfig, AlarmsConfig, TrainerHandles],
-    seam: str,
-    call: int,
-    errors: Path,
-) -> BaseProcess:
-    """A trainer in a process of its own, forked from one that has torch already: importing it takes 8 s."""
-    arguments = (servers, topics, *config, seam, call, errors)
-    process = FORKS.Process(target=doomed_trainer.train, args=arguments, daemon=True)
-    process.start()
-    return process
-
-
-def folded(log: Log, topics: Topics) -> tuple[Lineage, int]:
-    """The lineage, and how many records are void."""
-    lineage = Lineage("policy")
-    counted = [lineage.fold(WEIGHTS.decode(record.value)) for record in read_to_end(log, topics.name(Topic.WEIGHTS))]
-    return lineage, counted.count(False)
-
-
-def said(log: Log, topics: Topics) -> list[TrainingStep | GroupsGivenBack]:
-    """All records of `training_steps`."""
-    return [TRAINING_STEPS.decode(record.value) for record in read_to_end(log, topics.name(Topic.TRAINING_STEPS))]
-
-
-def steps_of(log: Log, topics: Topics) -> list[TrainingStep]:
-    """Of these the steps."""
-    return [record for record in said(log, topics) if isinstance(record, TrainingStep)]
-
-
-def outcome(log: Log, topics: Topics, work_dir: Path) -> Outcome:
-    """Of the run in a folder, by its log."""
-    steps = surviving_steps(steps_of(log, topics))
-    lineage, _ = folded(log, topics)
-    content = {v: load_file(Path(m.uri) / "model.safetensors") for v, m in lineage.versions.items()}
-    timeless = [msgspec.structs.replace(step, seconds={}, started_at_ms=0, ended_at_ms=0, epoch=0) for step in steps]
-    loaded = Checkpoints(work_dir / "checkpoints", keep=2).load_newest()
-    assert loaded is not None
-    return Outcome(timeless, content, lineage, loaded[1], loaded[0].state.running)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Of a trainer that nobody kills, by its algorithm; how often it called each function of its own."""
+    """Of a trainer that nobody kills, by its algorithm and `[publish] every`; how often it called each function of its
+    own."""
 
     @functools.cache
-    def outcome_of(algorithm: str) -> tuple[Outcome, Counter[str]]:
+    def outcome_of(algorithm: str, publish: int) -> tuple[Outcome, Counter[str]]:
         log, topics, work_dir = MemoryLog(), Topics(run=RunName("undisturbed")), tmp_path_factory.mktemp("undisturbed")
         log.create_topics(topics, policies=["policy"])
         append_groups(log, topics.name(Topic.TRANSITIONS), groups_of(algorithm))
@@ -189,7 +155,7 @@ def undisturbed(untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Undis
             if event == "call" and (name := doomed_trainer.function_of(frame)):
                 calls[name] += 1
 
-        config = config_of(untied, work_dir, algorithm=algorithm)
+        config = config_of(untied, work_dir, algorithm=algorithm, publish=publish)
         sys.setprofile(look)
         try:
             run(*config, topics=topics, log=log, stop=threading.Event(), metrics=Metrics())
@@ -205,30 +171,18 @@ def groups_of(algorithm: str) -> Sequence[bytes]:
     return SPARSE if algorithm == "refill" else GROUPS
 
 
-def is_same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
-    """Bit for bit."""
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def assert_exactly_once(found: Outcome, expected: Outcome) -> None:
-    """One version a step, each group in one batch, and all as if nobody had been killed, bit for bit."""
-    assert [(step.step, step.version) for step in found.steps] == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    named = [group for step in found.steps for group in (*step.group_ids, *step.excluded_ids)]
-    assert sorted(named) == [f"{index:024x}" for index in range(found.steps[-1].next_offset)]
-    assert found.steps == expected.steps
-    assert found.content.keys() == expected.content.keys()
-    assert all(is_same(found.content[version], expected.content[version]) for version in expected.content)
-    assert is_same(found.kept, expected.kept)
-    assert found.running == expected.running
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "every"),
-    [*((name, 1) for name in ALGORITHMS), ("one update", 3), ("running means", 3), ("refill", 3)],
+    ("algorithm", "every", "publish"),
+    [
+        *((name, 1, 1) for name in ALGORITHMS),
+        *((name, 3, 1) for name in ("one update", "running means", "refill")),
+        *((name, *every) for name in ("one update", "critic") for every in ((1, 3), (3, 2))),
+    ],
 )
 def test_sigkilled_at_each_seam_it_resumes_bit_for_bit(
     algorithm: str,
     every: int,
+    publish: int,
     undisturbed: Undisturbed,
     broker: str,
     kafka_log: KafkaLog,
@@ -237,9 +191,9 @@ def test_sigkilled_at_each_seam_it_resumes_bit_for_bit(
     tmp_path: Path,
 ) -> None:
     """One run whose trainer dies again and again, whether the log is replayed or not."""
-    config = config_of(untied, tmp_path / "run", every=every, algorithm=algorithm)
-    deaths = [*(WHILE_IT_WAITS if algorithm == "refill" else AT_FIRST), *AT_EACH_SEAM[every]]
-    if config[1].resolve().num_updates > 2:
+    config = config_of(untied, tmp_path / "run", every=every, publish=publish, algorithm=algorithm)
+    deaths = [*(WHILE_IT_WAITS if algorithm == "refill" else AT_FIRST), *AT_EACH_SEAM[every, publish]]
+    if config[1].resolve().num_updates > 2 and publish == 1:
         deaths += BETWEEN_UPDATES
     num_appended = 0
     for death in deaths:
@@ -253,7 +207,9 @@ def test_sigkilled_at_each_seam_it_resumes_bit_for_bit(
         assert bool(half_written) == death.seam.startswith("half-written"), death
 
     run(*config, topics=fresh_topics, log=kafka_log, stop=threading.Event(), metrics=Metrics())
-    assert_exactly_once(outcome(kafka_log, fresh_topics, tmp_path / "run"), undisturbed(algorithm)[0])
+    found = outcome(kafka_log, fresh_topics, tmp_path / "run")
+    assert_exactly_once(found, undisturbed(algorithm, publish)[0])
+    assert [step.version for step in found.steps] == VERSIONS[publish]
     assert every > 1 or len(steps_of(kafka_log, fresh_topics)) == 4
     assert folded(kafka_log, fresh_topics)[1] == 0
     assert not list((tmp_path / "run").rglob(".tmp-*"))
@@ -277,8 +233,10 @@ def test_sigkilled_in_any_function_it_resumes_bit_for_bit(
     tmp_path: Path,
 ) -> None:
     """While groups arrive one by one. HYPOTHESIS_PROFILE=long: 20 pairs of deaths for each algorithm."""
-    dice, (expected, calls) = random.Random(f"{algorithm}/{seed}"), undisturbed(algorithm)
-    config = config_of(untied, tmp_path / "run", every=dice.choice((1, 3)), algorithm=algorithm)
+    dice = random.Random(f"{algorithm}/{seed}")
+    every, publish = dice.choice((1, 3)), dice.choice((1, 2, 3))
+    expected, calls = undisturbed(algorithm, publish)
+    config = config_of(untied, tmp_path / "run", every=every, publish=publish, algorithm=algorithm)
     waiting = list(reversed(groups_of(algorithm)))
     # A third death in one step would have it refused.
     for _ in range(2):

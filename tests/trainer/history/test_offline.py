@@ -75,6 +75,14 @@ def test_tokens_of_the_source_train_whatever_their_version(untied: Path, tmp_pat
     assert (metrics.value(REPLAY_STEP), metrics.value(REPLAY_STEPS)) == (3, 3)
 
 
+def test_the_end_of_the_history_leads_to_a_version(untied: Path, tmp_path: Path) -> None:
+    """Wherever it comes: `steps` would allow more, and nothing that was learnt stays unpublished."""
+    log, settings = history_of([group_bytes(index) for index in range(9)], untied, tmp_path, publish=2)
+    train(log, settings)
+    told = [(step.step, step.version, step.num_unpublished) for step in steps_of(log)]
+    assert told == [(1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 3, 0)]
+
+
 def test_tokens_of_a_third_run_are_excluded(untied: Path, tmp_path: Path) -> None:
     """Only the source's are known to be the history."""
     values = [group_bytes(0), group_bytes(1, version=sampled_by(0, run=RunHash("5eed5eed")))]

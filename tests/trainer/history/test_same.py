@@ -15,7 +15,18 @@ pytest.importorskip("torch")
 from tests.memory_log import MemoryLog
 from tests.trainer.history.past import Settings, kill_at, log_of, replay_of, train_source
 from tests.trainer.material import group_bytes
-from tests.trainer.run_loop import ALGORITHMS, config_of, content, is_same, lineage_of, new_log, steps_of, train
+from tests.trainer.run_loop import (
+    ALGORITHMS,
+    audited,
+    config_of,
+    content,
+    is_same,
+    lineage_of,
+    new_log,
+    request_rollback,
+    steps_of,
+    train,
+)
 from tests.versions import OTHER_RUN
 from tracegrad.schemas.errors import ConfigurationError, DivergedError, LogGapError
 from tracegrad.schemas.metrics import REPLAY_STEP, REPLAY_STEPS
@@ -69,6 +80,35 @@ def test_each_version_has_the_sources_weights_bit_for_bit(source: MemoryLog, unt
     assert figures(log) == figures(source)
     assert {manifest.run for manifest in lineage_of(log).versions.values()} == {OTHER_RUN}
     assert (metrics.value(REPLAY_STEP), metrics.value(REPLAY_STEPS)) == (6, 6)
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 4])
+def test_a_source_of_fewer_versions_than_steps_is_repeated(checkpoint_every: int, untied: Path, tmp_path: Path) -> None:
+    """A version every three updates, a rollback between two, kills in both: each version, bit for bit, whatever the
+    replay's own `[publish] every` and `steps` say."""
+    source, say = log_of([group_bytes(index) for index in range(12)]), loop.Trainer._say
+    given: dict[str, Any] = {"steps": 6, "publish": 3, "checkpoint_every": checkpoint_every}
+
+    def asking(self: loop.Trainer, record: TrainingStep, *args: Any) -> None:
+        say(self, record, *args)
+        if record.step == 4:
+            request_rollback(source, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "_say", asking)
+        with kill_at(5, loop.Trainer, "_check"):
+            train(source, config_of(untied, tmp_path / "source", **given))
+    train(source, config_of(untied, tmp_path / "source", **given))
+    told = [(step.step, step.version, step.num_unpublished) for step in surviving_steps(steps_of(source))]
+    assert told == [(1, 0, 1), (2, 0, 2), (3, 1, 0), (4, 1, 1), (5, 2, 1), (6, 3, 0)]
+    log, settings = replay_of(source, untied, tmp_path / "own", max_staleness=8, publish=2, steps=2)
+    for step in (2, 4, 5):
+        with kill_at(step, loop.Trainer, "_say"):
+            train(log, settings)
+    train(log, settings)
+    assert is_same(content(log), content(source))
+    assert figures(log) == figures(source)
+    assert audited(log, OTHER_RUN) == audited(source) == []
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
