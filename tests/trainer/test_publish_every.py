@@ -239,11 +239,12 @@ def test_a_rollback_drops_what_no_version_holds(log: MemoryLog, untied: Path, tm
     assert is_same({0: found[2], 1: found[3]}, {0: found[1], 1: found[0]})
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 9])
+@pytest.mark.parametrize(("checkpoint_every", "kill"), [(1, ""), (9, ""), (1, "before"), (1, "after")])
 def test_a_damaged_newest_version_is_followed_by_one_of_the_present_weights(
-    checkpoint_every: int, each: MemoryLog, log: MemoryLog, untied: Path, tmp_path: Path
+    checkpoint_every: int, kill: str, each: MemoryLog, log: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
-    """Its own are gone, and no number may have two contents: the last step leads to the next number, and says so."""
+    """Its own are gone, and no number may have two contents: the last step leads to the next number, and says so; also
+    where the trainer is killed as it publishes it."""
     stop = threading.Event()
     original = loop.Trainer._say
 
@@ -257,10 +258,22 @@ def test_a_damaged_newest_version_is_followed_by_one_of_the_present_weights(
         patch.setattr(loop.Trainer, "_say", stopping)
         train(log, config_of(untied, tmp_path, **given), stop)
     shutil.rmtree(lineage_of(log).versions[1].uri)
+    publish = Store._publish
+
+    def killing(self: Store) -> None:
+        if kill == "after":
+            publish(self)
+        raise Killed
+
+    if kill:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Store, "_publish", killing)
+            train(log, config_of(untied, tmp_path, **given))
     train(log, config_of(untied, tmp_path, **given))
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 2, 0), (4, 2, 1), (5, 3, 0)]
     newer = {number: manifest for number, manifest in lineage_of(log).versions.items() if number > 1}
-    assert {number: manifest.label for number, manifest in newer.items()} == {2: label(2, 2), 3: label(3, 2)}
+    labels = {number: manifest.label for number, manifest in newer.items()}
+    assert labels == {2: label(2, 3 if kill == "before" else 2), 3: label(3, 3 if kill else 2)}
     shutil.copytree(newer[2].uri, lineage_of(log).versions[1].uri)  # for `content` to read
     found, expected = content(log), content(each)
     assert is_same({2: found[2], 3: found[3]}, {2: expected[3], 3: expected[5]})

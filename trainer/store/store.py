@@ -70,6 +70,8 @@ class Store:
         self._checkpoints = Checkpoints(Path(handles.work_dir) / "checkpoints", keep=config.keep_checkpoints)
         self._publish_every = handles.publish.every
         self._history = handles.history
+        self._repeats = handles.history is not None and handles.history.mode == "same"
+        """Another run's versions, and no others."""
         self._is_needed = is_needed
         self._publisher = Publisher(handles, keep=config.keep_versions, is_held=self._is_held)
         self._progress = resume(handles, self._checkpoints, policy_log, learner)
@@ -99,7 +101,7 @@ class Store:
         if not self.state.num_unpublished:
             if is_lost:
                 self._publish()
-        elif self._history is None and (is_lost or self._is_last(self.state.step, self.state.next_offset)):
+        elif not self._repeats and (is_lost or self._is_last(self.state.step, self.state.next_offset)):
             self._publish_rest()
         if self._progress.training_step is not None:
             self.past_steps = self._policy_log.training_steps(self._progress.training_step)
