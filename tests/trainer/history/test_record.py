@@ -114,29 +114,40 @@ def test_what_is_neither_is_passed_over() -> None:
     assert [one.version for one in recorded(lines, "policy").steps] == [1]
 
 
-@given(st.lists(st.sampled_from(["step", "skip", "rollback"]), max_size=12), st.data())
+@given(st.lists(st.sampled_from(["step", "between", "skip", "last", "rollback"]), max_size=12), st.data())
 def test_any_history_is_told_back(events: list[str], data: st.DataObject) -> None:
-    """Steps that skip numbers as a source does that lost checkpoints; by replaying the record its versions come out."""
+    """Steps that skip numbers as a source does that lost checkpoints, updates between two versions, and a step that
+    leads to one without an update of its own; by replaying the record its versions come out."""
     versions, steps, content, number = [claim(), weights(0, base=0, after=0)], list[TrainingStep](), {0: "0"}, 0
-    expected = ["0"]
+    expected, pending = ["0"], list[str]()
     for event in ("step", *events):
-        if event == "skip":
-            steps.append(step(len(steps) + 1, number, skipped="no_tokens"))
+        at = len(steps) + 1
+        if event in ("step", "between"):
+            pending.append(f"+{at}")
+        if event == "rollback":
+            base, new, pending = data.draw(st.sampled_from(sorted(content))), number + 1, []
+        elif event in ("between", "skip") or not pending:
+            skipped = "" if event == "between" else "no_tokens"
+            steps.append(step(at, number, skipped=skipped, num_unpublished=len(pending)))
             continue
-        base = number if event == "step" else data.draw(st.sampled_from(sorted(content)))
-        new = number + (data.draw(st.integers(1, 3)) if event == "step" else 1)
-        if event == "step":
-            steps.append(step(len(steps) + 1, new))
-        content[new] = f"{content[base]}+{len(steps)}" if event == "step" else content[base]
+        else:
+            base, new = number, number + data.draw(st.integers(1, 3))
+            steps.append(step(at, new, skipped="no_tokens" if event == "last" else ""))
+        content[new] = content[base] + "".join(pending)
         versions.append(weights(new, base=base, after=len(steps)))
-        number = new
+        number, pending = new, []
         expected.append(content[new])
     record = record_of(steps, versions)
-    made = ["0"]
+    made, left = ["0"], ""
     for done in range(len(steps) + 1):
         for to in record.rollbacks[done]:
             made.append(made[to])
-        if done < len(steps) and record.steps[done].step.is_updated:
-            made.append(f"{made[-1]}+{done + 1}")
-            assert record.steps[done].version == len(made) - 1
+            left = ""
+        if done < len(steps):
+            one = record.steps[done]
+            left += f"+{done + 1}" * one.step.is_updated
+            if one.version != len(made) - 1:
+                made.append(made[-1] + left)
+                left = ""
+            assert one.version == len(made) - 1
     assert made == expected
