@@ -31,7 +31,7 @@ MAY_IMPORT = {room: {"schemas"} for room in ROOMS} | {"schemas": set(), "compose
 APART = {
     "producers": ("llm_gateway", "otlp_gateway", "rewards", "runner", "tasks"),
     "streams": ("assemble", "credit", "normalize", "shell"),
-    "consumers": ("audit", "engine", "history", "views"),
+    "consumers": ("audit", "engine", "history", "index", "views"),
     "compose": ("engine", "kafka", "local_kafka", "verify"),
 }
 """Folders of a room that do not import each other; what two of them share lies beside them, or in schemas. So a fold

@@ -20,7 +20,7 @@ from ..loopback import without_proxy
 from ..printable_log import log_to_stderr
 from ..run.serve import lacking
 from ..run.session import INTERRUPTED
-from . import air, look, run, topics
+from . import air, find, look, run, topics
 from .common import echo
 from .recipes import recipes
 from .replay import replay
@@ -39,7 +39,7 @@ app = typer.Typer(
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
     "History": (replay,),
-    "Look": (look.status, look.tail, look.audit, recipes),
+    "Look": (look.status, look.tail, find.episodes, find.lineage, look.audit, recipes),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)

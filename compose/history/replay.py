@@ -39,7 +39,6 @@ from tracegrad.trainer.history.config import Mode
 
 from ..engine.fetch_model import with_local_model
 from ..files import write_atomically
-from ..local_kafka import node as kafka_node
 from ..local_kafka.broker import LocalKafka
 from ..run.pipeline import history_specs, prepare_run, prepare_topics
 from ..run.report import newest_folder
@@ -48,14 +47,13 @@ from ..run.session import INTERRUPTED, Onlookers, supervise, watch_steps
 from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring, port_of
+from .broker import open_broker as _opened
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 
 __all__ = ["replayed_settings", "run_replay"]
 
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
-_READER = "replay"
-"""The lock of who has opened the broker of a run that has ended."""
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
@@ -211,23 +209,6 @@ def _history(request: ReplayRequest, source: Wiring) -> History:
 
 def _tell(show: Show, progress: Progress) -> None:
     show.progress("replay", msgspec.to_builtins(progress), progress.text)
-
-
-@contextlib.contextmanager
-def _opened(source: RunDir) -> Iterator[str]:
-    """The source's broker: a cluster, a live run's, or its own, opened from its folder."""
-    servers = source.endpoints.bootstrap_servers
-    is_ours = source.settings.kafka.bootstrap_servers is None
-    if is_ours and source.is_locked():
-        with source.lock(_READER):
-            pass  # a live run's; what another replay has opened goes with that one
-        is_ours = False
-    if not is_ours:
-        yield servers
-        return
-    port = port_of(servers) if kafka_node.is_free(port_of(servers)) else None
-    with source.lock(), source.lock(_READER), LocalKafka(source.kafka, port=port) as broker:
-        yield broker.bootstrap_servers
 
 
 @contextlib.contextmanager

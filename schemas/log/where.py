@@ -20,6 +20,7 @@ import operator
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -110,7 +111,7 @@ def _misread(text: str, at: int, expected: str) -> ConfigurationError:
 
 def matches(term: Term, *facts: str | float | bool | None) -> bool:
     """Whether a term holds of what is known of its field: nothing, one value or several; None counts as nothing."""
-    known = [fact for fact in facts if fact is not None]
+    known: list[Any] = [fact for fact in facts if fact is not None]
     if compare := _COMPARED.get(term.op):
         return any(compare(fact, term.value) for fact in known)
     is_equal = not known if term.value is None else any(_is_like(term.value, fact) for fact in known)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -224,14 +225,24 @@ def hash_batch(judged: Iterable[tuple[bytes, str]]) -> str:
     return digest.hexdigest()
 
 
-def surviving_steps(steps: Iterable[TrainingStep]) -> list[TrainingStep]:
+class _Step(Protocol):
+    @property
+    def step(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+S = TypeVar("S", bound=_Step)
+
+
+def surviving_steps(steps: Iterable[S]) -> list[S]:
     """One lineage, in order: a record is void if a later epoch wrote this step or an earlier one."""
-    best: dict[int, TrainingStep] = {}
+    best: dict[int, S] = {}
     for step in steps:
         known = best.get(step.step)
         if known is None or step.epoch > known.epoch:
             best[step.step] = step
-    chosen: list[TrainingStep] = []
+    chosen: list[S] = []
     for number in sorted(best):
         if not chosen or best[number].epoch >= chosen[-1].epoch:
             chosen.append(best[number])

@@ -33,6 +33,7 @@ __all__ = [
     "decode_group",
     "encode_group",
     "group_id_of",
+    "summary_of",
 ]
 
 _METADATA_KEY = b"tracegrad.group"
@@ -44,15 +45,9 @@ MAX_TEMPERATURE = 100.0
 MAX_WEIGHT = 1e6
 """Of a turn: times the greatest return, squared in the gradient's norm, it stays within float32."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_UNREADABLE = (
-    pa.ArrowException,
-    OSError,  # what Arrow raises for flatbuffers that do not verify
-    MemoryError,  # what a length that somebody made up asks for
-    RecursionError,
-    struct.error,
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-)
+_UNREADABLE = (pa.ArrowException, OSError, MemoryError, RecursionError, struct.error, msgspec.DecodeError,
+               UnicodeDecodeError)  # fmt: skip
+"""OSError: flatbuffers that do not verify; MemoryError: what a length that somebody made up asks for."""
 
 
 class MemberSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +75,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     members: tuple[MemberSummary, ...]
     excluded: str = ""
-    """Why the whole group trains nothing, decided by credit: `all_members_excluded`, `too_large`, `unencodable`; else
-    empty."""
+    """Why credit lets it train nothing: `all_members_excluded`, `too_large`, `unencodable`; else empty."""
     detail: str = ""
     """Of the last two: expected, got, and the key to raise."""
     peers: PeersRule = "turn"
@@ -265,17 +259,23 @@ def _field(metadata: memoryview, table: int, slot: int) -> int:
     return table + offset if offset else 0
 
 
-def group_id_of(data: bytes | None) -> str | None:
-    """The group that even malformed bytes still name, as they spell it; None when they name none. Never raises.
+def summary_of(data: bytes | None) -> GroupSummary | None:
+    """What even malformed bytes still tell of the group as a whole, not checked; None when they tell nothing.
 
     Reads the schema message only: Arrow verifies that one itself, while column buffers that were not validated can
-    crash the process.
+    crash the process. Never raises.
     """
     try:
         with pa.ipc.open_stream(data or b"") as reader:
-            return _summary_of(reader.schema).group_id
+            return _summary_of(reader.schema)
     except _UNREADABLE:
         return None
+
+
+def group_id_of(data: bytes | None) -> str | None:
+    """The group that they name, as they spell it."""
+    summary = summary_of(data)
+    return summary.group_id if summary is not None else None
 
 
 def _summary_of(schema: pa.Schema) -> GroupSummary:

@@ -14,6 +14,7 @@ import pytest
 from tests.compose.run.test_run_dir import SETTINGS
 from tracegrad.compose.cli.replay import moment_ms, replay
 from tracegrad.compose.history import replay as history
+from tracegrad.compose.history.broker import open_broker
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir
@@ -123,10 +124,10 @@ def test_a_broker_that_another_replay_has_opened_is_not_shared(runs: Path, monke
     """It goes with that one, in the midst of what the second reads; one of a live run stays."""
     monkeypatch.undo()
     source = RunDir.open(runs / "mine")
-    with source.lock(), history._opened(source) as servers:
+    with source.lock(), open_broker(source) as servers:
         assert servers == source.endpoints.bootstrap_servers
     with source.lock(), source.lock("replay"), pytest.raises(ConfigurationError, match="already is the replay of"):
-        history._opened(source).__enter__()
+        open_broker(source).__enter__()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,136 @@
+"""Find things: `episodes`, `lineage`. They read the run's topics, and write beside them nothing but the run's index."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tracegrad.consumers.index import lineage as links
+from tracegrad.consumers.index.build import Progress
+from tracegrad.consumers.index.query import KINDS, Question, count, find, unread
+from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_origins
+from tracegrad.consumers.index.show import episode_lines, lineage_lines
+from tracegrad.consumers.index.subject import Kind, taken_for
+from tracegrad.schemas.log.where import parse
+
+from ..history.index import Indexed, indexed
+from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run
+from .replay import moment_ms
+
+__all__ = ["episodes", "lineage"]
+
+_TELL_S = 2.0
+
+Where = Annotated[
+    str,
+    typer.Option(
+        "--where", help="Terms joined by blanks: 'agent=plan* reward>0.5 excluded!=none'.", show_default=False
+    ),
+]
+Order = Annotated[str, typer.Option(help="A fact, or at (the record's time); - before it: the greatest first.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Of the rows shown; 0: all.")]
+Since = Annotated[
+    str | None, typer.Option("--from", help="Written since: a time in ISO 8601, or PT2H.", show_default=False)
+]
+Until = Annotated[str | None, typer.Option("--to", help="And before: in the same form.", show_default=False)]
+KindOption = Annotated[
+    Kind | None, typer.Option("--kind", help="What ID is; else it is guessed, and said.", show_default=False)
+]
+
+
+def episodes(
+    where: Where = "",
+    from_: Since = None,
+    to: Until = None,
+    order_by: Order = "-at",
+    limit: Limit = 20,
+    only_count: Annotated[bool, typer.Option("--count", help="How many, not which.")] = False,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = RUNS,
+) -> None:
+    """Find episodes by what is known of them; docs/finding.md lists the facts.
+
+    Example: tracegrad episodes --where 'reward<0.5 tools_failed>0' --order-by -tokens
+    """
+    now = datetime.now(UTC)
+    question = Question(
+        terms=parse(where, KINDS),
+        begin_ms=moment_ms(from_, "--from", now) if from_ else None,
+        end_ms=moment_ms(to, "--to", now) if to else None,
+        order_by=order_by,
+        limit=limit or None,
+    )
+    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=False, tell=_teller()) as index:
+        _tell_unread(index)
+        if only_count:
+            found = count(index.connection, question)
+            echo(json.dumps({"count": found}) if as_json else str(found))
+        elif as_json:
+            for facts in find(index.connection, question):
+                echo(json.dumps(facts))
+        else:
+            for line in episode_lines(find(index.connection, question)):
+                echo(line)
+
+
+def lineage(
+    asked: Annotated[str, typer.Argument(metavar="ID", help="A version, an episode, a group, a call or a span.")],
+    kind: KindOption = None,
+    as_json: JsonFlag = False,
+    run: RunOption = None,
+    run_dir: RunDirOption = None,
+    runs_dir: RunsDirOption = RUNS,
+) -> None:
+    """Show what a version was made of, down to spans; or what became of a span, a call or an episode.
+
+    Example: tracegrad lineage 18
+    """
+    with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=True, tell=_teller()) as index:
+        _tell_unread(index)
+        found = _trace(index, asked, kind)
+    echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lineage_lines(found)))
+
+
+def _trace(index: Indexed, asked: str, kind: Kind | None) -> links.Lineage:
+    log, topics, connection = index.log, index.wiring.topics, index.connection
+    assert log is not None
+    subject = taken_for(connection, asked, kind)
+    if subject.kind is Kind.VERSION:
+        found = links.of_version(connection, int(subject.id), asked)
+    elif subject.kind is Kind.GROUP:
+        found = links.of_group(connection, subject.id, asked)
+    else:
+        ids = [subject.id]
+        if subject.kind is Kind.CALL:
+            ids = episodes_of_call(log, topics, connection, subject.id)
+        elif subject.kind is Kind.SPAN:
+            ids = episodes_of_span(log, topics, connection, subject)
+        found = links.of_episodes(connection, ids, asked, subject.kind)
+    return msgspec.structs.replace(found, episodes=with_origins(log, topics, found.episodes))
+
+
+def _tell_unread(index: Indexed) -> None:
+    if told := unread(index.connection):
+        words = ", ".join(f"{num} of {what}" for what, num in told.items())
+        echo(f"tracegrad: records that cannot be read are left out: {words}", is_error=True)
+
+
+def _teller() -> Callable[[Progress], None]:
+    """Says on stderr how far the index is, where that takes long."""
+    told_at = time.monotonic()
+
+    def tell(progress: Progress) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > _TELL_S:
+            told_at = time.monotonic()
+            echo(f"tracegrad: indexed {progress.num_read:,} of {progress.num_records:,} records", is_error=True)
+
+    return tell

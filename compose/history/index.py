@@ -1,0 +1,72 @@
+"""A run's index, up to date: opened, filled from the run's topics, handed out.
+
+In: a run's folder. Out: the index and, where it is asked for, the log. Invariant: what is handed out knows all that lay
+on the log when it was asked for; of a run that has ended no broker is opened for what is known already, which the sizes
+of its segments tell. Failure: ConfigurationError, UnavailableError with the remedy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import NamedTuple
+
+from tracegrad.consumers.index.build import INDEXED, Progress, catch_up
+from tracegrad.consumers.index.schema import open_index, read_mark, write_mark
+from tracegrad.schemas.log.protocol import Log
+
+from ..run.run_dir import RunDir
+from ..run.wiring import Wiring
+from .broker import open_broker
+
+__all__ = ["Indexed", "indexed"]
+
+_WAIT_S = 120.0
+"""For another command that has opened the same broker."""
+_PATIENCE_S = 30.0
+"""For a broker that is away: somebody waits for the answer."""
+
+
+class Indexed(NamedTuple):
+    """What a question is asked of."""
+
+    connection: sqlite3.Connection
+    wiring: Wiring
+    log: Log | None
+    """None where nobody needs it and the index knew all."""
+
+
+@contextmanager
+def indexed(
+    run_dir: RunDir, *, needs_log: bool, tell: Callable[[Progress], None] = lambda progress: None
+) -> Iterator[Indexed]:
+    """The index of a run. Blocks until it is up to date."""
+    with closing(open_index(run_dir.path / "index.sqlite")) as connection:
+        has_ended = run_dir.settings.kafka.bootstrap_servers is None and not run_dir.is_locked()
+        if has_ended and not needs_log and read_mark(connection) == _mark(run_dir):
+            yield Indexed(connection, Wiring(run_dir), None)
+            return
+        with open_broker(run_dir, wait_s=_WAIT_S) as servers:
+            wiring = Wiring(run_dir, bootstrap_servers=servers)
+            log = wiring.log(is_history=True)
+            policy = wiring.settings.policy.name
+            catch_up(log, wiring.topics, policy, connection, tell=tell, patience_s=_PATIENCE_S)
+            if needs_log:
+                yield Indexed(connection, wiring, log)
+        if has_ended:
+            write_mark(connection, _mark(run_dir))
+        if not needs_log:
+            yield Indexed(connection, wiring, None)
+
+
+def _mark(run_dir: RunDir) -> str:
+    """Of the segments of the topics in the index, as they lie in the folder of a run that has ended."""
+    names = {Wiring(run_dir).topics.name(topic) for topic in INDEXED}
+    sizes = sorted(
+        (str(path.relative_to(run_dir.kafka)), path.stat().st_size)
+        for path in (run_dir.kafka / "log").glob("*/*.log")
+        if path.parent.name.rpartition("-")[0] in names
+    )
+    return hashlib.sha256(repr(sizes).encode()).hexdigest()

@@ -1,0 +1,129 @@
+"""Brings an index up to date with its run's topics.
+
+    episodes, transitions, training_steps, weights --> tables          positions: how far each was read
+
+In: the log, the run's topics, an index. Out: the index, as of all that lay on the log when it began. Invariants: the
+result does not depend on the order of the topics, on how often it was broken off, or on who else builds at the same
+time; records and positions are one transaction, so memory is bounded by a chunk. A topic that was made anew, or that
+lost records which were not read yet, makes the index begin from nothing. Failure: a record that cannot be read is
+counted with its reason; a log that is away is waited for, then UnavailableError.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from tracegrad.schemas.errors import RecordError
+from tracegrad.schemas.log.follow import PATIENCE_S, follow
+from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.topics import Topic, Topics
+
+from .fill import Fill
+from .schema import empty, is_current, transaction
+from .settle import settle
+
+__all__ = ["INDEXED", "Progress", "catch_up"]
+
+INDEXED = (Topic.EPISODES, Topic.TRANSITIONS, Topic.TRAINING_STEPS, Topic.WEIGHTS)
+_CHUNK = 2_000
+"""Records of a transaction."""
+
+
+class Progress(NamedTuple):
+    """How far it is."""
+
+    num_read: int
+    num_records: int
+    """Of the topics, as far as their ends are known."""
+
+
+def catch_up(
+    log: Log,
+    topics: Topics,
+    policy: str,
+    connection: sqlite3.Connection,
+    *,
+    tell: Callable[[Progress], None] = lambda progress: None,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Reads what came since. Blocks. Raises UnavailableError.
+
+    Args:
+        policy: the run's; an episode that never called it trains nothing.
+        tell: is told of progress, after each transaction.
+        patience_s: how long a log that is away is waited for.
+    """
+    names = {topics.name(topic): topic for topic in INDEXED}
+    if not _is_continued(log, names, connection):
+        empty(connection)
+    while not _read(log, names, policy, connection, tell, patience_s):
+        pass  # another process builds too: on from where it stands
+    settle(connection)
+
+
+def _is_continued(log: Log, names: Iterable[str], connection: sqlite3.Connection) -> bool:
+    """Whether the topics are those that were read, and hold what was not."""
+    known = dict(connection.execute("SELECT topic, id FROM topics").fetchall())
+    positions = _positions(connection)
+    for name in names:
+        if known.get(name, "") not in ("", log.topic_id(name)):
+            return False
+        for partition, kept in log.offsets(name).items():
+            at = positions.get(TopicPartition(name, partition))
+            if at is not None and not kept.begin <= at <= kept.end:
+                return False
+    # Others of the log that they were read from.
+    return all(where.topic in set(names) for where in positions)
+
+
+def _positions(connection: sqlite3.Connection) -> dict[TopicPartition, int]:
+    rows = connection.execute("SELECT topic, partition, next FROM positions")
+    return {TopicPartition(topic, partition): at for topic, partition, at in rows}
+
+
+def _read(
+    log: Log,
+    names: Mapping[str, Topic],
+    policy: str,
+    connection: sqlite3.Connection,
+    tell: Callable[[Progress], None],
+    patience_s: float,
+) -> bool:
+    """Reads to the end; False where another process moved the index meanwhile."""
+    fill = Fill(connection, policy)
+    stood = _positions(connection)
+    ids = [(name, log.topic_id(name)) for name in names]
+    chunks = follow(
+        log, list(names), starts=stood, may_skip=True, poll_s=0.2, max_records=_CHUNK, patience_s=patience_s
+    )
+    with closing(chunks):
+        for chunk in chunks:
+            if not (chunk.records or chunk.is_caught_up):
+                continue
+            with transaction(connection):
+                if not is_current(connection) or _positions(connection) != stood:
+                    return False
+                _take(fill, chunk.records, names, connection)
+                stood = dict(chunk.positions)
+                rows = [(*where, at) for where, at in stood.items()]
+                connection.executemany("INSERT OR REPLACE INTO positions VALUES(?, ?, ?)", rows)
+                connection.executemany("INSERT OR REPLACE INTO topics VALUES(?, ?)", ids)
+            tell(Progress(sum(stood.values()), sum(chunk.ends.values())))
+            if chunk.is_caught_up:
+                return True
+    return True
+
+
+def _take(fill: Fill, records: Sequence[Record], names: Mapping[str, Topic], connection: sqlite3.Connection) -> None:
+    for record in records:
+        try:
+            fill.folds[names[record.topic]](record)
+        except (RecordError, OverflowError) as error:  # OverflowError: a number that no column holds
+            connection.execute(
+                "INSERT INTO unread VALUES(?, ?, 1) ON CONFLICT(topic, reason) DO UPDATE SET num = num + 1",
+                (names[record.topic], getattr(error, "reason", "too_large")),
+            )
+    fill.end()

@@ -1,0 +1,246 @@
+"""What the index knows of an episode: the facts that can be asked for, and how they are read off its record. Pure.
+
+In: a record of `episodes`. Out: `EpisodeFacts`. Only what is asked for is decoded: tokens, texts and most numbers of a
+record are passed over, which takes a quarter of the time. Failure: RecordError, as of any reader of the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from tracegrad.schemas.log.made_of import MadeOf, made_of
+from tracegrad.schemas.log.protocol import Record
+from tracegrad.schemas.log.where import Kind
+from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.episodes import AppliedReward, why_excluded
+from tracegrad.schemas.records.facts import ToolStatus
+from tracegrad.schemas.records.rollouts import RolloutState
+from tracegrad.schemas.topics import Topic
+
+__all__ = [
+    "FIELDS",
+    "MAX_WORD",
+    "NAMES",
+    "NUMBERS",
+    "SPAN_TOPICS",
+    "WORDS",
+    "EpisodeFacts",
+    "Field",
+    "SpanRange",
+    "cut",
+    "read_facts",
+    "told_once",
+]
+
+SPAN_TOPICS = (Topic.OTLP_SPANS, Topic.OTLP_LOGS)
+MAX_WORD = 200
+"""Characters of a name: others choose them."""
+_MAX_NAMES = 32
+
+
+class Field(NamedTuple):
+    """A fact of an episode that can be asked for."""
+
+    kind: Kind
+    meaning: str
+    is_many: bool = False
+    """It has several values, or none."""
+
+
+FIELDS = {
+    "episode": Field(Kind.TEXT, "its id; that of a rollout's begins with the rollout's"),
+    "group": Field(Kind.TEXT, "the group's id; of a captured one the episode's own, under which it would train"),
+    "task": Field(Kind.TEXT, "the task's id"),
+    "policy": Field(Kind.TEXT, "the policy's name"),
+    "purpose": Field(Kind.TEXT, "`train`, `validation`; `unknown` of a captured one"),
+    "state": Field(Kind.TEXT, "how the attempt ended: `succeeded`, `failed`, `truncated`, `aborted`, ..."),
+    "closed_by": Field(Kind.TEXT, "`complete`, `deadline`, `idle` or `bound`"),
+    "service": Field(Kind.TEXT, "services whose spans it has", True),
+    "agent": Field(Kind.TEXT, "agents that called, as its spans name them", True),
+    "tool": Field(Kind.TEXT, "tools that ran", True),
+    "paid_by": Field(Kind.TEXT, "rules and sources that rewarded a call: `air:tool_success`", True),
+    "rules": Field(Kind.TEXT, "digest of the AIR rules by which it was rewarded"),
+    "reward": Field(Kind.NUMBER, "the final reward"),
+    "paid": Field(Kind.NUMBER, "sum of what its calls earned beside that"),
+    "unscored": Field(Kind.TEXT, "why it has no reward"),
+    "calls": Field(Kind.NUMBER, "calls in the record"),
+    "context_calls": Field(Kind.NUMBER, "what other models answered"),
+    "tokens": Field(Kind.NUMBER, "sampled tokens"),
+    "spans": Field(Kind.NUMBER, "spans"),
+    "tools": Field(Kind.NUMBER, "tools that ran"),
+    "tools_failed": Field(Kind.NUMBER, "of these, known to have failed"),
+    "duration_s": Field(Kind.NUMBER, "seconds of the attempt"),
+    "attempt": Field(Kind.NUMBER, "its place within its rollout, from 0"),
+    "revision": Field(Kind.NUMBER, "how often it was written again"),
+    "version": Field(Kind.NUMBER, "the newest version that sampled in it"),
+    "first_version": Field(Kind.NUMBER, "the oldest one"),
+    "final": Field(Kind.FLAG, "its rollout counts by it; no: a later attempt followed"),
+    "captured": Field(Kind.FLAG, "of an agent that no runner started"),
+    "step": Field(Kind.NUMBER, "the step that trained it"),
+    "excluded": Field(Kind.TEXT, "why it trained nothing; none: it trained, waits, or is held out"),
+}
+"""By name, in the order in which they are told."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+"""What SQLite's integers hold, with room."""
+
+
+class _Span(msgspec.Struct, frozen=True, gc=False):
+    version: _Count
+
+
+class _Tool(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    status: ToolStatus
+    is_proved: bool = True
+
+
+class _Call(msgspec.Struct, frozen=True, gc=False):
+    policy: str
+    agent: str | None
+    sampled_ids: str
+    """In base64."""
+    versions: tuple[_Span, ...]
+    tools: tuple[_Tool, ...] = ()
+    rewards: tuple[AppliedReward, ...] = ()
+
+
+class _Group(msgspec.Struct, frozen=True, gc=False):
+    id: str
+
+
+class _Nothing(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class _Episode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The part of schemas' Episode that is asked for; a field there keeps its name and type for ever."""
+
+    schema: str
+    episode_id: str
+    rollout_id: str | None
+    attempt_number: _Count = 0
+    group: _Group | None
+    task_id: str | None
+    policy: str | None
+    purpose: str
+    state: RolloutState
+    is_final: bool
+    closed_by: str
+    services: tuple[str, ...] = ()
+    calls: tuple[_Call, ...]
+    reward: float | None
+    unscored: str = ""
+    num_spans: _Count = 0
+    num_tools: _Count = 0
+    duration_s: float | None = None
+    calls_omitted: str = ""
+    air_rules: str = ""
+    context_calls: tuple[_Nothing, ...] = ()
+
+
+_EPISODES: Codec[_Episode] = Codec(_Episode, released=("episode/1",), wire="json")
+
+
+class SpanRange(NamedTuple):
+    """Neighbouring records of a raw topic that hold spans of an episode, [begin, end)."""
+
+    place: str
+    """`otlp_spans/3`: the topic's name in the registry, and the partition."""
+    begin: int
+    end: int
+
+
+class EpisodeFacts(NamedTuple):
+    """One record of `episodes`. What no record of it alone tells, its step and why it trained nothing, is not here."""
+
+    episode: str
+    group: str
+    words: tuple[str | None, ...]
+    """By WORDS."""
+    names: tuple[tuple[str, ...], ...]
+    """By NAMES, as often as they occur; `told_once` of each is what is asked for."""
+    numbers: tuple[float | None, ...]
+    """By NUMBERS."""
+    excluded: str | None
+    """Why it trains nothing, as far as the record tells."""
+    spans: list[SpanRange]
+    keys: list[str]
+    """Keys other than its id under which facts of it came: its conversation's, traces that were forwarded."""
+
+
+WORDS = ("task", "policy", "purpose", "state", "closed_by", "rules", "unscored")
+NAMES = ("service", "agent", "tool", "paid_by")
+NUMBERS = (
+    "reward", "paid", "calls", "context_calls", "tokens", "spans", "tools", "tools_failed", "duration_s", "attempt",
+    "revision", "version", "first_version", "final", "captured",
+)  # fmt: skip
+
+
+def read_facts(record: Record, policy: str) -> EpisodeFacts:
+    """The facts of a record. Raises RecordError."""
+    episode = _EPISODES.decode(record.value)
+    made = made_of(record.headers, MadeOf)
+    if made is not None and made.id != episode.episode_id:
+        made = None
+    agents: list[str] = []
+    tools: list[_Tool] = []
+    rewards: list[AppliedReward] = []
+    versions: list[int] = []
+    num_tokens = 0
+    for call in episode.calls:
+        num_tokens += _num_tokens(call.sampled_ids)
+        if call.agent is not None:
+            agents.append(call.agent)
+        for tool in call.tools:
+            if tool.is_proved:
+                tools.append(tool)
+        rewards += call.rewards
+        versions += [span.version for span in call.versions]
+    return EpisodeFacts(
+        episode.episode_id,
+        episode.group.id if episode.group is not None else episode.episode_id,
+        (
+            episode.task_id, episode.policy, episode.purpose, episode.state.value, episode.closed_by,
+            episode.air_rules or None, episode.unscored or None,
+        ),
+        (episode.services, tuple(agents), tuple([tool.name for tool in tools]), tuple([one.rule for one in rewards])),
+        (
+            episode.reward, sum([one.value for one in rewards]), len(episode.calls), len(episode.context_calls),
+            num_tokens, episode.num_spans, episode.num_tools,
+            len([tool for tool in tools if tool.status is ToolStatus.FAILED]), episode.duration_s,
+            episode.attempt_number, made.revision if made else 0, max(versions, default=None),
+            min(versions, default=None), episode.is_final, episode.rollout_id is None,
+        ),
+        (why_excluded(episode, policy) or None) if episode.is_final else "superseded",
+        _spans(made) if made else [],
+        [key for key in dict.fromkeys((made.key, *made.parts)) if key != made.id] if made else [],
+    )  # fmt: skip
+
+
+def _num_tokens(ids: str) -> int:
+    return (len(ids) * 3 // 4 - ids[-2:].count("=")) // 4
+
+
+def _spans(made: MadeOf) -> list[SpanRange]:
+    return [
+        SpanRange(place, begin, end)
+        for positions in made.parts.values()
+        for place, ranges in positions.items()
+        if place.startswith(SPAN_TOPICS)
+        for begin, end in ranges
+    ]
+
+
+def cut(text: str) -> str:
+    """What is kept of a name."""
+    return text[:MAX_WORD]
+
+
+def told_once(names: Iterable[str]) -> list[str]:
+    """As many as are kept, in order."""
+    return sorted(set(map(cut, names)))[:_MAX_NAMES]

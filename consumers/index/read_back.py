@@ -1,0 +1,150 @@
+"""What stands on the log alone of an episode that the index found: its calls, and the raw records it was made of.
+
+In: the log, links of a Lineage, an id of a call or a span. Out: links with both; the episodes that an id is in. Each
+record is read at its place. Failure: a record that is gone, or that says nothing, leaves its link as it was;
+ConfigurationError for a call or a span that is in no episode.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+
+import msgspec
+
+from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UndecodableError
+from tracegrad.schemas.ids import key_in
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.made_of import MadeOf, made_of, raw_positions
+from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.records.codec import Codec
+from tracegrad.schemas.records.otlp import decode_spans, spans_of
+from tracegrad.schemas.topics import Topic, Topics
+
+from .lineage import EpisodeLink
+from .subject import Subject, episodes_at, episodes_of_key
+
+__all__ = ["episodes_of_call", "episodes_of_span", "with_origins"]
+
+_READ_S = 10.0
+"""How long one record is waited for."""
+_NEAR = 2_000
+"""Records between two that are read over rather than skipped."""
+
+
+class _Call(msgspec.Struct, frozen=True, gc=False):
+    call_id: str
+
+
+class _Episode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    schema: str
+    calls: tuple[_Call, ...]
+    context_calls: tuple[_Call, ...] = ()
+
+
+_EPISODES: Codec[_Episode] = Codec(_Episode, released=("episode/1",), wire="json")
+
+
+def with_origins(log: Log, topics: Topics, links: Iterable[EpisodeLink]) -> tuple[EpisodeLink, ...]:
+    """The same, each with its calls and raw positions. Blocks."""
+    links = tuple(links)
+    places = [(link.partition, link.offset) for link in links]
+    found = {(one.partition, one.offset): one for one in _read_at(log, topics.name(Topic.EPISODES), places)}
+    return tuple(_with_origin(link, found.get((link.partition, link.offset))) for link in links)
+
+
+def _with_origin(link: EpisodeLink, record: Record | None) -> EpisodeLink:
+    made = made_of(record.headers, MadeOf) if record is not None else None
+    return msgspec.structs.replace(
+        link, calls=_calls(record), made_of=raw_positions([made.parts]) if made is not None else {}
+    )
+
+
+def _calls(record: Record | None) -> tuple[str, ...]:
+    try:
+        episode = _EPISODES.decode(record.value if record is not None else None)
+    except RecordError:
+        return ()
+    return tuple(call.call_id for call in (*episode.calls, *episode.context_calls))
+
+
+def episodes_of_call(log: Log, topics: Topics, connection: sqlite3.Connection, call: str) -> list[str]:
+    """Ids of the episodes with this call: those of its key are looked at. Blocks. Raises ConfigurationError."""
+    key = key_in(call)
+    candidates = {(partition, at): id_ for id_, partition, at in episodes_of_key(connection, key)} if key else {}
+    found = [
+        candidates[record.partition, record.offset]
+        for record in _read_at(log, topics.name(Topic.EPISODES), candidates)
+        if call in _calls(record)
+    ]
+    if not found:
+        raise ConfigurationError(
+            f"call {call} is in none of the {len(candidates)} episodes of its key {key}: it is open, late, of another "
+            "run, or was not selected; `tracegrad audit` says what became of each"
+        )
+    return found
+
+
+def episodes_of_span(log: Log, topics: Topics, connection: sqlite3.Connection, span: Subject) -> list[str]:
+    """Ids of the episodes that were made of the record that holds a span. Reads `otlp_spans` until it is found.
+
+    Blocks. Raises ConfigurationError.
+    """
+    for record in read_to_end(log, topics.name(Topic.OTLP_SPANS)):
+        for trace in _traces_of(record, bytes.fromhex(span.id)):
+            if span.trace not in (None, trace):
+                continue
+            made = episodes_at(connection, topics, record.position)
+            if not made:
+                raise ConfigurationError(
+                    f"span {span.id} of trace {trace} lies at {record!r}, and in no episode: it is open, late, of "
+                    "another run, or was not selected; `tracegrad audit` says what became of each"
+                )
+            # One record may hold spans of several traces.
+            own = {id_ for id_, *_ in episodes_of_key(connection, trace)}
+            return [id_ for id_ in made if id_ in own] or made
+    raise ConfigurationError(f"expected a span of this run, got {span.id}, which is on no record of otlp_spans")
+
+
+def _traces_of(record: Record, span: bytes) -> list[str]:
+    """Traces, in hex, of the spans of that id in a record; nothing is decoded that does not hold its bytes."""
+    if record.value is None or span not in record.value:
+        return []
+    try:
+        request = decode_spans(record.value)
+    except UndecodableError:
+        return []
+    return [one.trace_id.hex() for _, _, one in spans_of(request) if one.span_id == span]
+
+
+def _read_at(log: Log, topic: str, places: Iterable[tuple[int, int]]) -> Iterator[Record]:
+    """The records at these (partition, offset), but for those that are gone."""
+    by_partition: dict[int, list[int]] = {}
+    for partition, offset in sorted(places):
+        by_partition.setdefault(partition, []).append(offset)
+    for partition, offsets in by_partition.items():
+        wanted = set(offsets)
+        begin = 0
+        while begin < len(offsets):
+            end = begin + 1
+            while end < len(offsets) and offsets[end] - offsets[end - 1] <= _NEAR:
+                end += 1
+            for record in _stretch(log, TopicPartition(topic, partition), offsets[begin], offsets[end - 1]):
+                if record.offset in wanted:
+                    yield record
+            begin = end
+
+
+def _stretch(log: Log, where: TopicPartition, first: int, last: int) -> Iterator[Record]:
+    try:
+        reader = log.tail({where: first})
+    except LogGapError:
+        return
+    with closing(reader):
+        give_up_at = time.monotonic() + _READ_S
+        while reader.positions().get(where, last + 1) <= last and time.monotonic() < give_up_at:
+            for record in reader.read(timeout_s=0.2):
+                give_up_at = time.monotonic() + _READ_S
+                yield record

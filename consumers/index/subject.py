@@ -1,0 +1,111 @@
+"""What an id means: a version's, an episode's, a group's, a call's or a span's; which episodes have a key or a record.
+
+In: an index, a text. Out: a Subject. Invariant: what was guessed is said, so that a user can correct it. Failure:
+ConfigurationError for an id that names nothing here, or more than one episode.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from enum import StrEnum
+from typing import NamedTuple
+
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import canonical_call
+from tracegrad.schemas.log.protocol import Position
+from tracegrad.schemas.records.versions import parse_label
+from tracegrad.schemas.topics import Topic, Topics
+
+__all__ = ["Kind", "Subject", "episodes_at", "episodes_of_key", "taken_for"]
+
+_VERSION = re.compile(r"v?(0|[1-9][0-9]{0,11})")
+_SPAN = re.compile(r"(?:([0-9a-f]{32})[/:])?([0-9a-f]{16})")
+_HEX = re.compile(r"[0-9a-f]{8,32}")
+_NAMED = 5
+
+
+class Kind(StrEnum):
+    """What an id can be of."""
+
+    VERSION = "version"
+    EPISODE = "episode"
+    GROUP = "group"
+    CALL = "call"
+    SPAN = "span"
+
+
+class Subject(NamedTuple):
+    """What an id was taken for."""
+
+    kind: Kind
+    id: str
+    """A version's number; an episode's or a group's id, whole; a call's as records hold it; a span's."""
+    trace: str | None = None
+    """Of a span, where it was named."""
+
+
+def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = None) -> Subject:
+    """What an id means, of this kind or of any. Raises ConfigurationError."""
+    found: list[Subject] = []
+    label = parse_label(text)
+    number = str(label.version) if label else match[1] if (match := _VERSION.fullmatch(text)) else None
+    if number is not None and _has_version(connection, int(number), label.run if label else None):
+        found.append(Subject(Kind.VERSION, number))
+    if (call := canonical_call(text)) is not None:
+        found.append(Subject(Kind.CALL, call))
+    if span := _SPAN.fullmatch(text):
+        found.append(Subject(Kind.SPAN, span[2], span[1]))
+    found += [Subject(Kind.EPISODE, id_) for id_ in _episodes_like(connection, text)]
+    if connection.execute("SELECT 1 FROM groups WHERE id = ?", (text,)).fetchone() and len(text) == 24:
+        found.append(Subject(Kind.GROUP, text))
+    found = [one for one in found if kind in (None, one.kind)]
+    if not found:
+        raise ConfigurationError(
+            f"expected the id of a {kind or 'version, episode, group, call or span'} of this run, got {text[:80]!r}: a "
+            "version is a number, v18 or a label; an episode 32 hex, or its beginning; a group 24 hex; a call "
+            "chatcmpl-..; a span 16 hex, or TRACE/SPAN"
+        )
+    kinds = list(dict.fromkeys(one.kind for one in found))
+    if len(found) > len(kinds):
+        ids = [one.id for one in found]
+        raise ConfigurationError(f"expected one episode, got {text!r}, with which {len(ids)} begin: {_some(ids)}")
+    return found[0]
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")
+
+
+def _has_version(connection: sqlite3.Connection, version: int, run: str | None) -> bool:
+    row = connection.execute("SELECT run FROM versions WHERE version = ?", (version,)).fetchone()
+    return row is not None and run in (None, row[0])
+
+
+def _episodes_like(connection: sqlite3.Connection, text: str) -> list[str]:
+    """Episodes whose id begins so, or of the conversation or forwarded trace that is called so."""
+    if not _HEX.fullmatch(text):
+        return []
+    rows = connection.execute("SELECT id FROM episodes WHERE id GLOB ? ORDER BY id LIMIT 20", (f"{text}*",)).fetchall()
+    return [id_ for (id_,) in rows] or [id_ for id_, *_ in episodes_of_key(connection, text)]
+
+
+def episodes_of_key(connection: sqlite3.Connection, key: str) -> list[tuple[str, int, int]]:
+    """(id, partition and offset of the record) of what came under a key: a rollout's attempts, a trace, a
+    conversation."""
+    return connection.execute(
+        'SELECT id, partition, "offset" FROM episodes WHERE id GLOB ? '
+        'UNION SELECT id, partition, "offset" FROM keys JOIN episodes ON n = episode WHERE key = ?',
+        (f"{key}*", key),
+    ).fetchall()
+
+
+def episodes_at(connection: sqlite3.Connection, topics: Topics, position: Position) -> list[str]:
+    """Ids of the episodes that were made of a raw record of spans, among others."""
+    place = f"{next(topic for topic in Topic if topics.name(topic) == position.topic)}/{position.partition}"
+    rows = connection.execute(
+        "SELECT DISTINCT e.id FROM spans s JOIN episodes e ON e.n = s.episode "
+        "WHERE place = (SELECT n FROM words WHERE field = 'place' AND word = ?) AND begin <= ? AND s.\"end\" > ?",
+        (place, position.offset, position.offset),
+    )
+    return [id_ for (id_,) in rows]
