@@ -125,12 +125,14 @@ def _tell_unread(index: Indexed) -> None:
 
 def _teller() -> Callable[[Progress], None]:
     """Says on stderr how far the index is, where that takes long."""
-    told_at = time.monotonic()
+    told_at: float | None = None
 
     def tell(progress: Progress) -> None:
         nonlocal told_at
-        if time.monotonic() - told_at > _TELL_S:
-            told_at = time.monotonic()
+        now = time.monotonic()
+        told_at = told_at or now
+        if now - told_at > _TELL_S:
+            told_at = now
             echo(f"tracegrad: indexed {progress.num_read:,} of {progress.num_records:,} records", is_error=True)
 
     return tell

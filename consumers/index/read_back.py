@@ -105,7 +105,9 @@ def episodes_of_span(log: Log, topics: Topics, connection: sqlite3.Connection, s
             # One record may hold spans of several traces.
             own = {id_ for id_, *_ in episodes_of_key(connection, trace)}
             return [id_ for id_ in made if id_ in own] or made
-    raise ConfigurationError(f"expected a span of this run, got {span.id}, which is on no record of otlp_spans")
+    raise ConfigurationError(
+        f"expected a span of this run, got {span.id}, which is on no record of otlp_spans; --kind, if it is none"
+    )
 
 
 def _traces_of(record: Record, span: bytes) -> list[str]:

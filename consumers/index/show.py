@@ -66,7 +66,7 @@ def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 def lineage_lines(found: Lineage) -> Iterator[str]:
     """From the end that was asked for to the other."""
-    yield f"{found.asked}: taken for the id of a {found.kind}"
+    yield f"{found.asked} (taken for: {found.kind})"
     forward = [_episodes_lines(found), map(_step_line, found.steps), map(_version_line, found.versions)]
     yield from itertools.chain.from_iterable(reversed(forward) if found.kind is Kind.VERSION else forward)
     if found.contained_in:

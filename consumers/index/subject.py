@@ -64,7 +64,7 @@ def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = Non
         raise ConfigurationError(
             f"expected the id of a {kind or 'version, episode, group, call or span'} of this run, got {text[:80]!r}: a "
             "version is a number, v18 or a label; an episode 32 hex, or its beginning; a group 24 hex; a call "
-            "chatcmpl-..; a span 16 hex, or TRACE/SPAN"
+            "chatcmpl-..; a span 16 hex, or TRACE/SPAN (--kind, if it is taken for another)"
         )
     kinds = list(dict.fromkeys(one.kind for one in found))
     if len(found) > len(kinds):

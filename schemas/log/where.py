@@ -111,10 +111,11 @@ def _misread(text: str, at: int, expected: str) -> ConfigurationError:
 
 def matches(term: Term, *facts: str | float | bool | None) -> bool:
     """Whether a term holds of what is known of its field: nothing, one value or several; None counts as nothing."""
-    known: list[Any] = [fact for fact in facts if fact is not None]
+    known = [fact for fact in facts if fact is not None]
+    value: Any = term.value
     if compare := _COMPARED.get(term.op):
-        return any(compare(fact, term.value) for fact in known)
-    is_equal = not known if term.value is None else any(_is_like(term.value, fact) for fact in known)
+        return any(compare(fact, value) for fact in known)
+    is_equal = not known if value is None else any(_is_like(value, fact) for fact in known)
     return is_equal == (term.op == "=")
 
 

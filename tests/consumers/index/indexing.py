@@ -1,0 +1,47 @@
+"""An index of a run in memory, and all that it knows, in a form that does not depend on how it was made."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from tests.memory_log import MemoryLog
+from tests.streams.make import TOPICS
+from tracegrad.consumers.index.build import catch_up
+from tracegrad.consumers.index.query import Question, find, unread
+from tracegrad.consumers.index.schema import open_index
+from tracegrad.schemas.log.made_of import merged
+
+
+def index_of(log: MemoryLog, path: Path) -> sqlite3.Connection:
+    """Brought up to date."""
+    connection = open_index(path / "index.sqlite")
+    catch_up(log, TOPICS, "policy", connection, patience_s=1.0)
+    return connection
+
+
+def known(connection: sqlite3.Connection) -> dict[str, Any]:
+    """Without numbers of rows, which tell in which order things came."""
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for id_, place, begin, end in connection.execute(
+        'SELECT e.id, w.word, begin, s."end" FROM spans s JOIN episodes e ON e.n = s.episode '
+        "JOIN words w ON w.n = place"
+    ):
+        spans.setdefault((id_, place), []).append((begin, end))
+    tables = {
+        "groups": 'SELECT id, "offset", (SELECT word FROM words w WHERE w.n = excluded), is_dirty FROM groups '
+        'WHERE "offset" IS NOT NULL OR EXISTS(SELECT 1 FROM episodes e WHERE e."group" = groups.n)',
+        "members": "SELECT episode, (SELECT word FROM words w WHERE w.n = excluded) FROM members",
+        "keys": "SELECT key, id FROM keys JOIN episodes ON n = episode",
+        "steps": "SELECT * FROM steps",
+        "step_groups": "SELECT id, step, epoch, (SELECT word FROM words w WHERE w.n = s.excluded) FROM step_groups s "
+        'JOIN groups g ON g.n = s."group"',
+        "versions": "SELECT * FROM versions",
+    }
+    return {
+        "episodes": list(find(connection, Question(order_by="episode"))),
+        "spans": {where: merged(found) for where, found in sorted(spans.items())},
+        "unread": unread(connection),
+        **{name: sorted(connection.execute(query).fetchall(), key=repr) for name, query in tables.items()},
+    }
