@@ -138,8 +138,13 @@ def of_episodes(
     named = dict.fromkeys([*groups, *(one.group for one in episodes)])
     found = tuple(one for group in named for one in _groups(connection, "g.id = ?", group))
     steps = _steps(connection, sorted({one.step for one in found if one.step is not None}))
+    # A group may train without one of its episodes.
+    trained = {one.step for one in episodes}
     led_to = [
-        one for step in steps for one in _versions(connection, "version = ? AND step = ?", step.version, step.step)
+        version
+        for step in steps
+        if step.step in trained
+        for version in _versions(connection, "version = ? AND step = ?", step.version, step.step)
     ]
     return Lineage(
         asked=asked,

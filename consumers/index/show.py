@@ -70,9 +70,9 @@ def lineage_lines(found: Lineage) -> Iterator[str]:
     forward = [_episodes_lines(found), map(_step_line, found.steps), map(_version_line, found.versions)]
     yield from itertools.chain.from_iterable(reversed(forward) if found.kind is Kind.VERSION else forward)
     if found.contained_in:
-        yield f"contained in versions {_stretches(found.contained_in)}"
-    if not found.steps:
-        yield "no step: " + _why_none(found)
+        yield f"contained in version {_stretches(found.contained_in)}"
+    elif not found.versions:
+        yield f"in no version: {_why_none(found)}"
 
 
 def _episodes_lines(found: Lineage) -> Iterator[str]:
@@ -85,8 +85,6 @@ def _episodes_lines(found: Lineage) -> Iterator[str]:
 
 
 def _why_none(found: Lineage) -> str:
-    if found.versions:
-        return "the run began with it"
     told = [*(group.excluded for group in found.groups), *(episode.excluded for episode in found.episodes)]
     reasons = {reason for reason in told if reason}
     return f"left out, {', '.join(sorted(reasons))}" if reasons else "it waits, is held out, or its group is open"
@@ -104,11 +102,11 @@ def _version_line(link: VersionLink) -> str:
 def _step_line(link: StepLink) -> str:
     reward = f", reward {_number(link.reward)}" if link.reward is not None else ""
     left_out = (
-        f", {len(link.excluded)} left out ({', '.join(sorted(set(link.excluded.values())))})" if link.excluded else ""
+        f", left out: {len(link.excluded)} ({', '.join(sorted(set(link.excluded.values())))})" if link.excluded else ""
     )
     return (
         f"step {link.step} (epoch {link.epoch}), {_time(link.at_ms)}: transitions/0 [{link.begin}, {link.next}), "
-        f"{link.num_trained} groups{left_out}{reward} -> version {link.version}"
+        f"groups trained: {link.num_trained}{left_out}{reward} -> version {link.version}"
     )
 
 

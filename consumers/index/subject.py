@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -46,35 +47,38 @@ class Subject(NamedTuple):
 
 
 def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = None) -> Subject:
-    """What an id means, of this kind or of any. Raises ConfigurationError."""
-    found: list[Subject] = []
+    """What an id means, of this kind or of any: a whole id before one that it is the beginning of. Raises
+    ConfigurationError."""
+    whole = next((one for one in _readings(connection, text) if kind in (None, one.kind)), None)
+    if whole is not None:
+        return whole
+    begun = _episodes_like(connection, text) if kind in (None, Kind.EPISODE) else []
+    if len(begun) == 1:
+        return Subject(Kind.EPISODE, begun[0])
+    if begun:
+        told = ", ".join(begun[:_NAMED]) + (", ..." if len(begun) > _NAMED else "")
+        raise ConfigurationError(f"expected one episode, got {text!r}, with which several begin: {told}")
+    raise ConfigurationError(
+        f"expected an id of this run ({kind or 'version, episode, group, call or span'}), got {text[:80]!r}: a version "
+        "is a number, v18 or a label; an episode 32 hex, or its beginning, or its conversation's key; a group 24 hex; a "
+        "call chatcmpl-..; a span 16 hex, or TRACE/SPAN"
+    )
+
+
+def _readings(connection: sqlite3.Connection, text: str) -> Iterator[Subject]:
     label = parse_label(text)
     number = str(label.version) if label else match[1] if (match := _VERSION.fullmatch(text)) else None
     if number is not None and _has_version(connection, int(number), label.run if label else None):
-        found.append(Subject(Kind.VERSION, number))
+        yield Subject(Kind.VERSION, number)
     if (call := canonical_call(text)) is not None:
-        found.append(Subject(Kind.CALL, call))
+        yield Subject(Kind.CALL, call)
+    if connection.execute("SELECT 1 FROM episodes WHERE id = ?", (text,)).fetchone():
+        yield Subject(Kind.EPISODE, text)
+    # That of a captured episode bears the episode's id.
+    if connection.execute("SELECT 1 FROM groups WHERE id = ?", (text,)).fetchone():
+        yield Subject(Kind.GROUP, text)
     if span := _SPAN.fullmatch(text):
-        found.append(Subject(Kind.SPAN, span[2], span[1]))
-    found += [Subject(Kind.EPISODE, id_) for id_ in _episodes_like(connection, text)]
-    if connection.execute("SELECT 1 FROM groups WHERE id = ?", (text,)).fetchone() and len(text) == 24:
-        found.append(Subject(Kind.GROUP, text))
-    found = [one for one in found if kind in (None, one.kind)]
-    if not found:
-        raise ConfigurationError(
-            f"expected the id of a {kind or 'version, episode, group, call or span'} of this run, got {text[:80]!r}: a "
-            "version is a number, v18 or a label; an episode 32 hex, or its beginning; a group 24 hex; a call "
-            "chatcmpl-..; a span 16 hex, or TRACE/SPAN (--kind, if it is taken for another)"
-        )
-    kinds = list(dict.fromkeys(one.kind for one in found))
-    if len(found) > len(kinds):
-        ids = [one.id for one in found]
-        raise ConfigurationError(f"expected one episode, got {text!r}, with which {len(ids)} begin: {_some(ids)}")
-    return found[0]
-
-
-def _some(ids: list[str]) -> str:
-    return ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")
+        yield Subject(Kind.SPAN, span[2], span[1])
 
 
 def _has_version(connection: sqlite3.Connection, version: int, run: str | None) -> bool:
