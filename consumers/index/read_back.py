@@ -14,11 +14,11 @@ from contextlib import closing
 
 import msgspec
 
-from tracegrad.schemas.errors import ConfigurationError, LogGapError, RecordError, UndecodableError
+from tracegrad.schemas.errors import ConfigurationError, RecordError, UndecodableError
 from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.log.follow import read_to_end
 from tracegrad.schemas.log.made_of import MadeOf, made_of, raw_positions
-from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
+from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.topics import Topic, Topics
@@ -140,13 +140,13 @@ def _read_at(log: Log, topic: str, places: Iterable[tuple[int, int]]) -> Iterato
 
 
 def _stretch(log: Log, where: TopicPartition, first: int, last: int) -> Iterator[Record]:
-    try:
-        reader = log.tail({where: first})
-    except LogGapError:
+    kept = log.offsets(where.topic).get(where.partition, Offsets(0, 0))
+    first, last = max(first, kept.begin), min(last, kept.end - 1)
+    if first > last:
         return
-    with closing(reader):
+    with closing(log.tail({where: first})) as reader:
         give_up_at = time.monotonic() + _READ_S
-        while reader.positions().get(where, last + 1) <= last and time.monotonic() < give_up_at:
+        while reader.positions()[where] <= last and time.monotonic() < give_up_at:
             for record in reader.read(timeout_s=0.2):
                 give_up_at = time.monotonic() + _READ_S
                 yield record

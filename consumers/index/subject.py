@@ -60,8 +60,8 @@ def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = Non
         raise ConfigurationError(f"expected one episode, got {text!r}, with which several begin: {told}")
     raise ConfigurationError(
         f"expected an id of this run ({kind or 'version, episode, group, call or span'}), got {text[:80]!r}: a version "
-        "is a number, v18 or a label; an episode 32 hex, or its beginning, or its conversation's key; a group 24 hex; a "
-        "call chatcmpl-..; a span 16 hex, or TRACE/SPAN"
+        "is a number, v18 or a label; an episode 32 hex, its beginning, its conversation's key; a group 24 hex; a call "
+        "chatcmpl-..; a span 16 hex, or TRACE/SPAN"
     )
 
 
