@@ -195,7 +195,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=group_key,
         value="episode (JSON); header `tracegrad.made_of`",
         written_by="assemble",
-        read_by="credit, tasks, audit, live view",
+        read_by="credit, tasks, audit, index, live view",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
     ),
     TopicSpec(
@@ -212,7 +212,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=policy_key,
         value="Arrow IPC stream: the segments of one training group; header `tracegrad.made_of`",
         written_by="credit",
-        read_by="trainer, audit",
+        read_by="trainer, audit, index",
         partitions="policies",
         max_message_bytes=4 * MAX_MESSAGE_BYTES,
     ),
@@ -221,7 +221,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=policy_key,
         value="epoch claim, version manifest, rollback request or held-out pass (JSON)",
         written_by="trainer; held-out passes: tasks; rollback requests: trainer, a person",
-        read_by="trainer, tasks, weight sync, LLM gateway, audit, report, live view, `demo` (its proof)",
+        read_by="trainer, tasks, weight sync, LLM gateway, audit, index, report, live view, `demo` (its proof)",
         partitions="one",
     ),
     TopicSpec(
@@ -237,7 +237,7 @@ REGISTRY: tuple[TopicSpec, ...] = (
         key=policy_key,
         value="metrics and accounting of one batch, or groups given back of the one that is read (JSON)",
         written_by="trainer",
-        read_by="trainer at its start, tasks, audit, report, live view",
+        read_by="trainer at its start, tasks, audit, index, report, live view",
         partitions="one",
     ),
     TopicSpec(

@@ -51,6 +51,20 @@ def test_rollback_benchmark_still_runs() -> None:
     assert rows[-1][1].split() == ["1", "of", "1"], "from .7 to nothing is seen"
 
 
+def test_index_benchmark_still_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a thousand episodes: built, measured, asked; each question has its line."""
+    monkeypatch.setattr(sys, "argv", ["index.py", "--episodes", "1000"])
+    main = runpy.run_path(str(BENCHMARKS / "index.py"))
+    main["main"]()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[1:7]] == [
+        "bare loop", "index", "by the clock", "size", "memory", "up to date already",
+    ]  # fmt: skip
+    asked = lines[7:]
+    assert len(asked) == len(main["_QUESTIONS"]) + len(main["_COUNTS"])
+    assert " 20 rows     (all)" in asked[0]
+
+
 @pytest.mark.kafka
 @pytest.mark.engine
 @pytest.mark.timeout(300)

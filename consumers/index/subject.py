@@ -47,8 +47,8 @@ class Subject(NamedTuple):
 
 
 def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = None) -> Subject:
-    """What an id means, of this kind or of any: a whole id before one that it is the beginning of. Raises
-    ConfigurationError."""
+    """What an id means, of this kind or of any: a whole id before an episode that begins so, a span last, for which
+    the log has to be read. Raises ConfigurationError."""
     whole = next((one for one in _readings(connection, text) if kind in (None, one.kind)), None)
     if whole is not None:
         return whole
@@ -58,6 +58,8 @@ def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = Non
     if begun:
         told = ", ".join(begun[:_NAMED]) + (", ..." if len(begun) > _NAMED else "")
         raise ConfigurationError(f"expected one episode, got {text!r}, with which several begin: {told}")
+    if kind in (None, Kind.SPAN) and (span := _SPAN.fullmatch(text)):
+        return Subject(Kind.SPAN, span[2], span[1])
     raise ConfigurationError(
         f"expected an id of this run ({kind or 'version, episode, group, call or span'}), got {text[:80]!r}: a version "
         "is a number, v18 or a label; an episode 32 hex, its beginning, its conversation's key; a group 24 hex; a call "
@@ -77,8 +79,6 @@ def _readings(connection: sqlite3.Connection, text: str) -> Iterator[Subject]:
     # That of a captured episode bears the episode's id.
     if connection.execute("SELECT 1 FROM groups WHERE id = ?", (text,)).fetchone():
         yield Subject(Kind.GROUP, text)
-    if span := _SPAN.fullmatch(text):
-        yield Subject(Kind.SPAN, span[2], span[1])
 
 
 def _has_version(connection: sqlite3.Connection, version: int, run: str | None) -> bool:

@@ -154,6 +154,8 @@ def test_a_captured_call_and_its_conversation_are_found(tmp_path: Path) -> None:
         (rollout(3), None, Subject(Kind.EPISODE, f"{rollout(3)}a001")),
         (f"{RUN_HASH}{0:016x}", None, Subject(Kind.GROUP, f"{RUN_HASH}{0:016x}")),
         ("ab" * 8, None, Subject(Kind.SPAN, "ab" * 8)),
+        (f"{rollout(3)}a001"[:31], None, Subject(Kind.EPISODE, f"{rollout(3)}a001")),
+        (rollout(3)[:16], Kind.SPAN, Subject(Kind.SPAN, rollout(3)[:16])),
         (new_call(rollout(1), lambda n: 1), None, Subject(Kind.CALL, new_call(rollout(1), lambda n: 1))),
         ("msg_" + new_call(rollout(1), lambda n: 1)[9:], None, Subject(Kind.CALL, new_call(rollout(1), lambda n: 1))),
     ],

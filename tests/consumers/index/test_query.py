@@ -10,6 +10,7 @@ import pytest
 
 from tests.consumers.audit.small_run import long_run, memory_log
 from tests.consumers.index.indexing import index_of
+from tests.house import ROOT
 from tracegrad.consumers.index import query
 from tracegrad.consumers.index.facts import FIELDS
 from tracegrad.consumers.index.query import KINDS, Question, count, find
@@ -89,6 +90,14 @@ def test_an_order_that_is_none_is_named(connection: sqlite3.Connection) -> None:
     """With those that there are."""
     with pytest.raises(ConfigurationError, match=r"at or one of episode, group, .* got '-reward; drop table episodes'"):
         find(connection, Question(order_by="-reward; drop table episodes"))
+
+
+def test_the_page_tells_every_fact() -> None:
+    """In their order, a row each."""
+    told = [f"| `{name}` | {one.kind}{', several' * one.is_many} | {one.meaning} |" for name, one in FIELDS.items()]
+    page = (ROOT / "docs" / "finding.md").read_text().splitlines()
+    begin = page.index(told[0])
+    assert page[begin : begin + len(told)] == told
 
 
 @pytest.mark.parametrize("value", ["' OR 1=1 --", '"; DROP TABLE episodes; --', "%", "_", "[", "]", "?", "*"])
