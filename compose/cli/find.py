@@ -6,22 +6,24 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from tracegrad.consumers.index import lineage as links
-from tracegrad.consumers.index.build import Progress
 from tracegrad.consumers.index.query import KINDS, Question, count, find, unread
-from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_origins
 from tracegrad.consumers.index.show import episode_lines, lineage_lines
 from tracegrad.consumers.index.subject import Kind, taken_for
 from tracegrad.schemas.log.where import parse
 
-from ..history.index import Indexed, indexed
 from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run
 from .replay import moment_ms
+
+if TYPE_CHECKING:
+    from tracegrad.consumers.index.build import Progress
+    from tracegrad.consumers.index.lineage import Lineage
+
+    from ..history.index import Indexed
 
 __all__ = ["episodes", "lineage"]
 
@@ -60,6 +62,8 @@ def episodes(
 
     Example: tracegrad episodes --where 'reward<0.5 tools_failed>0' --order-by -tokens
     """
+    from ..history.index import indexed
+
     now = datetime.now(UTC)
     question = Question(
         terms=parse(where, KINDS),
@@ -93,13 +97,18 @@ def lineage(
 
     Example: tracegrad lineage 18
     """
+    from ..history.index import indexed
+
     with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=True, tell=_teller()) as index:
         _tell_unread(index)
         found = _trace(index, asked, kind)
     echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lineage_lines(found)))
 
 
-def _trace(index: Indexed, asked: str, kind: Kind | None) -> links.Lineage:
+def _trace(index: Indexed, asked: str, kind: Kind | None) -> Lineage:
+    from tracegrad.consumers.index import lineage as links
+    from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_origins
+
     log, topics, connection = index.log, index.wiring.topics, index.connection
     assert log is not None
     subject = taken_for(connection, asked, kind)

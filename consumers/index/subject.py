@@ -63,7 +63,7 @@ def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = Non
     raise ConfigurationError(
         f"expected an id of this run ({kind or 'version, episode, group, call or span'}), got {text[:80]!r}: a version "
         "is a number, v18 or a label; an episode 32 hex, its beginning, its conversation's key; a group 24 hex; a call "
-        "chatcmpl-..; a span 16 hex, or TRACE/SPAN"
+        "as its API spelt it; a span 16 hex, or TRACE/SPAN"
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from tracegrad.schemas.errors import ConfigurationError
+from ..errors import ConfigurationError
 
 __all__ = ["Kind", "Term", "matches", "parse"]
 
