@@ -4,20 +4,22 @@
 
 In: the log, the run's topics, an index. Out: the index, as of all that lay on the log when it began. Invariants: the
 result does not depend on the order of the topics, on how often it was broken off, or on who else builds at the same
-time; records and positions are one transaction, so memory is bounded by a chunk. A topic that was made anew, or that
+time; records and positions are one transaction, so memory is bounded. A topic that was made anew, or that
 lost records which were not read yet, makes the index begin from nothing. Failure: a record that cannot be read is
 counted with its reason; a log that is away is waited for, then UnavailableError.
 """
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
 from tracegrad.schemas.errors import RecordError
-from tracegrad.schemas.log.follow import PATIENCE_S, follow
+from tracegrad.schemas.log.follow import PATIENCE_S, Chunk, follow
 from tracegrad.schemas.log.protocol import Log, Record, TopicPartition
 from tracegrad.schemas.topics import Topic, Topics
 
@@ -29,7 +31,10 @@ __all__ = ["INDEXED", "Progress", "catch_up"]
 
 INDEXED = (Topic.EPISODES, Topic.TRANSITIONS, Topic.TRAINING_STEPS, Topic.WEIGHTS)
 _CHUNK = 2_000
-"""Records of a transaction."""
+"""Records of a read."""
+_RECORDS, _HOLD_S = 50_000, 2.0
+"""Of a transaction at most, and for how long others may have to wait for it. Ids lie anywhere in their index: with few
+records in each, nearly every page of it is written once a record."""
 
 
 class Progress(NamedTuple):
@@ -100,13 +105,15 @@ def _read(
         log, list(names), starts=stood, may_skip=True, poll_s=0.2, max_records=_CHUNK, patience_s=patience_s
     )
     with closing(chunks):
-        for chunk in chunks:
-            if not (chunk.records or chunk.is_caught_up):
+        for first in chunks:
+            if not (first.records or first.is_caught_up):
                 continue
             with transaction(connection):
                 if not is_current(connection) or _positions(connection) != stood:
                     return False
-                _take(fill, chunk.records, names, connection)
+                for chunk in _some(first, chunks):
+                    _take(fill, chunk.records, names, connection)
+                fill.end()
                 stood = dict(chunk.positions)
                 rows = [(*where, at) for where, at in stood.items()]
                 connection.executemany("INSERT OR REPLACE INTO positions VALUES(?, ?, ?)", rows)
@@ -115,6 +122,16 @@ def _read(
             if chunk.is_caught_up:
                 return True
     return True
+
+
+def _some(first: Chunk, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The chunks of a transaction."""
+    num, began = 0, time.monotonic()
+    for chunk in itertools.chain([first], chunks):
+        yield chunk
+        num += len(chunk.records)
+        if chunk.is_caught_up or num >= _RECORDS or time.monotonic() - began > _HOLD_S:
+            return
 
 
 def _take(fill: Fill, records: Sequence[Record], names: Mapping[str, Topic], connection: sqlite3.Connection) -> None:
@@ -126,4 +143,3 @@ def _take(fill: Fill, records: Sequence[Record], names: Mapping[str, Topic], con
                 "INSERT INTO unread VALUES(?, ?, 1) ON CONFLICT(topic, reason) DO UPDATE SET num = num + 1",
                 (names[record.topic], getattr(error, "reason", "too_large")),
             )
-    fill.end()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
 from .facts import NAMES, NUMBERS, WORDS
 
@@ -48,10 +48,11 @@ CREATE TABLE steps(
     step INTEGER, epoch INTEGER, version INTEGER, is_updated INTEGER, skipped TEXT, begin INTEGER, "next" INTEGER,
     at_ms INTEGER, reward REAL, stands INTEGER DEFAULT 0, PRIMARY KEY(step, epoch)) WITHOUT ROWID;
 CREATE TABLE step_groups("group" INTEGER, step INTEGER, epoch INTEGER, excluded INTEGER,
-    PRIMARY KEY("group", step, epoch)) WITHOUT ROWID;
+    PRIMARY KEY(step, epoch, "group")) WITHOUT ROWID;
 CREATE TABLE versions(
     version INTEGER PRIMARY KEY, run TEXT, epoch INTEGER, base_version INTEGER, step INTEGER, "next" INTEGER,
     kind TEXT, uri TEXT, at_ms INTEGER);
+CREATE INDEX steps_of_groups ON step_groups("group");
 CREATE INDEX dirty_groups ON groups(n) WHERE is_dirty;
 CREATE INDEX groups_by_offset ON groups("offset") WHERE "offset" IS NOT NULL;
 """
@@ -125,7 +126,10 @@ def write_mark(connection: sqlite3.Connection, mark: str) -> None:
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All of the block, or nothing; no other process writes meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        raise UnavailableError(f"expected to write the index, got {error}; another process is at it") from error
     try:
         yield
     except BaseException:

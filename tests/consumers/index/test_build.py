@@ -94,6 +94,7 @@ def test_what_credit_or_the_trainer_left_out_has_its_reason(tmp_path: Path) -> N
 def kill_sometimes(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anywhere: within a record, behind a transaction, while it settles."""
     monkeypatch.setattr(build, "_CHUNK", 3)
+    monkeypatch.setattr(build, "_RECORDS", random.choice([1, 5, 100]))
     monkeypatch.setattr(settle, "_GROUPS", 1)
 
     def dying(told: Any) -> Any:
@@ -180,6 +181,7 @@ def test_two_builders_at_once_make_one_index(
 ) -> None:
     """Each takes what the other has not."""
     monkeypatch.setattr(build, "_CHUNK", 2)
+    monkeypatch.setattr(build, "_RECORDS", 2)
     whole = tmp_path / "whole"
     whole.mkdir()
     expected, log, failures = known(index_of(log_of(run), whole)), log_of(run), list[BaseException]()
