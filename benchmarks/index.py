@@ -27,7 +27,7 @@ from tests.streams.make import RUN_HASH, TOPICS
 from tracegrad.consumers.index.build import catch_up
 from tracegrad.consumers.index.query import KINDS, Question, count, find
 from tracegrad.consumers.index.schema import open_index
-from tracegrad.schemas.log.made_of import MadeOf, made_of
+from tracegrad.schemas.log.made_of import EpisodeRef, GroupMadeOf, MadeOf, made_of, made_of_header
 from tracegrad.schemas.log.protocol import Offsets, Record, TopicPartition
 from tracegrad.schemas.log.where import parse
 from tracegrad.schemas.records.episodes import EPISODES
@@ -120,9 +120,10 @@ def made(num: int) -> Iterator[Record]:
     arrow = encode_group(template, rows)
     step = TRAINING_STEPS.decode(run.values(Topic.TRAINING_STEPS)[0])
     assert isinstance(step, TrainingStep)
+    members = tuple(EpisodeRef(id="0" * 32, revision=0, sha256="0" * 64) for _ in range(_MEMBERS))
     number, batch = 0, list[str]()
     for index in itertools.count():
-        group = f"{RUN_HASH}{draw.getrandbits(64):016x}"
+        group, first = f"{RUN_HASH}{draw.getrandbits(64):016x}", number
         for _ in range(min(_MEMBERS, num - number)):
             at = draw.randrange(len(episodes))
             record, episode = episodes[at], known[at]
@@ -135,7 +136,8 @@ def made(num: int) -> Iterator[Record]:
             headers = tuple((key, told.replace(episode.episode_id.encode(), id_)) for key, told in record.headers)
             yield _record(Topic.EPISODES, number, value.replace(b"task-1", task, 1), headers)
             number += 1
-        yield _record(Topic.TRANSITIONS, index, arrow.replace(summary.group_id.encode(), group.encode()))
+        header = made_of_header(GroupMadeOf(group=group, episodes=members[: number - first]))
+        yield _record(Topic.TRANSITIONS, index, arrow.replace(summary.group_id.encode(), group.encode()), header)
         batch.append(group)
         if len(batch) == _GROUPS or number == num:
             at_step = index // _GROUPS + 1

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from tracegrad.schemas.errors import UndecodableError
+from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep
 from tracegrad.schemas.records.transitions import summary_of
@@ -38,6 +39,8 @@ WHERE (-excluded.revision, excluded.partition, excluded."offset") < (-revision, 
 RETURNING n
 """
 _CLAIM = "claim"
+_EXCLUDED, _NOT_EXCLUDED = b'"excluded":"', b'"excluded":""'
+"""In the JSON of a group's summary: of the group, and of each member."""
 
 
 class Fill:
@@ -125,26 +128,34 @@ class Fill:
     def _group_record(self, record: Record) -> None:
         if record.partition != _PARTITION:
             return
-        summary = summary_of(record.value)
+        made, body = made_of(record.headers, GroupMadeOf), record.value or b""
+        if made is not None and body.count(_EXCLUDED) == body.count(_NOT_EXCLUDED) > 0:
+            # Nothing is left out, as of most groups: to parse the schema takes as long as all else of its episodes.
+            self._place_group(made.group, record.offset, None)
+            return
+        summary = summary_of(body)
         if summary is None:
             raise UndecodableError("expected a transitions/1 Arrow stream, got another")
-        number = self._group(summary.group_id)
-        done = self._sql.execute(
-            'UPDATE groups SET "offset" = ?, excluded = ? WHERE n = ? AND "offset" IS NULL',
-            (record.offset, self._word("excluded", summary.excluded or None), number),
-        )
-        if done.rowcount:
+        if self._place_group(summary.group_id, record.offset, summary.excluded or None):
             left_out = [one for one in summary.members if one.excluded]
             words = (self._word("excluded", one.excluded) for one in left_out)
             rows = zip(map(attrgetter("episode_id"), left_out), words, strict=True)
             self._sql.executemany("INSERT OR REPLACE INTO members VALUES(?, ?)", rows)
+
+    def _place_group(self, group: str, offset: int, excluded: str | None) -> bool:
+        """False: a record of it lies before this one."""
+        done = self._sql.execute(
+            'UPDATE groups SET "offset" = ?, excluded = ? WHERE n = ? AND "offset" IS NULL',
+            (offset, self._word("excluded", excluded), self._group(group)),
+        )
+        return done.rowcount > 0
 
     def _step(self, record: Record) -> None:
         step = TRAINING_STEPS.decode(record.value)
         if not isinstance(step, TrainingStep) or step.policy != self._policy:
             return
         done = self._sql.execute(
-            "INSERT OR IGNORE INTO steps VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
+            "INSERT OR IGNORE INTO steps VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
             (
                 step.step,
                 step.epoch,
@@ -155,6 +166,7 @@ class Fill:
                 step.next_offset,
                 step.ended_at_ms,
                 step.reward,
+                step.num_unpublished,
             ),
         )
         if done.rowcount:

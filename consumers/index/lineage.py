@@ -35,7 +35,8 @@ class VersionLink(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     label: str
     made_by: str
-    """`step`; `rollback` (it has the content of base_version); `start`, of the model that the run began with."""
+    """`step` (by all steps since those of base_version, up to this one); `rollback` (it has the content of
+    base_version); `start`, of the model that the run began with."""
     base_version: int
     step: int
     at_ms: int
@@ -47,8 +48,8 @@ class StepLink(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     epoch: int
-    version: int
-    """That it led to."""
+    version: int | None
+    """That it led to; None: it led to none, or its update waits for a later one (`[publish] every`)."""
     begin: int
     next: int
     at_ms: int
@@ -111,16 +112,16 @@ def of_version(connection: sqlite3.Connection, version: int, asked: str) -> Line
         if not before:
             break
         versions += before
-    made = versions[-1]
-    numbers = [made.step] if made.made_by == "step" else []
+    numbers = _steps_of(connection, versions[-1])
+    marks = ", ".join("?" * len(numbers))
     return Lineage(
         asked=asked,
         kind=Kind.VERSION,
         versions=tuple(versions),
         contained_in=_made_from(connection, {version}),
         steps=_steps(connection, numbers),
-        groups=_groups(connection, f"g.n IN ({_OF_STEP})", *numbers) if numbers else (),
-        episodes=_episodes(connection, "e.step = ?", *numbers) if numbers else (),
+        groups=_groups(connection, f"s.step IN ({marks})", *numbers),
+        episodes=_episodes(connection, f"e.step IN ({marks})", *numbers),
     )
 
 
@@ -140,30 +141,40 @@ def of_episodes(
     steps = _steps(connection, sorted({one.step for one in found if one.step is not None}))
     # A group may train without one of its episodes.
     trained = {one.step for one in episodes}
-    led_to = [
-        version
-        for step in steps
-        if step.step in trained
-        for version in _versions(connection, "version = ? AND step = ?", step.version, step.step)
-    ]
+    led_to = {one.version: one for step in steps if step.step in trained for one in _first_with(connection, step)}
     return Lineage(
         asked=asked,
         kind=kind,
-        versions=tuple(led_to),
-        contained_in=_made_from(connection, {one.version for one in led_to}),
+        versions=tuple(led_to.values()),
+        contained_in=_made_from(connection, set(led_to)),
         steps=steps,
         groups=found,
         episodes=episodes,
     )
 
 
-_OF_STEP = 'SELECT "group" FROM step_groups JOIN steps USING(step, epoch) WHERE stands AND step = ?'
+def _steps_of(connection: sqlite3.Connection, version: VersionLink) -> list[int]:
+    """The steps whose updates a version has and its base has not."""
+    if version.made_by != "step":
+        return []
+    row = connection.execute("SELECT step FROM versions WHERE version = ?", (version.base_version,)).fetchone()
+    first = row[0] + 1 if row is not None else version.step
+    rows = connection.execute(
+        "SELECT step FROM steps WHERE stands AND step BETWEEN ? AND ? ORDER BY step", (first, version.step)
+    )
+    return [step for (step,) in rows]
+
+
+def _first_with(connection: sqlite3.Connection, step: StepLink) -> list[VersionLink]:
+    """The first version that has the update of a step; none where a rollback came before."""
+    later = _versions(connection, "version >= ? AND step >= ? ORDER BY version", step.version or 0, step.step)
+    return [one for one in later if step.step in _steps_of(connection, one)][:1]
 
 
 def _versions(connection: sqlite3.Connection, condition: str, *values: int) -> list[VersionLink]:
     rows = connection.execute(
         "SELECT version, run, epoch, base_version, step, at_ms, uri, "
-        "EXISTS(SELECT 1 FROM steps s WHERE stands AND is_updated AND s.version = v.version AND s.step = v.step) "
+        "EXISTS(SELECT 1 FROM steps s WHERE stands AND s.version = v.version AND s.step = v.step) "
         f"FROM versions v WHERE {condition}",
         values,
     )
@@ -200,7 +211,9 @@ def _steps(connection: sqlite3.Connection, numbers: Iterable[int]) -> tuple[Step
     found = []
     for number in numbers:
         for step, epoch, version, begin, end, at_ms, reward in connection.execute(
-            'SELECT step, epoch, version, begin, "next", at_ms, reward FROM steps WHERE stands AND step = ?', (number,)
+            "SELECT step, epoch, CASE WHEN is_updated AND NOT unpublished THEN version END, "
+            'begin, "next", at_ms, reward FROM steps WHERE stands AND step = ?',
+            (number,),
         ).fetchall():
             told = connection.execute(
                 "SELECT g.id, (SELECT word FROM words WHERE n = s.excluded) FROM step_groups s "

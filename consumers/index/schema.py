@@ -46,7 +46,7 @@ CREATE TABLE spans(place INTEGER, begin INTEGER, "end" INTEGER, episode INTEGER,
 CREATE TABLE keys(key TEXT, episode INTEGER, PRIMARY KEY(key, episode)) WITHOUT ROWID;
 CREATE TABLE steps(
     step INTEGER, epoch INTEGER, version INTEGER, is_updated INTEGER, skipped TEXT, begin INTEGER, "next" INTEGER,
-    at_ms INTEGER, reward REAL, stands INTEGER DEFAULT 0, PRIMARY KEY(step, epoch)) WITHOUT ROWID;
+    at_ms INTEGER, reward REAL, unpublished INTEGER, stands INTEGER DEFAULT 0, PRIMARY KEY(step, epoch)) WITHOUT ROWID;
 CREATE TABLE step_groups("group" INTEGER, step INTEGER, epoch INTEGER, excluded INTEGER,
     PRIMARY KEY(step, epoch, "group")) WITHOUT ROWID;
 CREATE TABLE versions(

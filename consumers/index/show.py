@@ -106,7 +106,8 @@ def _step_line(link: StepLink) -> str:
     )
     return (
         f"step {link.step} (epoch {link.epoch}), {_time(link.at_ms)}: transitions/0 [{link.begin}, {link.next}), "
-        f"groups trained: {link.num_trained}{left_out}{reward} -> version {link.version}"
+        f"groups trained: {link.num_trained}{left_out}{reward}"
+        + (f" -> version {link.version}" if link.version is not None else ", no version of its own")
     )
 
 

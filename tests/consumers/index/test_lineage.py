@@ -7,16 +7,19 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
-from tests.consumers.audit.small_run import long_run, memory_log
+from tests.consumers.audit.small_run import long_run, memory_log, small_run, step
 from tests.consumers.history.source_run import SourceRun
 from tests.consumers.history.test_replay import RULES
 from tests.consumers.index.indexing import index_of
+from tests.consumers.index.test_build import log_of
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
 from tests.streams.credit.strategies.test_conversations import conversation
 from tests.streams.make import RUN_HASH, TOPICS, rollout
+from tests.versions import claim, manifest
 from tracegrad.consumers.index.lineage import Lineage, of_episodes, of_group, of_version
 from tracegrad.consumers.index.query import Question, find
 from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_origins
@@ -25,6 +28,9 @@ from tracegrad.consumers.index.subject import Kind, Subject, taken_for
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import new_call
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
+from tracegrad.schemas.records.training import TRAINING_STEPS
+from tracegrad.schemas.records.transitions import group_id_of
+from tracegrad.schemas.records.weights import WEIGHTS
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 
 
@@ -108,6 +114,27 @@ def test_a_group_has_all_that_were_tried(run: Run) -> None:
     found = of_group(run.connection, group, group)
     assert [one.episode for one in found.episodes] == [f"{rollout(0)}a001", f"{rollout(1)}a001", f"{rollout(1)}b002"]
     assert found.contained_in == ((1, 4),)
+
+
+def test_a_version_of_several_steps_has_the_groups_of_each(tmp_path: Path) -> None:
+    """`[publish] every`: the first step's update waits for the second's version."""
+    streams = small_run()
+    log = log_of([one for topic in (Topic.EPISODES, Topic.TRANSITIONS) for one in streams.log[topic]])
+    groups = [group_id_of(value) or "" for value in streams.values(Topic.TRANSITIONS)]
+    waits = msgspec.structs.replace(step(1, (groups[0],)), version=0, num_unpublished=1)
+    led = msgspec.structs.replace(step(2, (groups[1],)), version=1)
+    for one in (waits, led):
+        log.append(TOPICS.name(Topic.TRAINING_STEPS), b"policy", TRAINING_STEPS.encode(one), (), 0)
+    for told in (claim(), manifest(0, step=0), manifest(1, step=2, base_version=0)):
+        log.append(TOPICS.name(Topic.WEIGHTS), b"policy", WEIGHTS.encode(told), (), 0)
+    connection = index_of(log, tmp_path)
+    found = of_version(connection, 1, "1")
+    assert ([one.step for one in found.steps], [one.version for one in found.steps]) == ([1, 2], [None, 1])
+    assert [one.group for one in found.groups] == groups[:2]
+    assert len(found.episodes) == 4
+    for number in (0, 2):
+        on = of_episodes(connection, [f"{rollout(number)}a001"], "", Kind.EPISODE)
+        assert ([one.version for one in on.versions], on.contained_in) == ([1], ((1, 1),))
 
 
 def test_a_call_and_a_span_lead_to_their_episode(run: Run) -> None:
