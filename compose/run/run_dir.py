@@ -115,6 +115,10 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None
     rules: dict[str, str]
     """Section of the settings -> sha256 of it, of those that decide what is made."""
+    begins: str = ""
+    """Likewise of the offsets of `--from-file`."""
+    is_folded: bool = False
+    """Whether all that is meant has been folded."""
 
 
 class RunDir:

@@ -27,6 +27,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, Unavaila
 from ..engine.fetch_model import with_local_model
 from .pipeline import BROKER, ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
+from .replayed import refuse_replay, replay_command
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show
@@ -79,6 +80,7 @@ def run_session(
         last_words: said before the first process is stopped, whatever ends the run.
     """
     try:
+        refuse_replay(RunDir(path.resolve()))
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
         settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
@@ -263,7 +265,10 @@ def _ended_otherwise(outcome: Outcome, wiring: Wiring, show: Show) -> int:
         if outcome.why.startswith("engine:") and (reason := explain(outcome.why)):
             show.say(f"the engine: {reason}")
         return FATAL_EXIT_STATUS if outcome.exit_status == FATAL_EXIT_STATUS else 1
-    show.say(f"stopped; start run {wiring.record.name} again to resume it")
+    if (command := replay_command(wiring.run_dir)) is not None:
+        show.say(f"stopped; the same command goes on: {command}, and the FILE and the --set that it had")
+    else:
+        show.say(f"stopped; start run {wiring.record.name} again to resume it")
     return INTERRUPTED
 
 
