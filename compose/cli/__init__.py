@@ -23,7 +23,7 @@ from ..run.session import INTERRUPTED
 from . import air, find, look, run, topics
 from .common import echo
 from .recipes import recipes
-from .replay import replay
+from .replay import WithDryRun, replay
 
 __all__ = ["app", "main"]
 
@@ -42,7 +42,7 @@ for panel, commands in {
     "Look": (look.status, look.tail, find.episodes, find.lineage, look.audit, recipes),
 }.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        app.command(rich_help_panel=panel, cls=WithDryRun if panel == "History" else None)(command)
 app.add_typer(air.app, name="air", rich_help_panel="Look")
 app.add_typer(topics.app, name="topics", rich_help_panel="Look")
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.trainer.history.config import Mode
 
+from ..history.offsets_file import read_begins
+from ..history.options import DryRun, Only
 from ..run.load import load_over
 from ..run.show import choose_show
 from .common import RUNS, JsonFlag, RunsDirOption, find_run, load_settings
 from .run import Set, set_flags
 
-__all__ = ["moment_ms", "replay"]
+__all__ = ["WithDryRun", "moment_ms", "rate_of", "replay"]
 
 _RUN = "run:"
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
@@ -31,7 +36,11 @@ Source = Annotated[
     Path | None,
     typer.Option("--kafka", help="The source run's folder; else the newest under --runs-dir.", show_default=False),
 ]
-Rate = Annotated[float | None, typer.Option(min=0.1, help="Records a second, at most.", show_default=False)]
+FromFile = Annotated[
+    Path | None,
+    typer.Option("--from-file", help="topic,partition,offset a line: where to begin.", show_default=False),
+]
+Rate = Annotated[str, typer.Option(help="Records a second, at most, or max.")]
 ModeOption = Annotated[
     Mode | None,
     typer.Option("--mode", help="Train on it: same, offline or filter; else it is only folded.", show_default=False),
@@ -39,7 +48,23 @@ ModeOption = Annotated[
 Reclose = Annotated[
     bool, typer.Option("--reclose", help="Assemble anew, late records too, not as the source recorded.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Fold and count; write nothing.")]
+OnlyOption = Annotated[
+    Only | None,
+    typer.Option("--only", help="Fold, and train later; or train on what was folded.", show_default=False),
+]
+DryRunOption = Annotated[
+    DryRun | None,
+    typer.Option(
+        "--dry-run", help="Write nothing: count records; --dry-run=full folds, and compares.", show_default=False
+    ),
+]
+
+
+class WithDryRun(TyperCommand):
+    """A command whose `--dry-run` may stand without a value, and then counts."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--dry-run=count" if arg == "--dry-run" else arg for arg in args])
 
 
 def replay(
@@ -47,12 +72,14 @@ def replay(
     file: File = None,
     from_: From = "earliest",
     to: To = None,
+    from_file: FromFile = None,
     kafka: Source = None,
     set_: Set = None,
-    rate: Rate = None,
+    rate: Rate = "max",
     mode: ModeOption = None,
+    only: OnlyOption = None,
     reclose: Reclose = False,
-    dry_run: DryRun = False,
+    dry_run: DryRunOption = None,
     as_json: JsonFlag = False,
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
@@ -66,6 +93,8 @@ def replay(
     from ..history.replay import replayed_settings, run_replay
     from ..history.request import ReplayRequest, known_source
 
+    if from_file is not None and from_ != "earliest" and not from_.startswith(_RUN):
+        raise ConfigurationError(f"--from {from_} says where to begin, and so does --from-file; leave one of them out")
     if from_.startswith(_RUN) and kafka is not None:
         raise ConfigurationError(f"--from {from_} names the source, and so does --kafka; leave one of them out")
     named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
@@ -77,16 +106,35 @@ def replay(
     now = datetime.now(UTC)
     request = ReplayRequest(
         source=source.run_dir.path,
-        asked=f"--from {'earliest' if named else from_}" + (f" --to {to}" if to else ""),
+        asked=_asked("earliest" if named else from_, to, from_file),
         begin_ms=None if named or from_ == "earliest" else moment_ms(from_, "--from", now),
         end_ms=moment_ms(to, "--to", now) if to else None,
-        rate=rate,
+        begins=read_begins(from_file) if from_file is not None else None,
+        rate=rate_of(rate),
         reclose=reclose,
-        is_dry=dry_run,
+        dry_run=dry_run,
+        only=only,
         mode=mode,
     )
     settings = replayed_settings(source.run_dir, settings, mode)
     raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+
+
+def _asked(from_: str, to: str | None, from_file: Path | None) -> str:
+    """The options that say what is meant, as a shell takes them."""
+    words = ["--from-file", str(from_file.absolute())] if from_file is not None else ["--from", from_]
+    return shlex.join([*words, *(["--to", to] if to else [])])
+
+
+def rate_of(text: str) -> float | None:
+    """Records a second; None: as fast as it goes. Raises ConfigurationError."""
+    try:
+        rate = None if text == "max" else float(text)
+    except ValueError:
+        rate = math.nan
+    if rate is not None and not 0.1 <= rate < math.inf:
+        raise ConfigurationError(f"--rate: expected records a second, at least 0.1, or max, got {text!r}")
+    return rate
 
 
 def moment_ms(text: str, flag: str, now: datetime) -> int:

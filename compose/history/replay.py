@@ -19,16 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from tracegrad.consumers.history.choose import Window, bounds_of, chosen
-from tracegrad.consumers.history.read_recorded import read_recorded
-from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.changes import Changes
 from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, Progress, replay
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.metrics import Metrics
-from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
+from tracegrad.schemas.topics import STREAMS, Topic
 from tracegrad.streams.assemble.air.rewarder import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.credit.again import rate_again
@@ -48,6 +45,7 @@ from ..run.settings import RunSettings
 from ..run.show import Show
 from ..run.wiring import Wiring, port_of
 from .broker import open_broker as _opened
+from .meant import counted, meant
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 
 __all__ = ["replayed_settings", "run_replay"]
@@ -84,11 +82,8 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
         if request.mode == "same" and (told := check_same(request, source.settings, settings)):
             show.say(f"weights may differ in their last bits: {'; '.join(told)}")
         run_dir = RunDir(path.resolve())
-        with _opened(source) as servers:
-            of_source = Wiring(source, bootstrap_servers=servers)
-            _ = of_source.keys  # one that is missing is said before anything is written
-            status = _write(request, of_source, settings, run_dir, show)
-        if status or request.is_dry or request.mode is None:
+        status = _made(request, source, settings, run_dir, show)
+        if status or request.dry_run or request.only == "streams" or request.mode is None:
             return status
         into = Wiring(run_dir)
         with run_dir.lock():
@@ -101,18 +96,37 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
         show.close()
 
 
+def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir: RunDir, show: Show) -> int:
+    """All that a trainer finds, made or found made. Returns the exit status."""
+    if request.only == "train" and run_dir.history is not None:
+        with run_dir.lock():
+            remember(remembered(request, source, settings, run_dir), source, settings, run_dir)
+            prepare_run(settings, run_dir.path)
+        return 0
+    with _opened(source) as servers:
+        of_source = Wiring(source, bootstrap_servers=servers)
+        _ = of_source.keys  # one that is missing is said before anything is written
+        if request.dry_run is None:
+            return _write(request, of_source, settings, run_dir, show)
+        history = meant(request, of_source)
+        if request.dry_run == "full":
+            return _fold(request, history, of_source, None, settings, show)
+        show.result("records", *counted(history, of_source))
+    return 0
+
+
 def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_dir: RunDir, show: Show) -> int:
     """All that a trainer finds. Returns the exit status."""
-    if request.is_dry:
-        return _fold(request, _history(request, source), source, None, settings, show)
     request = remembered(request, source.run_dir, settings, run_dir)
-    history = _history(request, source)
+    history = meant(request, source) if request.only != "train" else None
     with run_dir.lock():
         remember(request, source.run_dir, settings, run_dir)
         into = Wiring(prepare_run(settings, run_dir.path))
         with _broker_of(into):
             prepare_topics(into)
-            status = _fold(request, history, source, into, settings, show)
+            status = _fold(request, history, source, into, settings, show) if history is not None else 0
+            if status == 0:
+                remember(request, source.run_dir, settings, run_dir, is_folded=True)
             if status == 0 and request.mode is not None:
                 _write_history(request.mode, source, into)
     return status
@@ -163,52 +177,39 @@ def _fold(
     reward = Rewarder(rules.air, metrics)
     again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward)
     refold = Refold(folds, again, rate_again, topics, history.recorded)
+    log = source.log(metrics, is_history=True)
+    changes = Changes(log, source.topics, history.recorded) if into is None else None
     with _told_to_stop() as stop:
         done = replay(
             history,
-            source.log(metrics, is_history=True),
+            log,
             refold,
             target=into.log(metrics) if into is not None else None,
             topics=topics,
             stop=stop,
             tell=lambda progress: _tell(show, progress),
+            look=changes.take if changes is not None else None,
             rate=request.rate,
         )
     _tell(show, done)
+    if changes is not None and done.is_whole:
+        _tell_changes(show, changes)
     if done.is_whole and not stop.is_set():
         return 0
     show.say("stopped; the same command goes on")
     return INTERRUPTED
 
 
-def _history(request: ReplayRequest, source: Wiring) -> History:
-    """What is to be read of the source."""
-    log, topics = source.log(is_history=True), source.topics
-    # First: of a live source, what episodes were made of lies there before them.
-    found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
-    raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
-    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
-
-    def at(time_ms: int | None) -> dict[TopicPartition, int] | None:
-        return source.kafka().admin.offsets_at(kept, time_ms) if time_ms is not None else None
-
-    window = Window(begin=at(request.begin_ms), end=at(request.end_ms))
-    recorded = chosen(found, window)
-    if found.episodes and not recorded.episodes:
-        raise ConfigurationError(
-            f"--from, --to: expected groups that began then, got none of {len(found.episodes)} episodes"
-        )
-    bounds = bounds_of(recorded, window, kept, source.run_dir.starts)
-    if not any(at.end > at.begin for at in bounds.values()):
-        raise ConfigurationError(
-            f"expected records of run {source.record.name} on {', '.join(raw)}, got none then, or none any more "
-            "(retention?)"
-        )
-    return History(bounds=bounds, recorded=recorded)
-
-
 def _tell(show: Show, progress: Progress) -> None:
     show.progress("replay", msgspec.to_builtins(progress), progress.text)
+
+
+def _tell_changes(show: Show, changes: Changes) -> None:
+    episodes, groups = changes.told()
+    made = ", ".join(f"{changes.counts[what]} {what}" for what in ("spans", "calls", "tokens"))
+    fields = {**changes.counts, "episodes": msgspec.to_builtins(episodes), "groups": msgspec.to_builtins(groups)}
+    lines = [f"episodes: {episodes.text}", f"groups: {groups.text}", f"in the episodes: {made} sampled"]
+    show.result("changes", fields, lines)
 
 
 @contextlib.contextmanager

@@ -8,19 +8,31 @@ own, or a replay of something else, is never written to. Failure: ConfigurationE
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine
 from tracegrad.trainer.history.config import Mode
 
 from ..run.run_dir import Replayed, RunDir, write_record
 from ..run.settings import RunSettings
+from .offsets_file import digest_of
+from .options import DryRun, Only
 
-__all__ = ["ReplayRequest", "check_same", "check_source", "known_source", "remember", "remembered", "topics_between"]
+__all__ = [
+    "ReplayRequest",
+    "check_same",
+    "check_source",
+    "known_source",
+    "remember",
+    "remembered",
+    "topics_between",
+]
 
 _RULES = ("air", "credit", "feedback", "policy", "reward", "select", "streams")
 """Sections by which the same records become the same transitions."""
@@ -32,17 +44,22 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     source: Path
     """The source run's folder."""
     asked: str = ""
-    """The window in the user's words: how long ago something was is another time at each command."""
+    """The options that say what of it is meant, in the user's words: how long ago something was is another time at each
+    command."""
     begin_ms: int | None = None
     """Groups that began at this time or later (ms since the epoch, by the records' own times); None: all."""
     end_ms: int | None = None
     """And before this time."""
+    begins: Mapping[TopicPartition, int] | None = None
+    """Groups whose first records lie at these offsets or behind; of a partition that is not named, any."""
     rate: float | None = None
     """Records a second, at most."""
     reclose: bool = False
     """Not by what the source recorded: everything is assembled anew."""
-    is_dry: bool = False
-    """Fold and count; write nothing."""
+    dry_run: DryRun | None = None
+    """None: write."""
+    only: Only | None = None
+    """None: all that the mode asks for."""
     mode: Mode | None = None
     """How it is trained on; None: not at all."""
 
@@ -54,7 +71,12 @@ def known_source(path: Path) -> Path | None:
 
 
 def check_source(request: ReplayRequest, source: RunDir) -> None:
-    """Refuses what holds no history of its own, or not all of it yet. Raises ConfigurationError."""
+    """Refuses a request that contradicts itself, and what holds no history of its own, or not all of it yet. Raises
+    ConfigurationError."""
+    if request.only is not None and request.dry_run is not None:
+        raise ConfigurationError(f"--only {request.only}, --dry-run: a dry run writes nothing; leave one of them out")
+    if request.only == "train" and request.mode is None:
+        raise ConfigurationError("--only train: expected a --mode to train by, got none: same, offline or filter")
     if (replayed := source.replayed) is not None:
         raise ConfigurationError(
             f"run {source.record.name} is itself a replay, whose records lie on the log that it was made of: name that "
@@ -76,8 +98,8 @@ def check_same(request: ReplayRequest, source: RunSettings, settings: RunSetting
     changed = changed_keys(was, now)
     rules_was, rules_now = _digests(source), _digests(settings)
     changed += [f"[{section}]" for section in _RULES if rules_was[section] != rules_now[section]]
-    if request.begin_ms is not None or request.end_ms is not None:
-        changed.append("a part of the history (--from, --to)")
+    if (request.begin_ms, request.end_ms, request.begins) != (None, None, None):
+        changed.append("a part of the history (--from, --from-file, --to)")
     if request.reclose:
         changed.append("other closes (--reclose)")
     if changed:
@@ -92,6 +114,12 @@ def remembered(request: ReplayRequest, source: RunDir, settings: RunSettings, ru
     """The request, with the window of the first command where this is another of the same. Raises ConfigurationError
     where the folder holds something else."""
     before = run_dir.replayed
+    if request.only == "train" and (before is None or not before.is_folded):
+        raise ConfigurationError(
+            f"--only train: expected a replay in {run_dir.path} that has been folded to its end, got "
+            f"{'none' if before is None else 'one that was stopped before'}; fold it first, by the same command with "
+            "--only streams"
+        )
     if before is None:
         if run_dir.is_made:
             raise ConfigurationError(
@@ -107,11 +135,14 @@ def remembered(request: ReplayRequest, source: RunDir, settings: RunSettings, ru
     return msgspec.structs.replace(request, begin_ms=before.begin_ms, end_ms=before.end_ms)
 
 
-def remember(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir: RunDir) -> None:
-    """Keeps it, before the run is made. The caller holds the folder's lock."""
+def remember(
+    request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir: RunDir, *, is_folded: bool = False
+) -> None:
+    """Keeps it, before the run is made, and again when all is folded. The caller holds the folder's lock."""
     before = run_dir.replayed or _replayed(request, source, settings)
     # What was only folded may be trained on later.
-    write_record(run_dir.replay_file, msgspec.structs.replace(before, mode=before.mode or request.mode))
+    kept = msgspec.structs.replace(before, mode=before.mode or request.mode, is_folded=before.is_folded or is_folded)
+    write_record(run_dir.replay_file, kept)
 
 
 def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> Replayed:
@@ -124,6 +155,7 @@ def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> 
         reclose=request.reclose,
         mode=request.mode,
         rules=_digests(settings),
+        begins=digest_of(request.begins),
     )
 
 
@@ -132,7 +164,7 @@ def _changed(before: Replayed, own: Replayed) -> list[str]:
     modes = (before.mode, own.mode)
     pairs: dict[str, tuple[object, object]] = {
         "source": (before.hash, own.hash),
-        "window (--from, --to)": (before.asked, own.asked),
+        "window (--from, --from-file, --to)": ((before.asked, before.begins), (own.asked, own.begins)),
         "--reclose": (before.reclose, own.reclose),
         "--mode": modes if None not in modes else ("", ""),
         **{f"[{name}]": (before.rules.get(name, ""), digest) for name, digest in own.rules.items()},

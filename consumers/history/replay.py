@@ -87,6 +87,7 @@ def replay(
     topics: Topics,
     stop: threading.Event,
     tell: Callable[[Progress], None],
+    look: Callable[[Output], None] | None = None,
     rate: float | None = None,
 ) -> Progress:
     """Reads the history once, folds it, and writes what follows. Blocks until the end, or until `stop` is set.
@@ -96,6 +97,7 @@ def replay(
         refold: new, of the history's recorded episodes.
         target: the new run's log; None: nothing is written, it is only counted.
         topics: the new run's.
+        look: is shown each record that is made.
         rate: records a second, at most; None: as fast as it goes.
     """
     refold.give_up(history.bounds)
@@ -109,7 +111,7 @@ def replay(
     told = reading.started
     try:
         for record in merged(source, history.bounds, stop):
-            _write(written, refold.take(record))
+            _write(written, refold.take(record), look)
             reading.pass_by(record)
             now = time.monotonic()
             if now - told >= _TELL_S:
@@ -120,7 +122,7 @@ def replay(
                 return progress()
         if stop.is_set():
             return progress()
-        _write(written, refold.finish())
+        _write(written, refold.finish(), look)
     finally:
         if written is not None:
             written.close()
@@ -153,8 +155,10 @@ class _Reading:
         )
 
 
-def _write(written: _Written | None, outputs: Iterator[Output]) -> None:
+def _write(written: _Written | None, outputs: Iterator[Output], look: Callable[[Output], None] | None) -> None:
     for output in outputs:
+        if look is not None:
+            look(output)
         if written is not None:
             written.add(output)
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from tests.compose.run.test_run_dir import SETTINGS
-from tracegrad.compose.cli.replay import moment_ms, replay
+from tracegrad.compose.cli import app
+from tracegrad.compose.cli.replay import moment_ms, rate_of, replay
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.broker import open_broker
 from tracegrad.compose.history.request import ReplayRequest, remember
@@ -88,6 +90,10 @@ def _no_broker(source: RunDir) -> Any:
         ({"from_": "run:mine", "into": "new", "set_": ["air.enable=false"]}, "did you mean 'enabled'"),
         ({"from_": "run:mine", "into": "new", "mode": "same", "set_": ["trainer.lr=2e-4"]}, r"\[trainer\] lr"),
         ({"from_": "PT1H", "into": "new", "mode": "same"}, "a part of the history"),
+        ({"from_": "PT1H", "into": "new", "from_file": Path("x.csv")}, "so does --from-file; leave one of them out"),
+        ({"into": "new", "from_file": Path("x.csv")}, r"--from-file x\.csv: expected a text file"),
+        ({"into": "new", "rate": "fast"}, "--rate: expected records a second, at least 0.1, or max, got 'fast'"),
+        ({"into": "new", "only": "train"}, "expected a --mode"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_opened_or_written(
@@ -98,6 +104,35 @@ def test_what_cannot_be_is_refused_before_anything_is_opened_or_written(
         replay(**given, runs_dir=runs)
     assert sorted(mark.parent.name for mark in runs.glob("*/run.json")) == ["mine"]
     assert not (runs / "new").exists()
+
+
+@pytest.mark.parametrize(("text", "rate"), [("max", None), ("0.5", 0.5), ("2000", 2000.0)])
+def test_a_rate_is_a_number_or_none(text: str, rate: float | None) -> None:
+    """As much as the machine gives."""
+    assert rate_of(text) == rate
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "10/s"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    """A replay at it would never end, or is not meant."""
+    with pytest.raises(ConfigurationError, match="--rate: expected records a second"):
+        rate_of(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "dry_run"), [(["--dry-run"], "count"), (["--dry-run=full"], "full"), (["--dry-run", "--json"], "count")]
+)
+def test_a_dry_run_counts_unless_it_is_to_be_full(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], dry_run: str
+) -> None:
+    """A FILE behind it is a FILE, and no value of it."""
+    asked = list[ReplayRequest]()
+    monkeypatch.setattr(history, "run_replay", lambda request, *_: asked.extend([request]))
+    words = ["replay", "--from", "run:mine", "--into", "new", "--runs-dir", str(runs), *given]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert CliRunner().invoke(app, [*words, str(runs / "none.toml")]).exit_code != 0
+    assert [request.dry_run for request in asked] == [dry_run]
+    assert asked[0].asked == "--from earliest"
 
 
 def test_the_same_command_goes_on_with_the_same_source(runs: Path) -> None:

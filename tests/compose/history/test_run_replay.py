@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,9 +21,12 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.topics import INPUTS, Stage, Topic
+from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
 from tracegrad.streams.config import SelectConfig
 from tracegrad.trainer.config import AlgorithmConfig
 
@@ -42,10 +45,16 @@ class Told(Show):
         super().__init__()
         self.lines: list[str] = []
         self.counts: dict[str, int] = {}
+        self.results: dict[str, dict[str, Any]] = {}
 
     def say(self, text: str) -> None:
         """Kept."""
         self.lines.append(text)
+
+    def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
+        """Kept by name, and its lines."""
+        self.results[name] = fields
+        self.lines += lines
 
     def progress(self, name: str, fields: dict[str, Any], text: str) -> None:
         """The last counts."""
@@ -78,14 +87,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceRun, di
     return source, logs
 
 
-def replayed(tmp_path: Path, *, is_dry: bool = False, **changes: Any) -> tuple[int, Told]:
-    """A replay of `test` into `again`."""
+def replayed(tmp_path: Path, asked: Mapping[str, Any] | None = None, **changes: Any) -> tuple[int, Told]:
+    """A replay of `test` into `again`, as it is asked for, by settings with these changes."""
     source, show = RunDir.open(tmp_path / "test"), Told()
     settings = RunSettings(
         **{**{name: getattr(SETTINGS, name) for name in ("algorithm", "select", "feedback")}, **changes}, run="again"
     )
-    settings = history.replayed_settings(source, settings, None)
-    request = ReplayRequest(source=source.path, is_dry=is_dry)
+    request = ReplayRequest(source=source.path, **(asked or {}))
+    settings = history.replayed_settings(source, settings, request.mode)
     return history.run_replay(request, settings, tmp_path / "again", show), show
 
 
@@ -106,13 +115,97 @@ def test_a_run_is_folded_into_another_once(runs: tuple[SourceRun, dict[str, Memo
         replayed(tmp_path, feedback=FeedbackConfig(wait_s=9.0))
 
 
-def test_a_dry_replay_counts_by_the_new_rules_and_makes_no_folder(
+def test_a_dry_run_counts_what_there_is_to_read_and_folds_nothing(
     runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path
 ) -> None:
-    """Not by the source's: of a run that takes no captured episodes there would be none."""
-    status, told = replayed(tmp_path, is_dry=True)
+    """By topic, with what the source made of it."""
+    status, told = replayed(tmp_path, {"dry_run": "count"})
+    assert (status, told.counts) == (0, {})
+    raw = {topic: len(runs[0].log.get(topic, [])) for topic in INPUTS[Stage.NORMALIZE]}
+    assert told.results["records"] == {
+        "records": {SETTINGS.topics.name(topic): number for topic, number in raw.items()},
+        "episodes": 3,
+        "groups": 3,
+    }
+    assert f"run test: {sum(raw.values())} records to read" in told.lines
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_full_dry_run_folds_by_the_new_rules_and_makes_no_folder(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path
+) -> None:
+    """Not by the source's: of a run that takes no captured episodes there would be none. What is equal, what another
+    and what is not made is told."""
+    runs[1]["test"] = runs[0].past(has_bodies=True)
+    status, told = replayed(tmp_path, {"dry_run": "full"})
     assert (status, told.counts["episodes"], told.counts["groups"]) == (0, 3, 3)
-    status, told = replayed(tmp_path, is_dry=True, select=SelectConfig())
+    whole = {"equal": 3, "other": 0, "new": 0, "gone": 0, "named": []}
+    assert told.results["changes"]["episodes"] == told.results["changes"]["groups"] == whole
+    episodes = [EPISODES.decode(value) for value in runs[0].values(Topic.EPISODES)]
+    assert told.results["changes"]["calls"] == sum(len(one.calls) for one in episodes) > 0
+    assert told.results["changes"]["tokens"] > 0
+    rules = AirConfig(rules=(AirRule(name="ok", on="call", over_tokens=1, value=0.5, cap=2),))
+    status, told = replayed(tmp_path, {"dry_run": "full"}, air=rules)
+    assert (told.results["changes"]["groups"]["equal"], told.results["changes"]["groups"]["other"]) == (0, 3)
+    assert "groups: 0 equal to the source's, 3 other, 0 new, 0 not made" in "\n".join(told.lines)
+    status, told = replayed(tmp_path, {"dry_run": "full"}, select=SelectConfig())
     assert (status, told.counts.get("episodes", 0), told.counts.get("groups", 0)) == (0, 0, 0)
+    assert told.results["changes"]["groups"]["gone"] == 3
     assert not (tmp_path / "again").exists()
     assert [*runs[1]] == ["test"]
+
+
+def groups_of(logs: Mapping[str, MemoryLog], tmp_path: Path) -> list[bytes | None]:
+    """The bodies on `transitions` of the replay."""
+    topics = RunDir.open(tmp_path / "again").settings.topics
+    return [record.value for record in logs["again"].records(topics.name(Topic.TRANSITIONS))]
+
+
+def test_offsets_of_a_file_choose_whole_groups_by_their_first_records(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path
+) -> None:
+    """What another file says is another replay, though it lies where the first lay."""
+    source, logs = runs
+    calls = SETTINGS.topics.name(Topic.LLM_CALLS)
+    second = next(part for part in source.recorded().episodes[1].parts if part.where.topic == calls)
+    asked = {"asked": "--from-file offsets.csv", "begins": {second.where: second.begin}}
+    with pytest.raises(ConfigurationError, match="--from-file x: expected groups that began then, got none of 3"):
+        replayed(tmp_path, {"asked": "--from-file x", "begins": {second.where: logs["test"].offsets(calls)[0].end}})
+    assert replayed(tmp_path, asked)[0] == 0
+    assert groups_of(logs, tmp_path) == source.values(Topic.TRANSITIONS)[1:]
+    with pytest.raises(ConfigurationError, match=r"another window \(--from, --from-file, --to\)"):
+        replayed(tmp_path, {**asked, "begins": {second.where: 0}})
+
+
+def test_what_was_folded_alone_is_trained_on_later_without_its_source(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was not folded is not."""
+    trained = []
+    monkeypatch.setattr(history, "supervise", lambda onlookers, *_, **__: trained.append(onlookers.wiring.record.name))
+    monkeypatch.setattr(history, "with_local_model", lambda policy, _: policy)
+    asked, policy = {"mode": "offline"}, PolicyConfig(model="/somewhere")
+    with pytest.raises(ConfigurationError, match=r"--only train: expected a replay .* got none; fold it first"):
+        replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
+    assert not (tmp_path / "again").exists()
+    assert replayed(tmp_path, {**asked, "only": "streams"}, policy=policy)[0] == 0
+    assert (trained, len(groups_of(runs[1], tmp_path))) == ([], 3)
+    monkeypatch.setattr(history, "_opened", None)
+    replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
+    assert trained == ["again"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"only": "train"}, "--only train: expected a --mode to train by, got none"),
+        ({"only": "streams", "dry_run": "count"}, "leave one of them out"),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_refused(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, asked: dict[str, Any], message: str
+) -> None:
+    """Before anything is written."""
+    with pytest.raises(ConfigurationError, match=message):
+        replayed(tmp_path, asked)
+    assert not (tmp_path / "again").exists()

@@ -37,20 +37,22 @@ class SourceRun(Streams):
         self.now_s += seconds
         self.tick(self.now_s)
 
-    def history(self, *topics: Topic, log: MemoryLog | None = None) -> MemoryLog:
-        """A log with the records of these topics, in one partition each; of all that is not raw no body."""
+    def history(self, *topics: Topic, log: MemoryLog | None = None, has_bodies: bool = False) -> MemoryLog:
+        """A log with the records of these topics, in one partition each; of all that is not raw no body, unless told
+        so."""
         log = log or MemoryLog()
         log.create_topics(TOPICS, policies=["policy"], partitions=1)
         writer = log.writer()
         for topic in topics:
             for record in self.log.get(topic, []):
-                value = record.value if topic in INPUTS[Stage.NORMALIZE] else b""
+                value = record.value if has_bodies or topic in INPUTS[Stage.NORMALIZE] else b""
                 writer.append(TOPICS.name(topic), key=record.key, value=value, headers=record.headers, partition=0)
         return log
 
-    def past(self, log: MemoryLog | None = None) -> MemoryLog:
+    def past(self, log: MemoryLog | None = None, *, has_bodies: bool = False) -> MemoryLog:
         """The log that a replay of it reads."""
-        return self.history(*INPUTS[Stage.NORMALIZE], Topic.EPISODES, Topic.TRANSITIONS, log=log)
+        topics = (*INPUTS[Stage.NORMALIZE], Topic.EPISODES, Topic.TRANSITIONS)
+        return self.history(*topics, log=log, has_bodies=has_bodies)
 
     def recorded(self) -> Recorded:
         """As the headers of its records tell, whose bodies are gone."""

@@ -1,0 +1,79 @@
+"""What of a source's log a replay reads, and how much that is.
+
+In: the request, the source's log. Out: a History: which episodes, and from where to where each partition is read.
+Invariant: fixed when it is asked, whatever is appended meanwhile. Failure: ConfigurationError where nothing
+is meant, or nothing of it is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tracegrad.consumers.history.choose import Window, bounds_of, chosen
+from tracegrad.consumers.history.read_recorded import read_recorded
+from tracegrad.consumers.history.recorded import Recorded
+from tracegrad.consumers.history.replay import History
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import Offsets, TopicPartition
+from tracegrad.schemas.topics import INPUTS, Stage
+
+from ..run.wiring import Wiring
+from .offsets_file import checked_begins
+from .request import ReplayRequest
+
+__all__ = ["counted", "meant"]
+
+
+def meant(request: ReplayRequest, source: Wiring) -> History:
+    """What is to be read of the source. Blocks."""
+    log, topics = source.log(is_history=True), source.topics
+    # First: of a live source, what episodes were made of lies there before them.
+    found = Recorded() if request.reclose else read_recorded(log, topics, source.keys)
+    raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
+    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
+
+    def at(time_ms: int | None) -> Mapping[TopicPartition, int] | None:
+        return source.kafka().admin.offsets_at(kept, time_ms) if time_ms is not None else None
+
+    begin = at(request.begin_ms) if request.begins is None else checked_begins(request.begins, kept)
+    window = Window(begin=begin, end=at(request.end_ms))
+    recorded = chosen(found, window)
+    gone = _gone(kept, source.run_dir.starts)
+    if found.episodes and not recorded.episodes:
+        raise ConfigurationError(
+            f"{request.asked}: expected groups that began then, got none of {len(found.episodes)} episodes{gone}"
+        )
+    bounds = bounds_of(recorded, window, kept, source.run_dir.starts)
+    if not any(at.end > at.begin for at in bounds.values()):
+        raise ConfigurationError(
+            f"{request.asked}: expected records of run {source.record.name} on {', '.join(raw)}, got none{gone}"
+        )
+    return History(bounds=bounds, recorded=recorded)
+
+
+def _gone(kept: Mapping[TopicPartition, Offsets], began: Mapping[TopicPartition, int]) -> str:
+    """What retention has taken, in words; nothing where nothing is missing."""
+    lost = [
+        f"{at.begin - began.get(where, 0)} records before offset {at.begin} of {where.topic},{where.partition}"
+        for where, at in sorted(kept.items())
+        if at.begin > began.get(where, 0)
+    ]
+    return f"; retention has taken {', '.join(lost)}, which nothing brings back" if lost else ""
+
+
+def counted(history: History, source: Wiring) -> tuple[dict[str, Any], list[str]]:
+    """How much there is to read: for machines, and for people."""
+    records: Counter[str] = Counter()
+    for where, at in history.bounds.items():
+        records[where.topic] += at.end - at.begin
+    recorded = history.recorded
+    fields = {"records": dict(records), "episodes": len(recorded.episodes), "groups": len(recorded.order)}
+    lines = [
+        f"run {source.record.name}: {records.total()} records to read",
+        *(f"  {topic}: {number}" for topic, number in sorted(records.items())),
+        f"  of which {len(recorded.episodes)} episodes and {len(recorded.order)} groups were made",
+        "nothing was folded or written; --dry-run=full folds",
+    ]
+    return fields, lines
