@@ -19,10 +19,11 @@ from ..history.offsets_file import read_begins
 from ..history.options import DryRun, Only
 from ..run.load import load_over
 from ..run.show import choose_show
+from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunsDirOption, find_run, load_settings
 from .run import Set, set_flags
 
-__all__ = ["WithDryRun", "moment_ms", "rate_of", "replay"]
+__all__ = ["WithDryRun", "moment_ms", "rate_of", "replay", "source_of"]
 
 _RUN = "run:"
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
@@ -39,6 +40,10 @@ Source = Annotated[
 FromFile = Annotated[
     Path | None,
     typer.Option("--from-file", help="topic,partition,offset a line: where to begin.", show_default=False),
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", help="Groups by facts, such as 'service=shop agent=planner'.", show_default=False),
 ]
 Rate = Annotated[str, typer.Option(help="Records a second, at most, or max.")]
 ModeOption = Annotated[
@@ -73,6 +78,7 @@ def replay(
     from_: From = "earliest",
     to: To = None,
     from_file: FromFile = None,
+    where: Where = None,
     kafka: Source = None,
     set_: Set = None,
     rate: Rate = "max",
@@ -90,26 +96,25 @@ def replay(
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
-    from ..history.replay import replayed_settings, run_replay
-    from ..history.request import ReplayRequest, known_source
+    from tracegrad.consumers.history.where import terms_of
 
-    if from_file is not None and from_ != "earliest" and not from_.startswith(_RUN):
+    from ..history.replay import replayed_settings, run_replay
+    from ..history.request import ReplayRequest
+
+    begin = "earliest" if from_.startswith(_RUN) else from_
+    if from_file is not None and begin != "earliest":
         raise ConfigurationError(f"--from {from_} says where to begin, and so does --from-file; leave one of them out")
-    if from_.startswith(_RUN) and kafka is not None:
-        raise ConfigurationError(f"--from {from_} names the source, and so does --kafka; leave one of them out")
-    named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
-    if named is None and kafka is None:
-        kafka = known_source(runs_dir / into)  # by now the newest run is the replay itself
-    source = find_run(named, kafka, runs_dir)
+    source = source_of(from_, kafka, into, runs_dir)
     flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
     settings = load_over(source.settings, flags) if file is None else load_settings(file, flags, for_training=False)
     now = datetime.now(UTC)
     request = ReplayRequest(
         source=source.run_dir.path,
-        asked=_asked("earliest" if named else from_, to, from_file),
-        begin_ms=None if named or from_ == "earliest" else moment_ms(from_, "--from", now),
+        asked=_asked(begin, to, from_file, where),
+        begin_ms=moment_ms(begin, "--from", now) if begin != "earliest" else None,
         end_ms=moment_ms(to, "--to", now) if to else None,
         begins=read_begins(from_file) if from_file is not None else None,
+        where=terms_of(where, may_see_outcome=mode == "filter") if where else (),
         rate=rate_of(rate),
         reclose=reclose,
         dry_run=dry_run,
@@ -120,10 +125,24 @@ def replay(
     raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
 
 
-def _asked(from_: str, to: str | None, from_file: Path | None) -> str:
+def source_of(from_: str, kafka: Path | None, into: str, runs_dir: Path) -> Wiring:
+    """The run that `--from` or `--kafka` names; else the one that `into` replays already, else the newest. Raises
+    ConfigurationError."""
+    from ..history.request import known_source
+
+    named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
+    if named is not None and kafka is not None:
+        raise ConfigurationError(f"--from {from_} names the source, and so does --kafka; leave one of them out")
+    if named is None and kafka is None:
+        kafka = known_source(runs_dir / into)  # by now the newest run is the replay itself
+    return find_run(named, kafka, runs_dir)
+
+
+def _asked(from_: str, to: str | None, from_file: Path | None, where: str | None) -> str:
     """The options that say what is meant, as a shell takes them."""
     words = ["--from-file", str(from_file.absolute())] if from_file is not None else ["--from", from_]
-    return shlex.join([*words, *(["--to", to] if to else [])])
+    words += ["--to", to] if to else []
+    return shlex.join([*words, *(["--where", where] if where else [])])
 
 
 def rate_of(text: str) -> float | None:

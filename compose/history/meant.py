@@ -15,6 +15,7 @@ from tracegrad.consumers.history.choose import Window, bounds_of, chosen
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.consumers.history.recorded import Recorded
 from tracegrad.consumers.history.replay import History
+from tracegrad.consumers.history.where import fitting
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import Offsets, TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage
@@ -39,11 +40,15 @@ def meant(request: ReplayRequest, source: Wiring) -> History:
 
     begin = at(request.begin_ms) if request.begins is None else checked_begins(request.begins, kept)
     window = Window(begin=begin, end=at(request.end_ms))
-    recorded = chosen(found, window)
+    if request.where and not found.episodes:
+        raise ConfigurationError(
+            f"--where: expected episodes of run {source.record.name} to choose by what stands on them, got none"
+        )
+    recorded = chosen(found, window, fitting(log, topics, request.where) if request.where else None)
     gone = _gone(kept, source.run_dir.starts)
     if found.episodes and not recorded.episodes:
         raise ConfigurationError(
-            f"{request.asked}: expected groups that began then, got none of {len(found.episodes)} episodes{gone}"
+            f"{request.asked}: expected groups that are meant so, got none of {len(found.episodes)} episodes{gone}"
         )
     bounds = bounds_of(recorded, window, kept, source.run_dir.starts)
     if not any(at.end > at.begin for at in bounds.values()):

@@ -15,6 +15,7 @@ import msgspec
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.log.where import Term
 from tracegrad.schemas.topics import INPUTS, Stage, Topics
 from tracegrad.trainer.history.compare import Taught, changed_keys, changed_machine
 from tracegrad.trainer.history.config import Mode
@@ -52,6 +53,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """And before this time."""
     begins: Mapping[TopicPartition, int] | None = None
     """Groups whose first records lie at these offsets or behind; of a partition that is not named, any."""
+    where: tuple[Term, ...] = ()
+    """Groups of which an episode fits."""
     rate: float | None = None
     """Records a second, at most."""
     reclose: bool = False
@@ -82,6 +85,11 @@ def check_source(request: ReplayRequest, source: RunDir) -> None:
             f"run {source.record.name} is itself a replay, whose records lie on the log that it was made of: name that "
             f"run, --kafka {replayed.source}"
         )
+    if request.where and request.reclose:
+        raise ConfigurationError(
+            "--where, --reclose: the source's episodes are chosen by what stands on them, and --reclose makes others; "
+            "leave one of them out"
+        )
     if request.begin_ms is not None and request.end_ms is not None and request.begin_ms >= request.end_ms:
         raise ConfigurationError("--from, --to: expected --to to be later than --from, got none; exchange them")
     if request.mode == "same" and source.is_locked():
@@ -98,8 +106,8 @@ def check_same(request: ReplayRequest, source: RunSettings, settings: RunSetting
     changed = changed_keys(was, now)
     rules_was, rules_now = _digests(source), _digests(settings)
     changed += [f"[{section}]" for section in _RULES if rules_was[section] != rules_now[section]]
-    if (request.begin_ms, request.end_ms, request.begins) != (None, None, None):
-        changed.append("a part of the history (--from, --from-file, --to)")
+    if request.where or (request.begin_ms, request.end_ms, request.begins) != (None, None, None):
+        changed.append("a part of the history (--from, --from-file, --to, --where)")
     if request.reclose:
         changed.append("other closes (--reclose)")
     if changed:
@@ -164,7 +172,7 @@ def _changed(before: Replayed, own: Replayed) -> list[str]:
     modes = (before.mode, own.mode)
     pairs: dict[str, tuple[object, object]] = {
         "source": (before.hash, own.hash),
-        "window (--from, --from-file, --to)": ((before.asked, before.begins), (own.asked, own.begins)),
+        "choice (--from, --from-file, --to, --where)": ((before.asked, before.begins), (own.asked, own.begins)),
         "--reclose": (before.reclose, own.reclose),
         "--mode": modes if None not in modes else ("", ""),
         **{f"[{name}]": (before.rules.get(name, ""), digest) for name, digest in own.rules.items()},

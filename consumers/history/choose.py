@@ -1,13 +1,14 @@
-"""What of a history is meant: episodes by the time at which their groups began, and all that these are made of. Pure.
+"""What of a history is meant: episodes by the time at which their groups began, or by what stands on them, and all that
+these are made of. Pure.
 
-In: what the source recorded, a window. Out: the episodes of it, and from where to where each partition is read.
-Invariant: a group is chosen whole, by its first record; as much is read before the window's begin and behind its end as
-its episodes need.
+In: what the source recorded, a window, ids that fit. Out: the episodes that are meant, and from where to where each
+partition is read. Invariant: a group is chosen whole, by its first record, and by any of its episodes that fits; as
+much is read before the window's begin and behind its end as its episodes need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -25,14 +26,18 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     end: Mapping[TopicPartition, int] | None = None
 
 
-def chosen(recorded: Recorded, window: Window) -> Recorded:
-    """The episodes of the groups that began within the window."""
-    if window.begin is None and window.end is None:
+def chosen(recorded: Recorded, window: Window, fitting: Collection[str] | None = None) -> Recorded:
+    """The episodes of the groups that began within the window, and of which one is `fitting`, by id; None: any."""
+    if window.begin is None and window.end is None and fitting is None:
         return recorded
     groups: dict[str, list[RecordedEpisode]] = {}
     for episode in recorded.episodes:
         groups.setdefault(episode.group, []).append(episode)
-    wanted = {group for group, episodes in groups.items() if _begins_within(episodes, window)}
+    wanted = {
+        group
+        for group, episodes in groups.items()
+        if _begins_within(episodes, window) and (fitting is None or any(one.id in fitting for one in episodes))
+    }
     kept = [one for one in recorded.episodes if one.group in wanted]
     # A group of captured ones bears its episode's id. For one that is not chosen nobody is to wait.
     ids = wanted | {one.id for one in kept}

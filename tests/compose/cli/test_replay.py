@@ -94,6 +94,8 @@ def _no_broker(source: RunDir) -> Any:
         ({"into": "new", "from_file": Path("x.csv")}, r"--from-file x\.csv: expected a text file"),
         ({"into": "new", "rate": "fast"}, "--rate: expected records a second, at least 0.1, or max, got 'fast'"),
         ({"into": "new", "only": "train"}, "expected a --mode"),
+        ({"into": "new", "where": "reward>0", "mode": "offline"}, "--where: expected facts known before the outcome"),
+        ({"into": "new", "where": "service=shop", "mode": "same"}, "a part of the history"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_opened_or_written(

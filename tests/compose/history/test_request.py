@@ -62,7 +62,7 @@ def test_the_same_command_goes_on_with_the_time_that_was_meant_first(source: Run
 @pytest.mark.parametrize(
     ("changes", "settings", "named"),
     [
-        ({"asked": "--from PT3H"}, {}, "window"),
+        ({"asked": "--from PT3H"}, {}, "choice"),
         ({"reclose": True}, {}, "--reclose"),
         ({"mode": "filter"}, {}, "--mode"),
         ({}, {"air": AirConfig(enabled=False)}, r"\[air\]"),

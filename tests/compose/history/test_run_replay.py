@@ -21,6 +21,7 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
+from tracegrad.consumers.history.where import terms_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.errors import ConfigurationError
@@ -169,12 +170,30 @@ def test_offsets_of_a_file_choose_whole_groups_by_their_first_records(
     calls = SETTINGS.topics.name(Topic.LLM_CALLS)
     second = next(part for part in source.recorded().episodes[1].parts if part.where.topic == calls)
     asked = {"asked": "--from-file offsets.csv", "begins": {second.where: second.begin}}
-    with pytest.raises(ConfigurationError, match="--from-file x: expected groups that began then, got none of 3"):
+    with pytest.raises(ConfigurationError, match="--from-file x: expected groups that are meant so, got none of 3"):
         replayed(tmp_path, {"asked": "--from-file x", "begins": {second.where: logs["test"].offsets(calls)[0].end}})
     assert replayed(tmp_path, asked)[0] == 0
     assert groups_of(logs, tmp_path) == source.values(Topic.TRANSITIONS)[1:]
-    with pytest.raises(ConfigurationError, match=r"another window \(--from, --from-file, --to\)"):
+    with pytest.raises(ConfigurationError, match=r"another choice"):
         replayed(tmp_path, {**asked, "begins": {second.where: 0}})
+
+
+def test_groups_are_chosen_by_what_stands_on_their_episodes(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path
+) -> None:
+    """And by nothing that a source without a record of episodes has, nor with --reclose."""
+    source, logs = runs
+    logs["test"] = source.past(has_bodies=True)
+    key = "1e" * 16
+    asked = {"asked": "--where ..", "where": terms_of(f"group={key}", may_see_outcome=False)}
+    with pytest.raises(ConfigurationError, match=r"--where, --reclose: .*leave one of them out"):
+        replayed(tmp_path, {**asked, "reclose": True})
+    none = terms_of("service=bank", may_see_outcome=False)
+    with pytest.raises(ConfigurationError, match=r"--where \.\.: expected groups that are meant so, got none of 3"):
+        replayed(tmp_path, {**asked, "where": none})
+    assert not (tmp_path / "again").exists()
+    assert replayed(tmp_path, asked)[0] == 0
+    assert groups_of(logs, tmp_path) == source.values(Topic.TRANSITIONS)[1:2]
 
 
 def test_what_was_folded_alone_is_trained_on_later_without_its_source(

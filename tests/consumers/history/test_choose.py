@@ -36,6 +36,15 @@ def test_a_group_is_chosen_whole_by_its_first_record() -> None:
     assert chosen(RECORDED, Window()) is RECORDED
 
 
+def test_a_group_is_chosen_whole_by_any_of_its_episodes_that_fits() -> None:
+    """Where a window is given too, both must hold."""
+    assert [one.id for one in chosen(RECORDED, Window(), {"b", "d", "of another run"}).episodes] == ["a", "b", "d"]
+    window = Window(begin={CALLS: 8, SPANS: 8})
+    assert [one.id for one in chosen(RECORDED, window, {"b", "d"}).episodes] == ["d"]
+    assert [one.id for one in chosen(RECORDED, Window(), set()).episodes] == []
+    assert chosen(RECORDED, Window(), {"b", "d"}).order == ("g1", "g3")
+
+
 def test_nobody_waits_for_a_group_that_is_not_chosen() -> None:
     """Of the order only the chosen are left: what follows one that never comes would be held until the end."""
     window = Window(begin={CALLS: 8, SPANS: 8})

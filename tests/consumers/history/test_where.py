@@ -1,0 +1,142 @@
+"""What `--where` may ask of a source's episodes, and what it may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.memory_log import MemoryLog
+from tests.streams.make import TOPICS
+from tracegrad.consumers.history.where import BEFORE, OUTCOME, fits, fitting, terms_of
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.log.made_of import MadeOf, made_of_header
+from tracegrad.schemas.records.calls import Purpose, SpliceOutcome
+from tracegrad.schemas.records.episodes import EPISODES, Episode, EpisodeCall
+from tracegrad.schemas.records.rollouts import GroupRef, RolloutState
+from tracegrad.schemas.records.versions import VersionSpan
+from tracegrad.schemas.topics import Topic
+
+
+def call(agent: str | None, version: int, turn: int = 0) -> EpisodeCall:
+    """Of three tokens."""
+    return EpisodeCall(
+        call_id=f"{agent}-{turn}",
+        turn=turn,
+        agent=agent,
+        joined_by="response_id",
+        policy="policy",
+        parent_call_id=None,
+        shared_tokens=0,
+        suffix_ids=b"",
+        sampled_ids=bytes(12),
+        logprobs=bytes(12),
+        versions=(VersionSpan(start=0, version=version, epoch=0, run=RunHash("7c1f3e9a")),),
+        temperature=1.0,
+        finish_reason="stop",
+        content=None,
+        splice=SpliceOutcome(kind="first"),
+    )
+
+
+EPISODE = Episode(
+    episode_id="e1",
+    rollout_id="r1",
+    attempt_id="a1",
+    group=GroupRef(id="g1", size=2, member=0, index=0),
+    task_id="task 7",
+    policy="policy",
+    purpose=Purpose.TRAIN,
+    state=RolloutState.SUCCEEDED,
+    is_final=True,
+    closed_by="complete",
+    services=("shop", "cart"),
+    calls=(call("planner", 4), call("coder", 5), call("planner", 6, turn=1)),
+    reward=1.0,
+    num_tools=3,
+    num_tools_succeeded=2,
+    duration_s=8.0,
+)
+CAPTURED = msgspec.structs.replace(
+    EPISODE, episode_id="e2", rollout_id=None, group=None, task_id=None, calls=(), reward=None, conversation="c1"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "service=shop agent=planner",
+        "service=cart agent!=coder",
+        "task='task 7' purpose=train captured=no group=g* policy=pol*",
+        "first_version=4 conversation=none",
+        "first_version<5",
+        "agents=coder turns=2 calls>2 tokens=9 tools>=3 tools_succeeded<3",
+        "reward>0 state=succeeded closed_by=complete final=yes duration_s<=8",
+    ],
+)
+def test_an_episode_fits_what_stands_on_it(text: str) -> None:
+    """Of agents the first is known beforehand; which others it called came of it."""
+    terms = terms_of(text, may_see_outcome=True)
+    assert fits(EPISODE, terms)
+
+
+@pytest.mark.parametrize(
+    "text", ["service=bank", "agent=coder", "captured=yes", "first_version>4", "reward>1", "group=c1"]
+)
+def test_an_episode_of_which_a_term_does_not_hold_does_not_fit(text: str) -> None:
+    """However many others hold."""
+    assert not fits(EPISODE, terms_of(f"service=shop {text}", may_see_outcome=True))
+
+
+def test_what_is_not_known_of_an_episode_is_none() -> None:
+    """A captured one has no task, no reward, perhaps no call; its group is its conversation."""
+    words = "task=none captured=yes agent=none first_version=none reward=none group=c1 turns=0"
+    assert fits(CAPTURED, terms_of(words, may_see_outcome=True))
+    assert not fits(CAPTURED, terms_of("reward<=0", may_see_outcome=True))
+
+
+@pytest.mark.parametrize("field", sorted(OUTCOME))
+def test_the_outcome_chooses_for_filter_alone(field: str) -> None:
+    """The message says why, what may be asked instead, and where it may."""
+    assert terms_of(f"{field}=none", may_see_outcome=True)
+    with pytest.raises(
+        ConfigurationError, match=f"known before the outcome .*, got {field}: .*good luck.*--mode filter"
+    ):
+        terms_of(f"service=shop {field}=none", may_see_outcome=False)
+
+
+@pytest.mark.parametrize("field", sorted(BEFORE))
+def test_facts_known_beforehand_choose_for_any_mode(field: str) -> None:
+    """Each of them."""
+    assert terms_of(f"{field}=none", may_see_outcome=False)[0].field == field
+
+
+@pytest.mark.parametrize("text", ["shop", "services=shop", "reward>much", "captured>yes"])
+def test_what_is_not_understood_is_refused_with_the_option(text: str) -> None:
+    """And with the place in it."""
+    with pytest.raises(ConfigurationError, match=r"--where: expected .* at character \d+"):
+        terms_of(text, may_see_outcome=True)
+
+
+def test_of_an_episode_the_greatest_revision_counts_and_what_cannot_be_read_fits_nothing() -> None:
+    """As for all that is made again; a record that names no positions is left out."""
+    log = MemoryLog()
+    log.create_topics(TOPICS, policies=["policy"], partitions=1)
+
+    def write(episode: Episode, revision: int, value: bytes | None = None, **changes: Any) -> None:
+        made = MadeOf(id=episode.episode_id, key="k", group="g", closed_by="complete", revision=revision)
+        body = EPISODES.encode(msgspec.structs.replace(episode, **changes)) if value is None else value
+        topic = TOPICS.name(Topic.EPISODES)
+        log.writer().append(topic, key=b"k", value=body, headers=made_of_header(made), partition=0)
+
+    write(EPISODE, 0, reward=0.0)
+    write(EPISODE, 1, reward=1.0)
+    write(EPISODE, 1, reward=0.0)
+    write(EPISODE, 0, reward=0.0)
+    write(CAPTURED, 0, b"no json")
+    topic = TOPICS.name(Topic.EPISODES)
+    log.writer().append(topic, key=b"k", value=EPISODES.encode(msgspec.structs.replace(EPISODE, episode_id="e3")))
+    assert fitting(log, TOPICS, terms_of("reward=1", may_see_outcome=True)) == {"e1"}
+    assert fitting(log, TOPICS, terms_of("service!=bank", may_see_outcome=False)) == {"e1"}
