@@ -7,6 +7,7 @@ is meant, or nothing of it is left.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,8 @@ from .request import ReplayRequest
 
 __all__ = ["counted", "meant"]
 
+logger = logging.getLogger(__name__)
+
 
 def meant(request: ReplayRequest, source: Wiring) -> History:
     """What is to be read of the source. Blocks."""
@@ -44,6 +47,7 @@ def meant(request: ReplayRequest, source: Wiring) -> History:
         raise ConfigurationError(
             f"--where: expected episodes of run {source.record.name} to choose by what stands on them, got none"
         )
+    _tell_cut(found, kept)
     recorded = chosen(found, window, fitting(log, topics, request.where) if request.where else None)
     gone = _gone(kept, source.run_dir.starts)
     if found.episodes and not recorded.episodes:
@@ -66,6 +70,21 @@ def _gone(kept: Mapping[TopicPartition, Offsets], began: Mapping[TopicPartition,
         if at.begin > began.get(where, 0)
     ]
     return f"; retention has taken {', '.join(lost)}, which nothing brings back" if lost else ""
+
+
+def _tell_cut(recorded: Recorded, kept: Mapping[TopicPartition, Offsets]) -> None:
+    """A log that ends before what was made of it was cut, by hand or by a disk: nothing else says so."""
+    for where, at in sorted(recorded.bounds.items()):
+        end = kept.get(where, Offsets(0, 0)).end
+        if at.end > end:
+            logger.warning(
+                "expected %s,%d up to offset %d, of which episodes were made, got its end at %d: the log was cut; put "
+                "its segments back from a copy, else these episodes are made of the rest",
+                where.topic,
+                where.partition,
+                at.end,
+                end,
+            )
 
 
 def counted(history: History, source: Wiring) -> tuple[dict[str, Any], list[str]]:

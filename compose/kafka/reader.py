@@ -112,7 +112,8 @@ class TailReader:
             return
         where = f"read {message.topic()!r} partition {message.partition()} offset {message.offset()}"
         if error.code() == KafkaError._BAD_MSG:
-            at = self._next.get(TopicPartition(message.topic() or "", message.partition() or 0))
+            known = self._next.get(TopicPartition(message.topic() or "", message.partition() or 0), 0)
+            at = max(known, message.offset() or 0)  # where the batch begins; what came before it is whole
             # Not a gap, over which a reader may go on.
             raise RecordError(
                 f"expected to {where}, got {error.str()}: a record from {at} on is not as it was written; put the "

@@ -25,6 +25,7 @@ from tracegrad.consumers.history.where import terms_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
 from tracegrad.producers.rewards.config import FeedbackConfig
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.records.episodes import EPISODES
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
 from tracegrad.streams.assemble.air.rules import AirConfig, AirRule
@@ -212,6 +213,36 @@ def test_what_was_folded_alone_is_trained_on_later_without_its_source(
     monkeypatch.setattr(history, "_opened", None)
     replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
     assert trained == ["again"]
+
+
+def test_a_log_that_ends_before_what_was_made_of_it_is_said_to_be_cut(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what to do; episodes that need nothing of the rest are the source's."""
+    source, logs = runs
+    calls = SETTINGS.topics.name(Topic.LLM_CALLS)
+    (number, at), *_ = ((number, at) for number, at in logs["test"].offsets(calls).items() if at.end)
+    logs["test"].cut(calls, number, end=at.end - 1)
+    assert replayed(tmp_path, {})[0] == 0
+    assert f"expected {calls},{number} up to offset {at.end}, of which episodes were made" in caplog.text
+    assert "put its segments back from a copy" in caplog.text
+    assert groups_of(logs, tmp_path)[:2] == source.values(Topic.TRANSITIONS)[:2]
+
+
+def test_a_range_that_retention_ate_is_named(runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path) -> None:
+    """How much of which partition; nothing is written."""
+    logs = runs[1]
+    raw = [SETTINGS.topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
+    ends = {TopicPartition(name, number): at.end for name in raw for number, at in logs["test"].offsets(name).items()}
+    for where, end in ends.items():
+        logs["test"].truncate(where.topic, where.partition, begin=end)
+    (where, end), *_ = ((where, end) for where, end in ends.items() if end)
+    told = f"{end} records before offset {end} of {where.topic},{where.partition}"
+    with pytest.raises(ConfigurationError, match=f"--from earliest: expected records .* retention has taken .*{told}"):
+        replayed(tmp_path, {"asked": "--from earliest"})
+    with pytest.raises(ConfigurationError, match=f"--from-file x: expected groups .* retention has taken .*{told}"):
+        replayed(tmp_path, {"asked": "--from-file x", "begins": {where: end}})
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize(
