@@ -24,7 +24,7 @@ from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, Progress, replay
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.metrics import DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED, Metrics
 from tracegrad.schemas.topics import STREAMS, Topic
 from tracegrad.streams.assemble.air.rewarder import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
@@ -47,11 +47,13 @@ from ..run.wiring import Wiring, port_of
 from .broker import open_broker as _opened
 from .meant import counted, meant
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
+from .vocabulary import check_vocabulary
 
 __all__ = ["replayed_settings", "run_replay"]
 
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
+_PROBLEMS = tuple(f"{kind.name}{{" for kind in (DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED))
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
@@ -79,6 +81,7 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
         if request.mode is not None:
             settings.policy.needed_model()
             settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
+            check_vocabulary(source.settings.policy.model, settings.policy.model)
         if request.mode == "same" and (told := check_same(request, source.settings, settings)):
             show.say(f"weights may differ in their last bits: {'; '.join(told)}")
         run_dir = RunDir(path.resolve())
@@ -192,6 +195,7 @@ def _fold(
             rate=request.rate,
         )
     _tell(show, done)
+    _tell_problems(show, metrics)
     if changes is not None and done.is_whole:
         _tell_changes(show, changes)
     if done.is_whole and not stop.is_set():
@@ -202,6 +206,13 @@ def _fold(
 
 def _tell(show: Show, progress: Progress) -> None:
     show.progress("replay", msgspec.to_builtins(progress), progress.text)
+
+
+def _tell_problems(show: Show, metrics: Metrics) -> None:
+    """What was left out, of which warnings named the first alone."""
+    told = {series: int(value) for series, value in metrics.snapshot().items() if series.startswith(_PROBLEMS)}
+    if told:
+        show.result("problems", told, [f"counted: {series} {value}" for series, value in told.items()])
 
 
 def _tell_changes(show: Show, changes: Changes) -> None:

@@ -182,9 +182,12 @@ def _changed(before: Replayed, own: Replayed) -> list[str]:
 
 def _digests(settings: RunSettings) -> dict[str, str]:
     """Of each section of rules: they may hold keys and tokens, which belong in one file. Which runs are taken too is
-    the source's and the replay's own business."""
-    select = msgspec.structs.replace(settings.select, runs=())
-    sections = {name: select if name == "select" else getattr(settings, name) for name in _RULES}
+    the source's and the replay's own business, how many workers fold changes nothing, and the start model is known by
+    its bytes, to the trainer."""
+    sections = {name: getattr(settings, name) for name in _RULES}
+    sections["select"] = msgspec.structs.replace(settings.select, runs=())
+    sections["streams"] = msgspec.structs.replace(settings.streams, workers=1)
+    sections["policy"] = msgspec.structs.replace(settings.policy, model=None)
     return {
         name: hashlib.sha256(msgspec.json.encode(section, order="deterministic")).hexdigest()
         for name, section in sections.items()

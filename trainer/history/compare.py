@@ -17,9 +17,9 @@ from ..algorithm.recipe import Recipe
 from ..config import NOT_LEARNT, AlgorithmConfig, TrainerConfig
 from .config import History
 
-__all__ = ["Taught", "changed_keys", "changed_machine", "require_recipe", "supervised"]
+__all__ = ["OF_THE_MACHINE", "Taught", "changed_keys", "changed_machine", "require_recipe", "supervised"]
 
-_OF_THE_MACHINE = ("device", "dtype", "publish_dtype", "threads", "micro_batch_tokens", "micro_batch_logits")
+OF_THE_MACHINE = ("device", "dtype", "publish_dtype", "threads", "micro_batch_tokens", "micro_batch_logits")
 """Keys of `[trainer]` that change the order of sums, or their rounding, and nothing else."""
 
 
@@ -42,7 +42,7 @@ def changed_keys(source: Taught, own: Taught) -> list[str]:
     """`[trainer] lr 1e-05 -> 2e-05` of each key on which a step depends. Where a recipe is a user's file, which is run
     where it trains and nowhere else, what stands in `[algorithm]` is compared."""
     goes_by_steps = {source.trainer.lr_schedule, own.trainer.lr_schedule} != {"constant"}
-    left_out = {*_OF_THE_MACHINE, *NOT_LEARNT} - ({"steps"} if goes_by_steps else set())
+    left_out = {*OF_THE_MACHINE, *NOT_LEARNT} - ({"steps"} if goes_by_steps else set())
     is_own_file = ":" in source.algorithm.recipe + own.algorithm.recipe
     was, now = (asdict(one.algorithm if is_own_file else one.algorithm.resolve()) for one in (source, own))
     return [
@@ -55,7 +55,7 @@ def changed_keys(source: Taught, own: Taught) -> list[str]:
 def changed_machine(source: Taught, own: Taught) -> list[str]:
     """The same of keys that change bits alone."""
     left_out = source.trainer.__struct_fields__
-    kept = {*left_out} - {*_OF_THE_MACHINE}
+    kept = {*left_out} - {*OF_THE_MACHINE}
     return [*_changed("trainer", asdict(source.trainer), asdict(own.trainer), kept)]
 
 

@@ -62,6 +62,14 @@ class Recorded:
         """Whether a rollback leads to it."""
         return any(version in after for after in self.rollbacks)
 
+    def depends_on(self, own: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """What its steps depended on and is another thing here, by key; keys that one of both does not tell are left
+        out."""
+        told = {
+            key: dict.fromkeys(one.step.depends_on.get(key, value) for one in self.steps) for key, value in own.items()
+        }
+        return {key: (*were,) for key, were in told.items() if [*were] != [own[key]]}
+
     def differs(self, manifest: VersionManifest) -> bool:
         """Whether this run's version has other weights than the source's; False where that is not known."""
         known, own = self.weights.get(manifest.version), _sha256(manifest)

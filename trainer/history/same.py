@@ -7,7 +7,7 @@ the offsets; staleness is counted among the source's own numbers, by which it wa
 again: rollbacks are counted in the checkpoint, as steps are.
 On failure: ConfigurationError names the step and what differs, before anything of it is trained or kept. Weights that
 differ are a warning, at the first version that has others, for they are the machine's; what is known of it is named at
-the start.
+the start. Of the start model they are an error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from tracegrad.schemas.records.transitions import group_id_of
 
 from ..batch.batches import Batch, OpenBatch
 from ..config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from .compare import OF_THE_MACHINE
 from .record import RecordedStep, read_record
 from .trainer import HistoryTrainer
 
 __all__ = ["SameTrainer"]
 
 _log = logging.getLogger(__name__)
+_OF_THE_START = {"dtype", "publish_dtype"}
+"""In which version 0 is written, that no step has touched."""
 _TOLD = 5
 """Groups named of those that differ."""
 
@@ -51,6 +54,12 @@ class SameTrainer(HistoryTrainer):
         """Read, but of a later step."""
         self._is_unequal = False
         super().__init__(config, algorithm, AlarmsConfig(), handles, **named)
+        settings = self._learner.settings
+        own = {**{key: settings[key] for key in OF_THE_MACHINE if key in settings}, **self._machine}
+        self._unequal = {key: (was, own[key]) for key, was in self._record.depends_on(own).items()}
+        if self._unequal:
+            told = "; ".join(f"{key} {', '.join(was)} -> {now}" for key, (was, now) in self._unequal.items())
+            _log.warning("bits depend on what differs from the source, so weights may differ in their last: %s", told)
         self._compare()
 
     # rollbacks
@@ -146,6 +155,11 @@ class SameTrainer(HistoryTrainer):
         manifest = self._policy_log.lineage.versions.get(state.version)
         if self._is_unequal or manifest is None or not self._record.differs(manifest):
             return
+        if state.version == 0 and not self._unequal.keys() & _OF_THE_START:
+            raise ConfigurationError(
+                "mode 'same': expected the start model of the source, got one with other weights: put its bytes where "
+                "[policy] model points, or take --mode offline"
+            )
         self._is_unequal = True
         _log.warning(
             "version %d, after step %d: its weights are not the source's, bit for bit; the steps are the same, and the "

@@ -143,6 +143,17 @@ def test_same_refuses_each_section_that_decides_what_is_made(
         check_same(request, source.settings, msgspec.structs.replace(into(source), **settings))
 
 
+def test_same_takes_other_workers_and_a_model_that_has_moved(source: RunDir) -> None:
+    """Nothing that is made follows from either; the trainer knows the model by its bytes."""
+    own = into(source)
+    moved = msgspec.structs.replace(own.policy, model="/elsewhere/model")
+    own = msgspec.structs.replace(own, streams=msgspec.structs.replace(own.streams, workers=1), policy=moved)
+    assert check_same(ReplayRequest(source=source.path, mode="same"), source.settings, own) == []
+    late = msgspec.structs.replace(own, streams=msgspec.structs.replace(own.streams, idle_s=7.0))
+    with pytest.raises(ConfigurationError, match=r"\[streams\]"):
+        check_same(ReplayRequest(source=source.path, mode="same"), source.settings, late)
+
+
 def test_raw_topics_are_read_by_the_sources_names_and_all_is_written_by_the_new_runs(source: RunDir) -> None:
     """Whatever prefix either has."""
     theirs = msgspec.structs.replace(SETTINGS, kafka=KafkaConfig(topic_prefix="a.", topics={"otlp_spans": "spans"}))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.consumers.history.source_run import SourceRun
@@ -17,7 +19,7 @@ from tests.streams.credit.strategies.test_conversations import conversation
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.pipeline import prepare_run
-from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.run_dir import RunDir, write_record
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
@@ -213,6 +215,41 @@ def test_what_was_folded_alone_is_trained_on_later_without_its_source(
     monkeypatch.setattr(history, "_opened", None)
     replayed(tmp_path, {**asked, "only": "train"}, policy=policy)
     assert trained == ["again"]
+
+
+def test_what_was_left_out_is_told_at_the_end(runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path) -> None:
+    """By its reason: a record that cannot be read, beside those that can. Where there is none nothing is said."""
+    status, told = replayed(tmp_path, {"dry_run": "full"})
+    assert (status, "problems" in told.results) == (0, False)
+    topic = SETTINGS.topics.name(Topic.OTLP_SPANS)
+    runs[1]["test"].writer().append(topic, key=b"k", value=b"no span", partition=0)
+    status, told = replayed(tmp_path)
+    assert (status, told.results["problems"]) == (0, {"records_refused{topic=otlp_spans,reason=undecodable}": 1})
+    assert "counted: records_refused{topic=otlp_spans,reason=undecodable} 1" in told.lines
+    assert groups_of(runs[1], tmp_path) == runs[0].values(Topic.TRANSITIONS)
+
+
+def test_a_model_of_another_vocabulary_is_refused_before_anything_is_written(
+    runs: tuple[SourceRun, dict[str, MemoryLog]], tmp_path: Path
+) -> None:
+    """Whatever mode trains it; what is only folded asks for no model."""
+    write_record(
+        RunDir.open(tmp_path / "test").config, msgspec.structs.replace(SETTINGS, policy=model_of(tmp_path, "a"))
+    )
+    for mode in ("offline", "filter"):
+        with pytest.raises(
+            ConfigurationError, match=r"expected the vocabulary of the source's model .* 0 is 'a' there"
+        ):
+            replayed(tmp_path, {"mode": mode}, policy=model_of(tmp_path, "b"))
+    assert not (tmp_path / "again").exists()
+    assert replayed(tmp_path, policy=model_of(tmp_path, "b"))[0] == 0
+
+
+def model_of(tmp_path: Path, text: str) -> PolicyConfig:
+    """A folder with a tokenizer of one text."""
+    (folder := tmp_path / f"model-{text}").mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {text: 0}}}))
+    return PolicyConfig(model=str(folder))
 
 
 def test_a_log_that_ends_before_what_was_made_of_it_is_said_to_be_cut(

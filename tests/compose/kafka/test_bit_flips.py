@@ -23,7 +23,7 @@ COVERED = 21
 NUM_RECORDS = ROUNDS * IN_A_ROUND
 
 
-def batches(segment: bytes) -> list[tuple[int, int, int]]:
+def batches(segment: bytes | bytearray) -> list[tuple[int, int, int]]:
     """(place, size, first offset) of each."""
     found, at = [], 0
     while at < len(segment):

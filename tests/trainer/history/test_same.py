@@ -12,6 +12,9 @@ from msgspec.structs import replace
 
 pytest.importorskip("torch")
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from tests.memory_log import MemoryLog
 from tests.trainer.history.past import Settings, kill_at, log_of, replay_of, train_source
 from tests.trainer.material import group_bytes
@@ -243,6 +246,38 @@ def test_other_weights_are_a_warning_once(
         "model, the machine or a release of what it runs is another"
     ]
     assert [step[:3] for step in figures(log)] == [step[:3] for step in figures(source)]
+
+
+def test_another_start_model_is_refused(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """By its weights, wherever it lies; the same bytes elsewhere are the same model."""
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(untied, moved)
+    log, settings = replay_of(source, moved, tmp_path / "own")
+    train(log, settings)
+    assert is_same(content(log), content(source))
+    shutil.copytree(untied, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 2 * value for name, value in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    log, settings = replay_of(source, other, tmp_path / "new")
+    assert expect_refusal(log, settings, "expected the start model of the source, got one with other weights") == []
+
+
+def test_what_bits_depend_on_is_named_where_it_is_another(
+    source: MemoryLog, untied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, each with what it was and is; where all is equal nothing is said."""
+    log, settings = replay_of(source, untied, tmp_path / "equal")
+    with caplog.at_level(logging.WARNING):
+        train(log, settings)
+    assert [text for text in caplog.messages if "bits depend on" in text] == []
+    log, settings = replay_of(source, untied, tmp_path / "own")
+    record = tmp_path / "own" / "record.jsonl"
+    record.write_bytes(record.read_bytes().replace(b'"cpu_capability":"', b'"cpu_capability":"other '))
+    with caplog.at_level(logging.WARNING):
+        train(log, settings)
+    (told,) = [text for text in caplog.messages if "bits depend on" in text]
+    now = torch.backends.cpu.get_cpu_capability()
+    assert told.endswith(f"weights may differ in their last: cpu_capability other {now} -> {now}")
 
 
 def test_a_history_that_is_shorter_than_told_is_refused(source: MemoryLog, untied: Path, tmp_path: Path) -> None:
