@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -113,3 +114,16 @@ def test_recipes_benchmark_goes_on_until_the_tokens_are_trained(
     assert "| 5, 3 | 30.0 | 35 | 100.0 | 1, 0.0 |" in lines[2]
     assert lines[4].startswith("| `rloo_clip,rows=transitions`, 2 seeds |  | .50 (sd .00) |")
     assert chart.read_text().count(">rloo_clip,rows=transitions<") == 1
+
+
+def test_replay_benchmark_still_runs() -> None:
+    """On a small run: a figure for each part, every episode made again; over a longer one memory is told as it goes."""
+    command = [sys.executable, str(BENCHMARKS / "replay.py"), "--records", "900", "--long", "2000"]
+    env = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith("896 records, 256 spans, 128 episodes")
+    assert [line.split()[0] for line in lines[:4]] == ["bare", "recorded", "merge", "replay"]
+    assert "'episodes': 128, 'groups': 32" in lines[4]
+    assert lines[5].endswith("1792 records, 256 episodes")
+    assert lines[-1].split()[:2] == ["1792", "records"]

@@ -144,7 +144,8 @@ def consumer_settings(base: Settings, *, group: str | None, is_of_history: bool 
         "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
         "statistics.interval.ms": _STATISTICS_MS,
-        "queued.max.messages.kbytes": 32 * 1024,
+        # Of history there is a reader for each partition, and all are read at once.
+        "queued.max.messages.kbytes": (2 if is_of_history else 32) * 1024,
         # A record above it comes alone (KIP-74), however large its topic lets it be.
         "fetch.message.max.bytes": MAX_MESSAGE_BYTES,
         "check.crcs": is_of_history,

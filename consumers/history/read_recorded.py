@@ -55,34 +55,51 @@ def read_recorded(log: Log, topics: Topics, runs: Iterable[RunHash]) -> Recorded
         group = made_of(record.headers, GroupMadeOf) if record.partition == _PARTITION else None
         if group is not None:
             groups.setdefault(group.group, group)
-    taken = frozenset(runs)
-    made_again = (_recorded(made, groups, topics, taken) for made in episodes.values())
-    return Recorded(made_again, groups)
+    reading = _Reading(groups, topics, runs)
+    # One by one, so that of each there is either the header or what is made of it.
+    return Recorded((reading.recorded(episodes.pop(id_)) for id_ in [*episodes]), groups)
 
 
-def _recorded(
-    made: MadeOf, groups: Mapping[str, GroupMadeOf], topics: Topics, runs: frozenset[RunHash]
-) -> RecordedEpisode:
-    is_captured = attempt_of(made.id, runs) is None
-    of_itself, whole = groups.get(made.id), None if is_captured else groups.get(made.group)
-    parts = (part for key, positions in made.parts.items() for part in _parts(positions, key, topics))
-    return RecordedEpisode(
-        id=made.id,
-        key=made.key,
-        closed_by=made.closed_by,
-        group=made.group,
-        parts=tuple(parts),
-        said=tuple(_parts(of_itself.feedback if of_itself else {}, made.key, topics)),
-        is_captured=is_captured,
-        is_member=whole is None or whole.num_omitted > 0 or any(ref.id == made.id for ref in whole.episodes),
-        is_exact=made.gap == 1,
-        num_missing=made.num_omitted,
-    )
+class _Reading:
+    """Words and places that many episodes share are held once."""
 
+    def __init__(self, groups: Mapping[str, GroupMadeOf], topics: Topics, runs: Iterable[RunHash]) -> None:
+        self._groups = groups
+        self._runs = frozenset(runs)
+        self._names = {topic.value: topics.name(topic) for topic in _RAW}
+        self._places: dict[str, TopicPartition | None] = {}
+        self._words: dict[str, str] = {}
 
-def _parts(positions: Positions, key: str, topics: Topics) -> Iterator[Part]:
-    for at, ranges in positions.items():
+    def recorded(self, made: MadeOf) -> RecordedEpisode:
+        is_captured = attempt_of(made.id, self._runs) is None
+        of_itself, whole = self._groups.get(made.id), None if is_captured else self._groups.get(made.group)
+        parts = (part for key, positions in made.parts.items() for part in self._parts(positions, self._one(key, made)))
+        return RecordedEpisode(
+            id=made.id,
+            key=self._one(made.key, made),
+            closed_by=self._words.setdefault(made.closed_by, made.closed_by),
+            group=self._words.setdefault(made.group, made.group),
+            parts=tuple(parts),
+            said=tuple(self._parts(of_itself.feedback if of_itself else {}, made.key)),
+            is_captured=is_captured,
+            is_member=whole is None or whole.num_omitted > 0 or any(ref.id == made.id for ref in whole.episodes),
+            is_exact=made.gap == 1,
+            num_missing=made.num_omitted,
+        )
+
+    def _one(self, key: str, made: MadeOf) -> str:
+        return made.id if key == made.id else self._words.setdefault(key, key)
+
+    def _parts(self, positions: Positions, key: str) -> Iterator[Part]:
+        for at, ranges in positions.items():
+            if at not in self._places:
+                self._places[at] = self._place(at)
+            where = self._places[at]
+            if where is not None:
+                yield from (Part(where, begin, end, key) for begin, end in ranges)
+
+    def _place(self, at: str) -> TopicPartition | None:
         name, _, partition = at.rpartition("/")
-        if name in _RAW and partition.isdecimal():
-            where = TopicPartition(topics.name(Topic(name)), int(partition))
-            yield from (Part(where, begin, end, key) for begin, end in ranges)
+        return (
+            TopicPartition(self._names[name], int(partition)) if name in self._names and partition.isdecimal() else None
+        )

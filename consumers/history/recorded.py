@@ -53,6 +53,7 @@ class RecordedEpisode:
     group: str
     """The group that it belongs to, of a captured one its conversation: what is chosen is chosen whole."""
     parts: tuple[Part, ...]
+    """Of what it was made; forgotten when it is known what of that is left."""
     said: tuple[Part, ...] = ()
     """Of a captured one that trained: the feedback that came behind its close and counted."""
     is_captured: bool = False
@@ -83,11 +84,11 @@ class Recorded:
         self.order: Sequence[str] = tuple(dict.fromkeys(order))
         ranges: dict[TopicPartition, list[tuple[int, int, Claim]]] = {}
         for number, episode in enumerate(self.episodes):
-            for part in episode.parts:
-                ranges.setdefault(part.where, []).append((part.begin, part.end, Claim(number, part.key, False)))
-            for part in episode.said:
-                ranges.setdefault(part.where, []).append((part.begin, part.end, Claim(number, part.key, True)))
-        self._cursors = {where: _Cursor(sorted(found)) for where, found in ranges.items()}
+            for parts, is_feedback in ((episode.parts, False), (episode.said, True)):
+                claims = {key: Claim(number, key, is_feedback) for key in {part.key for part in parts}}
+                for part in parts:
+                    ranges.setdefault(part.where, []).append((part.begin, part.end, claims[part.key]))
+        self._cursors = {where: _Cursor(found) for where, found in ranges.items()}
 
     @property
     def bounds(self) -> Mapping[TopicPartition, Offsets]:
@@ -117,27 +118,24 @@ class Recorded:
                 episode.num_awaited -= gone
                 episode.num_missing += gone
                 num_gone += gone
+            episode.parts = episode.said = ()
         return num_gone
 
 
 class _Cursor:
-    """Goes through a partition."""
+    """Goes through a partition, and forgets what lies behind it."""
 
-    def __init__(self, ranges: Sequence[tuple[int, int, Claim]]) -> None:
+    def __init__(self, ranges: list[tuple[int, int, Claim]]) -> None:
+        ranges.sort(reverse=True)
         self._ranges = ranges
-        self._next = 0
+        self.bounds = Offsets(ranges[-1][0], max(end for _, end, _ in ranges))
         self._here: list[tuple[int, Claim]] = []
         """(end, claim) of the ranges that reach up to where it stands, or beyond."""
 
-    @property
-    def bounds(self) -> Offsets:
-        return Offsets(self._ranges[0][0], max(end for _, end, _ in self._ranges))
-
     def at(self, offset: int) -> Sequence[Claim]:
         self._here = [one for one in self._here if one[0] > offset]
-        while self._next < len(self._ranges) and self._ranges[self._next][0] <= offset:
-            _, end, claim = self._ranges[self._next]
-            self._next += 1
+        while self._ranges and self._ranges[-1][0] <= offset:
+            _, end, claim = self._ranges.pop()
             if end > offset:
                 self._here.append((end, claim))
         return [claim for _, claim in self._here]

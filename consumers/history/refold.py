@@ -111,8 +111,12 @@ class Refold:
 
     def take(self, record: Record) -> Iterator[Output]:
         """The next record of a raw topic; what it leads to."""
-        yield from self._let_pass(record.timestamp_ms)
-        yield from self._pass_over(record.position)
+        if record.timestamp_ms - self._now_ms >= _TICK_MS:
+            yield from self._let_pass(record.timestamp_ms)
+        where = TopicPartition(record.topic, record.partition)
+        if self._next.get(where, record.offset) != record.offset:
+            yield from self._pass_over(where, record.offset)
+        self._next[where] = record.offset + 1
         here = self._recorded.at(record.position)
         for output in self._normalize.fold(record).outputs:
             if output.topic is not Topic.EPISODE_EVENTS:
@@ -139,16 +143,14 @@ class Refold:
             yield from self._propose(now_s)
         yield from self._order.rest()
 
-    def _pass_over(self, to: Position) -> Iterator[Output]:
+    def _pass_over(self, where: TopicPartition, to: int) -> Iterator[Output]:
         """What readers did not give before this record, since no key of the source vouches for it, nobody awaits."""
-        where = TopicPartition(to.topic, to.partition)
-        for offset in range(self._next.get(where, to.offset), to.offset) if self._recorded.episodes else ():
-            for claim in self._recorded.at(to._replace(offset=offset)):
+        for offset in range(self._next[where], to) if self._recorded.episodes else ():
+            for claim in self._recorded.at(Position(*where, offset)):
                 episode = self._recorded.episodes[claim.episode]
                 episode.num_missing += episode.is_exact
                 if self._recorded.is_whole_with(claim.episode):
                     yield from self._make(claim.episode)
-        self._next[where] = to.offset + 1
 
     def _holder(self, number: int) -> _Held:
         return self._held.setdefault(number, _Held())
@@ -215,8 +217,6 @@ class Refold:
 
     def _let_pass(self, to_ms: int) -> Iterator[Output]:
         """The clock of the records, which never goes back. Silence begins where it stood, not where it stands."""
-        if to_ms - self._now_ms < _TICK_MS:
-            return
         if self._now_ms and not self._recorded.episodes:
             yield from self._propose(self._now_ms / 1000)
             yield from self._propose(to_ms / 1000)
