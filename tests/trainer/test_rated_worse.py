@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("torch")
 
@@ -30,12 +31,14 @@ from tests.trainer.run_loop import (
 )
 from tests.trainer.sigkills import Death, outcome, start
 from tests.trainer.sigkills import is_same as is_same_tensors
+from tests.versions import RUN
 from tracegrad.compose.kafka.log import KafkaLog
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.weights import WEIGHTS, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
 from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, TrainerConfig, TrainerHandles
+from tracegrad.trainer.history.config import History, ReplayConfig
 from tracegrad.trainer.run import run
 from tracegrad.trainer.store.policy_log import PolicyLog
 from tracegrad.trainer.store.store import Store
@@ -74,6 +77,17 @@ def requests_of(log: MemoryLog) -> list[RollbackRequest]:
     """Those on `weights`."""
     records = [WEIGHTS.decode(record.value) for record in log.records(WEIGHTS_TOPIC)]
     return [record for record in records if isinstance(record, RollbackRequest)]
+
+
+def test_a_run_on_history_is_never_rolled_back_by_it(rated: MemoryLog, untied: Path, tmp_path: Path) -> None:
+    """The same conversations and the same window: what people said of the source's versions is no word on its own."""
+    config, algorithm, alarms, handles = settings_of(untied, tmp_path)
+    assert alarms.rollback_window == WINDOW
+    history = History(mode="offline", run=RUN, end_offset=len(CONVERSATIONS), config=ReplayConfig(min_ess=0.0))
+    train(rated, (config, algorithm, alarms, replace(handles, history=history)))
+    assert len(steps_of(rated)) == 6
+    assert [step.rated_worse for step in steps_of(rated)] == [None] * 6
+    assert requests_of(rated) == []
 
 
 def test_it_rolls_back_to_the_last_version_that_was_liked(
