@@ -158,7 +158,10 @@ class Refold:
     def _hold(self, output: Output, here: Sequence[Claim]) -> None:
         """Facts go to the episode that they were in."""
         key = whose_facts(output.value)
-        claim = next((claim for claim in here if claim.key == key and not claim.is_feedback), None)
+        claims = [claim for claim in here if claim.key == key and not claim.is_feedback]
+        # One that names more than it was made of may name what another was made of.
+        exact = (claim for claim in claims if self._recorded.episodes[claim.episode].is_exact)
+        claim = next(exact, claims[0] if claims else None)
         if claim is None:
             self.counts["unclaimed"] += 1
         else:

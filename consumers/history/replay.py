@@ -2,8 +2,8 @@
 
 In: the source's log up to its present end, the folds of the new run. Out: records, a `Progress` as they go. Invariants:
 what is written is a function of what was read, so a replay that was broken off goes on when it is called again: what
-lies there already is made again and not written again. The source is only read. Failure: LogGapError, UnavailableError
-of the logs; a fold's own.
+lies there already, an episode or a group by its id, is made again and not written again. The source is only read.
+Failure: LogGapError, UnavailableError of the logs; a fold's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import msgspec
 from tracegrad.schemas.errors import OverloadedError
 from tracegrad.schemas.fold import Output
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.protocol import Log, LogWriter, Offsets, Position, Record, TopicPartition
+from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of
+from tracegrad.schemas.log.protocol import Headers, Log, LogWriter, Offsets, Position, Record, TopicPartition
 from tracegrad.schemas.topics import Topic, Topics
 
 from .merge import merged
@@ -170,7 +171,7 @@ class _Written:
         self.counts: Counter[str] = Counter()
         self._topics = topics
         self._there: Counter[bytes] = Counter(
-            _digest(topic, record.key, record.value or b"")
+            _name_of(topic, record.key, record.value or b"", record.headers)
             for topic in _WRITTEN
             for record in read_to_end(log, topics.name(topic))
         )
@@ -179,9 +180,9 @@ class _Written:
 
     def add(self, output: Output) -> None:
         """Appends it, unless it lies there. Raises what the log raises."""
-        digest = _digest(output.topic, output.key, output.value)
-        if self._there[digest] > 0:
-            self._there[digest] -= 1
+        name = _name_of(output.topic, output.key, output.value, output.headers)
+        if self._there[name] > 0:
+            self._there[name] -= 1
             self.counts["there"] += 1
             return
         if len(self._pending) >= _IN_FLIGHT:
@@ -213,5 +214,14 @@ class _Written:
             self._writer.close()
 
 
-def _digest(topic: Topic, key: bytes | None, value: bytes) -> bytes:
+def _name_of(topic: Topic, key: bytes | None, value: bytes, headers: Headers) -> bytes:
+    """By which a record is known again: what it is of, else its bytes. Retention may have taken since then what an
+    episode was made of, and what is left makes another one."""
+    told: tuple[str, ...] | None = None
+    if topic is Topic.EPISODES and (episode := made_of(headers, MadeOf)) is not None:
+        told = (episode.id, str(episode.revision))
+    elif topic is Topic.TRANSITIONS and (group := made_of(headers, GroupMadeOf)) is not None:
+        told = (group.group,)
+    if told is not None:
+        return "\0".join((topic.value, *told)).encode()
     return hashlib.sha256(b"\0".join((topic.value.encode(), key or b"", hashlib.sha256(value).digest()))).digest()

@@ -24,6 +24,8 @@ from tracegrad.consumers.history.replay import History, Progress, replay
 from tracegrad.schemas.log.made_of import MADE_OF_HEADER, MadeOf, made_of
 from tracegrad.schemas.log.protocol import Record, TopicPartition
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.transitions import group_id_of
 from tracegrad.schemas.topics import INPUTS, STREAMS, Stage, Topic
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.config import SelectConfig
@@ -142,6 +144,43 @@ def test_a_stop_before_the_first_record_is_no_end(source: SourceRun) -> None:
     stop.set()
     assert not run(source.past(), target, stop).is_whole
     assert written(target, Topic.EPISODES) == []
+
+
+@pytest.mark.parametrize("after", [4, 7, 11])
+def test_what_retention_takes_between_two_commands_doubles_no_episode(source: SourceRun, after: int) -> None:
+    """An episode that was written whole stays so, though what is left of its records makes another one now."""
+    past, target = source.past(), new()
+    assert not run(past, target, Stop(after)).is_whole
+    whole = written(target, Topic.EPISODES)
+    past.truncate(TOPICS.name(Topic.REWARDS), 0, begin=5)
+    assert run(past, target).counts["incomplete"] > 0
+    found = written(target, Topic.EPISODES)
+    assert set(whole) <= set(found)
+    ids = [EPISODES.decode(value).episode_id for value in found]
+    assert len(ids) == len(set(ids))
+    groups = [group_id_of(value) for value in written(target, Topic.TRANSITIONS)]
+    assert len(groups) == len(set(groups))
+
+
+def test_of_two_episodes_with_one_key_the_one_that_names_exactly_a_record_gets_it() -> None:
+    """Of a conversation's first episode ranges are told as one, with what lies between: a record of its second."""
+    source = SourceRun(RULES)
+    key = "7e" * 16
+    for number in range(2):
+        rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
+        source.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
+    past = source.past()
+    history = history_of(past)
+    first, second = history.recorded.episodes
+    assert first.key == second.key
+    wide = tuple(dataclasses.replace(part, end=part.end + 1) for part in first.parts)
+    recorded = Recorded([dataclasses.replace(first, is_exact=False, parts=wide), second], history.recorded.order)
+    refold = refold_of(recorded)
+    refold.give_up(history.bounds)
+    outputs = [output for record in merged(past, history.bounds) for output in refold.take(record)]
+    outputs += refold.finish()
+    made = [output.value for output in outputs if output.topic is Topic.EPISODES]
+    assert sorted(made) == sorted(source.values(Topic.EPISODES))
 
 
 def test_a_dry_run_counts_alike_and_writes_nothing(source: SourceRun) -> None:
