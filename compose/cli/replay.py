@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
 
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.trainer.history.config import Mode
 
 from ..history.offsets_file import read_begins
@@ -23,7 +25,7 @@ from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunsDirOption, find_run, load_settings
 from .run import Set, set_flags
 
-__all__ = ["WithDryRun", "moment_ms", "rate_of", "replay", "source_of"]
+__all__ = ["Meant", "WithDryRun", "meant_history", "moment_ms", "rate_of", "replay"]
 
 _RUN = "run:"
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
@@ -101,19 +103,16 @@ def replay(
     from ..history.replay import replayed_settings, run_replay
     from ..history.request import ReplayRequest
 
-    begin = "earliest" if from_.startswith(_RUN) else from_
-    if from_file is not None and begin != "earliest":
-        raise ConfigurationError(f"--from {from_} says where to begin, and so does --from-file; leave one of them out")
-    source = source_of(from_, kafka, into, runs_dir)
+    meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
+    source = meant.source
     flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
     settings = load_over(source.settings, flags) if file is None else load_settings(file, flags, for_training=False)
-    now = datetime.now(UTC)
     request = ReplayRequest(
         source=source.run_dir.path,
-        asked=_asked(begin, to, from_file, where),
-        begin_ms=moment_ms(begin, "--from", now) if begin != "earliest" else None,
-        end_ms=moment_ms(to, "--to", now) if to else None,
-        begins=read_begins(from_file) if from_file is not None else None,
+        asked=meant.asked,
+        begin_ms=meant.begin_ms,
+        end_ms=meant.end_ms,
+        begins=meant.begins,
         where=terms_of(where, may_see_outcome=mode == "filter") if where else (),
         rate=rate_of(rate),
         reclose=reclose,
@@ -125,24 +124,47 @@ def replay(
     raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
 
 
-def source_of(from_: str, kafka: Path | None, into: str, runs_dir: Path) -> Wiring:
-    """The run that `--from` or `--kafka` names; else the one that `into` replays already, else the newest. Raises
-    ConfigurationError."""
+class Meant(NamedTuple):
+    """Of which run, and which part of its past."""
+
+    source: Wiring
+    asked: str
+    """The options that say so, as a shell takes them."""
+    begin_ms: int | None
+    end_ms: int | None
+    begins: Mapping[TopicPartition, int] | None
+
+
+def meant_history(
+    from_: str,
+    to: str | None,
+    kafka: Path | None,
+    runs_dir: Path,
+    into: str | None = None,
+    from_file: Path | None = None,
+    where: str | None = None,
+) -> Meant:
+    """What these options name; `into` is the new run's name. Raises ConfigurationError."""
     from ..history.request import known_source
 
     named = from_.removeprefix(_RUN) if from_.startswith(_RUN) else None
+    begin = "earliest" if named is not None else from_
+    if from_file is not None and begin != "earliest":
+        raise ConfigurationError(f"--from {from_} says where to begin, and so does --from-file; leave one of them out")
     if named is not None and kafka is not None:
         raise ConfigurationError(f"--from {from_} names the source, and so does --kafka; leave one of them out")
-    if named is None and kafka is None:
+    if named is None and kafka is None and into is not None:
         kafka = known_source(runs_dir / into)  # by now the newest run is the replay itself
-    return find_run(named, kafka, runs_dir)
-
-
-def _asked(from_: str, to: str | None, from_file: Path | None, where: str | None) -> str:
-    """The options that say what is meant, as a shell takes them."""
-    words = ["--from-file", str(from_file.absolute())] if from_file is not None else ["--from", from_]
-    words += ["--to", to] if to else []
-    return shlex.join([*words, *(["--where", where] if where else [])])
+    asked = ["--from", begin] if from_file is None else ["--from-file", str(from_file.absolute())]
+    asked += [*(["--to", to] if to else []), *(["--where", where] if where else [])]
+    now = datetime.now(UTC)
+    return Meant(
+        source=find_run(named, kafka, runs_dir),
+        asked=shlex.join(asked),
+        begin_ms=moment_ms(begin, "--from", now) if begin != "earliest" else None,
+        end_ms=moment_ms(to, "--to", now) if to else None,
+        begins=read_begins(from_file) if from_file is not None else None,
+    )
 
 
 def rate_of(text: str) -> float | None:

@@ -12,7 +12,7 @@ from tracegrad.schemas.errors import ConfigurationError
 
 from .run_dir import RunDir
 
-__all__ = ["refuse_replay", "replay_command"]
+__all__ = ["no_replay", "replay_command"]
 
 
 def replay_command(run_dir: RunDir) -> str | None:
@@ -26,11 +26,12 @@ def replay_command(run_dir: RunDir) -> str | None:
     return f"tracegrad replay {made.asked or '--from earliest'} {shlex.join(options)}"
 
 
-def refuse_replay(run_dir: RunDir) -> None:
-    """Raises ConfigurationError where a replay lies in the folder."""
+def no_replay(run_dir: RunDir) -> RunDir:
+    """The folder. Raises ConfigurationError where a replay lies in it."""
     command = replay_command(run_dir)
     if command is not None:
         raise ConfigurationError(
             f"{run_dir.path} holds a replay of another run, which only `replay` goes on with: {command}, and the FILE "
             "and the --set that it had; or start a run of another name (--run NAME)"
         )
+    return run_dir

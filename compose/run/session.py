@@ -27,7 +27,7 @@ from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, Unavaila
 from ..engine.fetch_model import with_local_model
 from .pipeline import BROKER, ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
-from .replayed import refuse_replay, replay_command
+from .replayed import no_replay, replay_command
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show
@@ -80,7 +80,7 @@ def run_session(
         last_words: said before the first process is stopped, whatever ends the run.
     """
     try:
-        refuse_replay(RunDir(path.resolve()))
+        run_dir = no_replay(RunDir(path.resolve()))
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
         settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
@@ -88,7 +88,6 @@ def run_session(
         if runs_tasks and settings.tasks is not None:
             for file in filter(None, (settings.tasks.file, settings.tasks.eval_file)):
                 read_tasks(file)
-        run_dir = RunDir(path.resolve())
         with run_dir.lock():
             if runs_tasks and settings.agent is not None:
                 check_agent(settings.agent, show.say)
