@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,12 +23,11 @@ from tracegrad.consumers.views.watch import Watcher, stream_lag
 from tracegrad.producers.runner.config import AgentConfig
 from tracegrad.producers.runner.sandbox import Sandbox
 from tracegrad.producers.tasks.dataset import read_tasks
-from tracegrad.schemas.errors import FATAL_EXIT_STATUS, TracegradError, UnavailableError
+from tracegrad.schemas.errors import FATAL_EXIT_STATUS, ConfigurationError, TracegradError, UnavailableError
 
 from ..engine.fetch_model import with_local_model
 from .pipeline import BROKER, ENGINE_PARTS, PARTS_WITHOUT_MODEL, Part, prepare_run, prepare_topics, specs
 from .process import ProcessSpec
-from .replayed import no_replay, replay_command
 from .run_dir import RunDir
 from .settings import RunSettings
 from .show import Show
@@ -40,6 +40,7 @@ __all__ = [
     "LastWords",
     "Onlookers",
     "ReportMaker",
+    "replay_command",
     "run_session",
     "run_state",
     "supervise",
@@ -80,7 +81,7 @@ def run_session(
         last_words: said before the first process is stopped, whatever ends the run.
     """
     try:
-        run_dir = no_replay(RunDir(path.resolve()))
+        run_dir = _no_replay(RunDir(path.resolve()))
         if only not in PARTS_WITHOUT_MODEL:
             settings.policy.needed_model()
         settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
@@ -104,6 +105,28 @@ def run_session(
     finally:
         # Whatever was raised, the terminal gets its cursor back.
         show.close()
+
+
+def replay_command(run_dir: RunDir) -> str | None:
+    """What the user types to go on with the replay in a folder; None where none lies there."""
+    made = run_dir.replayed
+    if made is None:
+        return None
+    options = ["--kafka", made.source, "--into", run_dir.path.name, "--runs-dir", str(run_dir.path.parent)]
+    options += ["--reclose"] if made.reclose else []
+    options += ["--mode", made.mode] if made.mode is not None else []
+    return f"tracegrad replay {made.asked or '--from earliest'} {shlex.join(options)}"
+
+
+def _no_replay(run_dir: RunDir) -> RunDir:
+    """The folder. Raises ConfigurationError where a replay lies in it."""
+    command = replay_command(run_dir)
+    if command is not None:
+        raise ConfigurationError(
+            f"{run_dir.path} holds a replay of another run, which only `replay` goes on with: {command}, and the FILE "
+            "and the --set that it had; or start a run of another name (--run NAME)"
+        )
+    return run_dir
 
 
 def check_agent(agent: AgentConfig, say: Callable[[str], None]) -> None:

@@ -15,9 +15,8 @@ from tests.compose.run.test_run_dir import SETTINGS
 from tracegrad.compose.history.replay import replayed_settings
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
-from tracegrad.compose.run.replayed import replay_command
 from tracegrad.compose.run.run_dir import RunDir
-from tracegrad.compose.run.session import INTERRUPTED, _ended_otherwise, run_session
+from tracegrad.compose.run.session import INTERRUPTED, _ended_otherwise, replay_command, run_session
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.schemas.errors import ConfigurationError
 
