@@ -75,7 +75,7 @@ def records_of(
 
 def _awaited(request: RolloutRequest, outcome: Outcome) -> tuple[str, ...]:
     """What the grader gave names to, and the agent's own where that is awaited."""
-    graded = tuple(reward.name for reward in outcome.rewards)
+    graded = tuple(dict.fromkeys(reward.name for reward in outcome.rewards))
     own = tuple(name for name in request.rewards_awaited if name == AGENT_REWARD)
     return (*graded, *own) if graded else request.rewards_awaited
 

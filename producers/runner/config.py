@@ -79,7 +79,8 @@ class RewardConfig(Section, frozen=True, kw_only=True):
     time_limit_s: Seconds = 30.0
     """Seconds for one grade; beyond it the attempt is unscored."""
     names: tuple[str, ...] = ("reward",)
-    """Rewards that the grader gives (the keys, when it returns a dict); an episode waits for each."""
+    """Rewards that the grader gives (the keys, when it returns a dict); an episode waits for each. Those that it gives
+    calls need not be among them."""
     env: dict[str, str] = field(default_factory=dict)
     """More variables for the grader."""
     pass_env: tuple[str, ...] = ()

@@ -168,12 +168,13 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why there is no value; of feedback, what its giver wrote beside it."""
     target: str | None = None
-    """None: the episode; else a call id, or of feedback the id of a tool call."""
+    """None: the episode; else the id of a call, or of a tool call that a call asked for."""
     source: str
     """`grader:<name>`, `agent` (the agent itself), `anonymous` (somebody without a credential), `feedback`; only
     sources that the configuration lists count."""
     idempotency_key: str
-    """rollout, attempt and name, joined by `/`; of feedback its giver's own: what comes under one key revises."""
+    """rollout, attempt and name, and of a call its id, joined by `/`; of feedback its giver's own: what comes under one
+    key revises."""
     at_ms: int = 0
     conversation_key: str | None = None
     """Of feedback on what no runner started: the key of the conversation, or the trace, that it is about."""

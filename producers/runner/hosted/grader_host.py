@@ -2,7 +2,8 @@
 
 Loaded by `host_main.py` with the user's Python; imports only the standard library.
 In: JSON lines: `{"id", "task": {id, input, expected}, "output", "attempt"}`. Out: for each `{"id", "rewards": {name:
-value}}`, a value of null meaning that the grader gave none, or `{"id", "unscored": reason}`.
+value}, "calls": {name: {call id: value}}}`, a value of null meaning that the grader gave none, or `{"id", "unscored":
+reason}`.
 Failure: an exception or a result of another kind is `unscored`; the time limit is the runner's.
 """
 
@@ -18,6 +19,8 @@ from typing import Any
 __all__ = ["judge", "prepare"]
 
 MAX_NAMES, MAX_NAME_CHARS = 100, 200
+MAX_OF_CALLS = 10_000
+"""Rewards of calls that one attempt is given, each a record."""
 
 
 def _number(value: Any) -> float | None:
@@ -48,9 +51,23 @@ def judge(grade: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
             return {"rewards": {"reward": _number(result)}}
         if not result or len(result) > MAX_NAMES or not all(map(_is_name, result)):
             return {"unscored": f"expected 1 to {MAX_NAMES} rewards with short names, got {len(result)}"}
-        return {"rewards": {name: _number(value) for name, value in result.items()}}
+        calls = {name: _of_calls(value) for name, value in result.items() if isinstance(value, dict)}
+        if (num := sum(map(len, calls.values()))) > MAX_OF_CALLS:
+            return {"unscored": f"expected at most {MAX_OF_CALLS} rewards of calls, got {num}"}
+        return {
+            "rewards": {name: _number(value) for name, value in result.items() if name not in calls},
+            "calls": calls,
+        }
     except (TypeError, ValueError, OverflowError) as error:
         return {"unscored": f"grader returned no number: {error}"[:300]}
+
+
+def _of_calls(values: dict[Any, Any]) -> dict[str, float]:
+    """By call id; a value of None is none."""
+    if not all(map(_is_name, values)):
+        raise ValueError("expected ids of calls")
+    numbers = {id_: _number(value) for id_, value in values.items()}
+    return {id_: number for id_, number in numbers.items() if number is not None}
 
 
 async def _resolve(awaitable: Any) -> Any:
