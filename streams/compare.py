@@ -9,7 +9,8 @@ Invariant: the order of the episodes changes nothing. Failure: none; of an episo
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from .credit.config import Credits
 __all__ = ["Comparison", "Side", "compare"]
 
 _MOST = 10
+Paid = defaultdict[str, Counter[float]]
+"""`air:<name> <agent>` -> amount -> how often: sums are the same whatever the order."""
 
 
 class Side(NamedTuple):
@@ -44,51 +47,89 @@ class Comparison(NamedTuple):
     """By A and by B: `air:<name> <agent>` -> the sum."""
     most: tuple[tuple[str, float], ...]
     """(episode, the greatest change of a call's return), greatest first."""
+    spreads: tuple[tuple[float, float], ...]
+    """Of each group, by A and by B, in the order of their ids: the standard deviation of its rollouts' mean returns."""
 
 
 def compare(episodes: Iterable[Episode], a: Side, b: Side) -> Comparison:
-    """Both ways on all groups."""
-    groups: defaultdict[str, list[Episode]] = defaultdict(list)
+    """Both ways on all groups. An episode that was written twice counts once; a group is let go of when it is whole."""
+    found = _Found(a, b)
+    waiting: defaultdict[str, list[Episode]] = defaultdict(list)
+    seen: set[str] = set()
     for episode in episodes:
-        if episode.group is not None and episode.is_final and is_usable(episode.reward) and episode.calls:
-            groups[episode.group.id].append(episode)
-    returns: tuple[list[float], list[float]] = ([], [])
-    paid: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    gained: list[str] = []
-    lost: list[str] = []
-    changes: list[tuple[str, float]] = []
-    for group_id, members in sorted(groups.items()):
+        if episode.group is None or not episode.is_final or episode.episode_id in seen:
+            continue
+        seen.add(episode.episode_id)
+        if is_usable(episode.reward) and episode.calls:
+            waiting[episode.group.id].append(episode)
+            if len(waiting[episode.group.id]) == episode.group.size:
+                found.add(episode.group.id, waiting.pop(episode.group.id))
+    for group_id, members in waiting.items():
+        found.add(group_id, members)
+    return found.told()
+
+
+class _Found:
+    """Sums of groups, whatever their order."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self._sides = (a, b)
+        self._returns = (array("d"), array("d"))
+        self._paid: tuple[Paid, Paid] = (defaultdict(Counter), defaultdict(Counter))
+        self._spreads: dict[str, tuple[float, float]] = {}
+        self._differ: tuple[set[str], set[str]] = (set(), set())
+        self._changes: list[tuple[str, float]] = []
+
+    def add(self, group_id: str, members: list[Episode]) -> None:
+        """One group."""
         members.sort(key=lambda one: (one.group.member if one.group else 0, one.episode_id))
-        found = [_returns(members, side, sums) for side, sums in zip((a, b), paid, strict=True)]
-        has_spread = [len({math.fsum(own) / len(own) for own in of_members}) > 1 for of_members in found]
-        if has_spread[0] != has_spread[1]:
-            (gained if has_spread[1] else lost).append(group_id)
-        for all_returns, of_members in zip(returns, found, strict=True):
+        found = [_returns(members, side, paid) for side, paid in zip(self._sides, self._paid, strict=True)]
+        means = [[math.fsum(own) / len(own) for own in of_members] for of_members in found]
+        for differ, of_side in zip(self._differ, means, strict=True):
+            if len(set(of_side)) > 1:
+                differ.add(group_id)
+        self._spreads[group_id] = (_deviation(means[0]), _deviation(means[1]))
+        for all_returns, of_members in zip(self._returns, found, strict=True):
             all_returns.extend(value for own in of_members for value in own)
         for episode, before, after in zip(members, *found, strict=True):
             change = max(abs(y - x) for x, y in zip(before, after, strict=True))
-            changes.append((episode.episode_id, change))
-    changes.sort(key=lambda one: (-one[1], one[0]))
-    return Comparison(
-        num_groups=len(groups),
-        num_calls=len(returns[0]),
-        gained=tuple(gained),
-        lost=tuple(lost),
-        rank_correlation=_correlation(_ranks(returns[0]), _ranks(returns[1])),
-        paid=paid,
-        most=tuple(one for one in changes[:_MOST] if one[1]),
-    )
+            self._changes.append((episode.episode_id, change))
+        self._changes = sorted(self._changes, key=lambda one: (-one[1], one[0]))[:_MOST]
+
+    def told(self) -> Comparison:
+        """Of all."""
+        by_a, by_b = self._differ
+        return Comparison(
+            num_groups=len(self._spreads),
+            num_calls=len(self._returns[0]),
+            gained=tuple(sorted(by_b - by_a)),
+            lost=tuple(sorted(by_a - by_b)),
+            rank_correlation=_correlation(_ranks(self._returns[0]), _ranks(self._returns[1])),
+            paid=(_summed(self._paid[0]), _summed(self._paid[1])),
+            most=tuple(one for one in self._changes if one[1]),
+            spreads=tuple(self._spreads[group_id] for group_id in sorted(self._spreads)),
+        )
 
 
-def _returns(members: Sequence[Episode], side: Side, paid: dict[str, float]) -> list[list[float]]:
+def _returns(members: Sequence[Episode], side: Side, paid: Paid) -> list[list[float]]:
     rewarded = [side.reward(episode) for episode in members]
     for call in (call for episode in rewarded for call in episode.calls):
         for one in call.rewards:
             if one.is_automatic:
-                name = f"{one.rule} {call.agent or ''}".strip()
-                paid[name] = paid.get(name, 0.0) + one.value
+                paid[f"{one.rule} {call.agent or ''}".strip()][one.value] += 1
     strategy, terms = side.credits
     return [[one.return_ for one in of_calls] for of_calls in strategy(rewarded, terms)]
+
+
+def _summed(paid: Paid) -> dict[str, float]:
+    return {name: math.fsum(value * num for value, num in paid[name].items()) for name in sorted(paid)}
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(set(values)) == 1:
+        return 0.0  # not what rounding leaves of it
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.streams.assemble.test_air import turn
 from tests.streams.credit.test_credit import member
@@ -23,10 +25,10 @@ def side(*rules: AirRule) -> Side:
     return Side(lambda episode: apply_air(air, episode), CreditConfig().resolve())
 
 
-def of_group(name: str, number: int, status: str, reward: float) -> Episode:
+def of_group(name: str, number: int, status: str, reward: float, size: int = 2) -> Episode:
     """One call, whose tool ended so."""
     call = msgspec.structs.replace(turn(status), call_id="c", agent="a")
-    episode = member(number, calls=(call,), reward=reward, group=GroupRef(id=name, size=2, member=number, index=0))
+    episode = member(number, calls=(call,), reward=reward, group=GroupRef(id=name, size=size, member=number, index=0))
     return msgspec.structs.replace(episode, episode_id=f"{name}{number}")
 
 
@@ -45,6 +47,7 @@ def test_a_rule_gives_spread_to_one_group_and_takes_it_from_another() -> None:
     assert got.paid == ({}, {"air:ok a": 1.0})
     assert got.most == (("flat0", 0.5), ("told1", 0.5))
     assert got.rank_correlation == pytest.approx(1 / 3)
+    assert got.spreads == ((0.0, 0.25), (0.25, 0.0))
 
 
 def test_the_same_rules_change_nothing_whatever_the_order() -> None:
@@ -53,3 +56,20 @@ def test_the_same_rules_change_nothing_whatever_the_order() -> None:
     assert (got.gained, got.lost, got.most) == ((), (), ())
     assert got.rank_correlation == pytest.approx(1.0)
     assert compare([], side(), side(OK)).rank_correlation is None
+
+
+def test_an_episode_that_was_written_twice_counts_once() -> None:
+    """As by a worker that was killed; also behind its group."""
+    twice = [PAST[0], *PAST, *PAST]
+    assert compare(twice, side(), side(OK)) == compare(PAST, side(), side(OK))
+
+
+@given(st.permutations(range(12)), st.lists(st.floats(-1, 1), min_size=12, max_size=12))
+def test_the_order_of_the_records_changes_no_bit(order: list[int], rewards: list[float]) -> None:
+    """Of groups that are whole and of one that lacks a member."""
+    past = [
+        of_group(f"g{at // 4}", at % 4, "succeeded" if at % 3 else "failed", rewards[at], size=4) for at in range(12)
+    ]
+    tenth = AirRule(name="tenth", status="succeeded", value=0.1)
+    got = compare([past[at] for at in order if at != 5], side(), side(OK, tenth))
+    assert got == compare([one for at, one in enumerate(past) if at != 5], side(), side(OK, tenth))
