@@ -28,7 +28,7 @@ ROOMS = (
 )
 YOURS = {
     *("my_agent.py", "agent.py", "file.py", "tasks.jsonl", "train.jsonl.gz", "eval.jsonl", "tracegrad.toml"),
-    "feedback_client.py",
+    *("feedback_client.py", "strict.py", "compared.svg"),
 }
 """Files of the reader's own, or that a command beside them makes."""
 MADE = {
@@ -40,6 +40,7 @@ MADE = {
     "chart.svg",
     "run.json",
     "replay.json",
+    "grades.jsonl",
     "server.properties",
 }
 """Files of a run or of a model folder."""

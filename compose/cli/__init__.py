@@ -23,7 +23,7 @@ from ..run.session import INTERRUPTED
 from . import air, find, look, run, topics
 from .common import echo
 from .recipes import recipes
-from .replay import WithDryRun, replay
+from .replay import WithDryRun, regrade, replay
 
 __all__ = ["app", "main"]
 
@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 for panel, commands in {
     "Run": (run.demo, run.train, run.up, run.env, run.serve),
-    "History": (replay,),
+    "History": (replay, regrade),
     "Look": (look.status, look.tail, find.episodes, find.lineage, look.audit, recipes),
 }.items():
     for command in commands:

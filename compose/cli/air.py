@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
-from tracegrad.schemas.errors import ConfigurationError, RecordError
-from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import Purpose
-from tracegrad.schemas.records.episodes import EPISODES, Episode
-from tracegrad.schemas.topics import Topic
+from tracegrad.schemas.records.episodes import Episode
 
+from ..files import write_atomically
 from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run, load_settings, reachable_log
+from .replay import From, Source, To, meant_history
+
+if TYPE_CHECKING:
+    from tracegrad.streams.compare import Comparison
 
 __all__ = ["app"]
+
+_SHOWN = 5
+"""Of groups' ids; JSON has all."""
 
 app = typer.Typer(help="Why calls got what they got, and what other rules would have paid.", no_args_is_help=True)
 
@@ -38,9 +44,12 @@ def explain_episode(
     """
     from tracegrad.streams.explain import explain
 
-    wiring = find_run(run, run_dir, runs_dir)
-    reachable_log(wiring)
-    found, settings = _find(wiring, episode), wiring.settings
+    from ..history.replay import opened
+
+    run_dir_of = find_run(run, run_dir, runs_dir).run_dir
+    with opened(run_dir_of) as wiring:
+        reachable_log(wiring)
+        found, settings = _find(wiring, episode), wiring.settings
     calls = explain(found, settings.credit, settings.air)
     if as_json:
         told = [{**one._asdict(), "credit": one.credit._asdict(), "sum": one.sum} for one in calls]
@@ -58,18 +67,11 @@ def explain_episode(
             echo("  " + " ".join(filter(None, (f"{part.value:+g}{factor}", part.what, part.call_id, part.why))))
 
 
-def _episodes(wiring: Wiring) -> Iterator[Episode]:
-    """Those of the run that can be read."""
-    for record in read_to_end(wiring.kafka(), wiring.topics.name(Topic.EPISODES)):
-        try:
-            yield EPISODES.decode(record.value)
-        except RecordError:
-            continue
-
-
 def _find(wiring: Wiring, wanted: str) -> Episode:
     """The episode of that id; of a rollout the one by which it counts."""
-    matching = {one.episode_id: one for one in _episodes(wiring) if one.episode_id.startswith(wanted)}
+    from ..history.episodes import episodes_of
+
+    matching = {one.episode_id: one for one in episodes_of(wiring) if one.episode_id.startswith(wanted)}
     exact = [
         one for one in matching.values() if one.episode_id == wanted or (one.rollout_id == wanted and one.is_final)
     ]
@@ -87,32 +89,73 @@ def _find(wiring: Wiring, wanted: str) -> Episode:
 def compare_rules(
     a: Annotated[Path, typer.Argument(help="A TOML file: its [air] and [credit] count.")],
     b: Annotated[Path, typer.Argument(help="Another.")],
-    run: RunOption = None,
-    run_dir: RunDirOption = None,
+    from_: From = "earliest",
+    to: To = None,
+    kafka: Source = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw it too: a file .svg or .png.", show_default=False)
+    ] = None,
     runs_dir: RunsDirOption = RUNS,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what B's rules and credit would have made of a run's training episodes, against A's; nothing is sampled.
 
-    Example: tracegrad air compare now.toml other.toml --run mine
+    Example: tracegrad air compare now.toml other.toml --from run:mine --figure other.svg
     """
+    from tracegrad.consumers.views.compare_chart import Compared, draw_comparison
     from tracegrad.streams.assemble.air.rewarder import Rewarder
     from tracegrad.streams.compare import Side, compare
 
-    wiring = find_run(run, run_dir, runs_dir)
+    from ..history.episodes import episodes_of
+    from ..history.replay import opened
+
+    form = _form(figure)
+    meant = meant_history(from_, to, kafka, runs_dir)
+    if meant.begin_ms is not None and meant.end_ms is not None and meant.begin_ms >= meant.end_ms:
+        raise ConfigurationError("--from, --to: expected --to to be later than --from, got none; exchange them")
     sides = []
     for file in (a, b):
         settings = load_settings(file, {}, for_training=False)
         sides.append(Side(Rewarder(settings.air, Metrics()), settings.credit.resolve()))
-    reachable_log(wiring)
-    found = compare((one for one in _episodes(wiring) if one.purpose is Purpose.TRAIN), sides[0], sides[1])
+    with opened(meant.source.run_dir) as wiring:
+        reachable_log(wiring)
+        episodes = episodes_of(wiring, meant.begin_ms, meant.end_ms)
+        found = compare((one for one in episodes if one.purpose is Purpose.TRAIN), sides[0], sides[1])
+    if figure is not None:
+        drawn = Compared((a.name, b.name), found.spreads, found.paid, found.most, found.rank_correlation)
+        write_atomically(figure.resolve(), draw_comparison(drawn, form))
     if as_json:
-        echo(msgspec.json.encode(found._asdict()).decode())
+        told = {name: value for name, value in found._asdict().items() if name != "spreads"}
+        echo(msgspec.json.encode(told).decode())
         return
+    for line in _compared(found):
+        echo(line)
+    if figure is not None:
+        echo(f"drawn: {figure}")
+
+
+def _form(figure: Path | None) -> Literal["svg", "png"]:
+    """By the file's name. Raises ConfigurationError, before anything is read."""
+    if figure is None or figure.suffix == ".svg":
+        return "svg"
+    if figure.suffix != ".png":
+        raise ConfigurationError(f"--figure: expected a file .svg or .png, got {figure}")
+    return "png"
+
+
+def _compared(found: Comparison) -> Iterator[str]:
+    """The lines for people."""
     rank = "none" if found.rank_correlation is None else f"{found.rank_correlation:.3f}"
-    echo(f"{found.num_groups} groups, {found.num_calls} calls; rank correlation of their returns: {rank}")
-    echo(f"groups with spread by B alone: {len(found.gained)}, by A alone: {len(found.lost)}")
+    yield f"{found.num_groups} groups, {found.num_calls} calls; rank correlation of their returns: {rank}"
+    yield f"groups with spread by B alone: {_some(found.gained)}"
+    yield f"groups with spread by A alone: {_some(found.lost)}"
     for name, paid in zip("AB", found.paid, strict=True):
-        echo(f"{name} pays: " + (", ".join(f"{rule} {total:+g}" for rule, total in sorted(paid.items())) or "nothing"))
+        yield f"{name} pays: " + (", ".join(f"{rule} {total:+g}" for rule, total in paid.items()) or "nothing")
     for episode_id, change in found.most:
-        echo(f"  {episode_id}: a return changes by {change:g}")
+        yield f"  {episode_id}: a return changes by {change:g}"
+
+
+def _some(ids: Sequence[str]) -> str:
+    """How many, and the first."""
+    shown = ", ".join(ids[:_SHOWN]) + (", .." if len(ids) > _SHOWN else "")
+    return f"{len(ids)}" + (f" ({shown})" if ids else "")

@@ -1,4 +1,4 @@
-"""Use history: `replay`, a run's past as another run."""
+"""Use history: `replay`, a run's past as another run, and `regrade`, by another grader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,18 @@ from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunsDirOption, find_run, load_settings
 from .run import Set, set_flags
 
-__all__ = ["Meant", "WithDryRun", "meant_history", "moment_ms", "rate_of", "replay"]
+__all__ = [
+    "From",
+    "Meant",
+    "Source",
+    "To",
+    "WithDryRun",
+    "meant_history",
+    "moment_ms",
+    "rate_of",
+    "regrade",
+    "replay",
+]
 
 _RUN = "run:"
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
@@ -121,6 +132,50 @@ def replay(
         mode=mode,
     )
     settings = replayed_settings(source.run_dir, settings, mode)
+    raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+
+
+def regrade(
+    grader: Annotated[str, typer.Option("--grader", help="file.py:function, called as grade(task, output, attempt).")],
+    into: Into,
+    from_: From = "earliest",
+    to: To = None,
+    kafka: Source = None,
+    set_: Set = None,
+    rate: Rate = "max",
+    mode: ModeOption = None,
+    dry_run: DryRunOption = None,
+    as_json: JsonFlag = False,
+    runs_dir: RunsDirOption = RUNS,
+) -> None:
+    """Grade what a run's agents returned by another grader, into a new run; perhaps train on it.
+
+    As `replay`, but that its rewards stand in the place of the earlier grader's; what people said stays.
+
+    Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
+    """
+    from ..history.regrade import file_digest
+    from ..history.replay import replayed_settings, run_replay
+    from ..history.request import ReplayRequest
+
+    meant = meant_history(from_, to, kafka, runs_dir, into)
+    # Names that the source's grader had to give are not asked of another.
+    flags: dict[str, Any] = {"run": into, "reward.names": '["reward"]', **set_flags(set_ or [])}
+    if "reward.grader" in flags:
+        raise ConfigurationError("--grader names the grader, and so does --set reward.grader; leave one of them out")
+    settings = load_over(meant.source.settings, {**flags, "reward.grader": grader})
+    assert settings.reward is not None and settings.reward.grader is not None
+    request = ReplayRequest(
+        source=meant.source.run_dir.path,
+        asked=meant.asked,
+        begin_ms=meant.begin_ms,
+        end_ms=meant.end_ms,
+        rate=rate_of(rate),
+        dry_run=dry_run,
+        mode=mode,
+        grader=file_digest(settings.reward.grader),
+    )
+    settings = replayed_settings(meant.source.run_dir, settings, mode)
     raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
 
 

@@ -47,6 +47,10 @@ def meant(request: ReplayRequest, source: Wiring) -> History:
         raise ConfigurationError(
             f"--where: expected episodes of run {source.record.name} to choose by what stands on them, got none"
         )
+    if request.grader and not found.episodes:
+        raise ConfigurationError(
+            f"--grader: expected episodes of run {source.record.name}, whose outputs could be graded, got none"
+        )
     _tell_cut(found, kept)
     recorded = chosen(found, window, fitting(log, topics, request.where) if request.where else None)
     gone = _gone(kept, source.run_dir.starts)

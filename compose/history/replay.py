@@ -24,8 +24,9 @@ from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, Progress, replay
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.metrics import DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED, Metrics
+from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED, Metrics
 from tracegrad.schemas.topics import STREAMS, Topic
+from tracegrad.streams.assemble.air.function import PayFunction
 from tracegrad.streams.assemble.air.rewarder import Rewarder
 from tracegrad.streams.assemble.write.again import make_again
 from tracegrad.streams.credit.again import rate_again
@@ -46,14 +47,15 @@ from ..run.show import Show
 from ..run.wiring import Wiring, port_of
 from .broker import open_broker as _opened
 from .meant import counted, meant
+from .regrade import check_grader, regrading
 from .request import ReplayRequest, check_same, check_source, remember, remembered, topics_between
 from .vocabulary import check_vocabulary
 
-__all__ = ["replayed_settings", "run_replay"]
+__all__ = ["opened", "replayed_settings", "run_replay"]
 
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
-_PROBLEMS = tuple(f"{kind.name}{{" for kind in (DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED))
+_PROBLEMS = tuple(f"{kind.name}{{" for kind in (AIR_FUNCTION_FAILED, DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED))
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 
@@ -82,6 +84,9 @@ def run_replay(request: ReplayRequest, settings: RunSettings, path: Path, show: 
             settings.policy.needed_model()
             settings = msgspec.structs.replace(settings, policy=with_local_model(settings.policy, show.say))
             check_vocabulary(source.settings.policy.model, settings.policy.model)
+        _check_functions(settings)
+        if request.grader:
+            check_grader(settings)
         if request.mode == "same" and (told := check_same(request, source.settings, settings)):
             show.say(f"weights may differ in their last bits: {'; '.join(told)}")
         run_dir = RunDir(path.resolve())
@@ -106,9 +111,7 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
             remember(remembered(request, source, settings, run_dir), source, settings, run_dir)
             prepare_run(settings, run_dir.path)
         return 0
-    with _opened(source) as servers:
-        of_source = Wiring(source, bootstrap_servers=servers)
-        _ = of_source.keys  # one that is missing is said before anything is written
+    with opened(source) as of_source:
         if request.dry_run is None:
             return _write(request, of_source, settings, run_dir, show)
         history = meant(request, of_source)
@@ -116,6 +119,22 @@ def _made(request: ReplayRequest, source: RunDir, settings: RunSettings, run_dir
             return _fold(request, history, of_source, None, settings, show)
         show.result("records", *counted(history, of_source))
     return 0
+
+
+def _check_functions(settings: RunSettings) -> None:
+    """Runs the user's own code once, before anything is written. Raises ConfigurationError."""
+    settings.credit.resolve()
+    if settings.air.enabled and settings.air.function is not None:
+        PayFunction(settings.air.function, settings.air.function_limit_s).close()
+
+
+@contextlib.contextmanager
+def opened(source: RunDir) -> Iterator[Wiring]:
+    """A run whose log can be read meanwhile. Raises ConfigurationError where its key is missing."""
+    with _opened(source) as servers:
+        wiring = Wiring(source, bootstrap_servers=servers)
+        _ = wiring.keys  # one that is missing is said before anything is written
+        yield wiring
 
 
 def _write(request: ReplayRequest, source: Wiring, settings: RunSettings, run_dir: RunDir, show: Show) -> int:
@@ -177,12 +196,18 @@ def _fold(
     rules = (into or source.under(settings)).stream_rules()
     topics = topics_between(source.topics, settings.topics)
     folds = {stage: build_fold(stage, rules, topics, metrics) for stage in STREAMS}
-    reward = Rewarder(rules.air, metrics)
-    again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward)
-    refold = Refold(folds, again, rate_again, topics, history.recorded)
     log = source.log(metrics, is_history=True)
     changes = Changes(log, source.topics, history.recorded) if into is None else None
-    with _told_to_stop() as stop:
+    with contextlib.ExitStack() as ends:
+        stop = ends.enter_context(_told_to_stop())
+        regrader = None
+        if request.grader:
+            regrader = ends.enter_context(regrading(source, settings, into.run_dir if into is not None else None))
+            # What an earlier grader gave is looked at, and left out.
+            rules = msgspec.structs.replace(rules, reward_sources=(*rules.reward_sources, *regrader.replaced))
+        reward = Rewarder(rules.air, metrics)
+        again = partial(make_again, rules=rules, topics=topics, metrics=metrics, reward=reward, judge=regrader)
+        refold = Refold(folds, again, rate_again, topics, history.recorded)
         done = replay(
             history,
             log,
@@ -199,6 +224,8 @@ def _fold(
     if changes is not None and done.is_whole:
         _tell_changes(show, changes)
     if done.is_whole and not stop.is_set():
+        if regrader is not None:
+            regrader.tell(show)
         return 0
     show.say("stopped; the same command goes on")
     return INTERRUPTED

@@ -65,6 +65,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None: all that the mode asks for."""
     mode: Mode | None = None
     """How it is trained on; None: not at all."""
+    grader: str = ""
+    """Digest of the grader by which outputs are graded anew; empty: what was said of them stays."""
 
 
 def known_source(path: Path) -> Path | None:
@@ -110,6 +112,8 @@ def check_same(request: ReplayRequest, source: RunSettings, settings: RunSetting
         changed.append("a part of the history (--from, --from-file, --to, --where)")
     if request.reclose:
         changed.append("other closes (--reclose)")
+    if request.grader:
+        changed.append("other rewards (--grader)")
     if changed:
         raise ConfigurationError(
             f"--mode same: expected all that the source did, got {'; '.join(changed)}: leave that out, or take "
@@ -162,6 +166,7 @@ def _replayed(request: ReplayRequest, source: RunDir, settings: RunSettings) -> 
         end_ms=request.end_ms,
         reclose=request.reclose,
         mode=request.mode,
+        grader=request.grader,
         rules=_digests(settings),
         begins=digest_of(request.begins),
     )
@@ -173,6 +178,7 @@ def _changed(before: Replayed, own: Replayed) -> list[str]:
     pairs: dict[str, tuple[object, object]] = {
         "source": (before.hash, own.hash),
         "choice (--from, --from-file, --to, --where)": ((before.asked, before.begins), (own.asked, own.begins)),
+        "--grader": (before.grader, own.grader),
         "--reclose": (before.reclose, own.reclose),
         "--mode": modes if None not in modes else ("", ""),
         **{f"[{name}]": (before.rules.get(name, ""), digest) for name, digest in own.rules.items()},

@@ -119,6 +119,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise of the offsets of `--from-file`."""
     is_folded: bool = False
     """Whether all that is meant has been folded."""
+    grader: str = ""
+    """Digest of the grader that graded anew; empty: none did."""
 
 
 class RunDir:

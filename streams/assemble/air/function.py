@@ -2,9 +2,9 @@
 
 In: `file.py:function`, or a name that an installed package declares under the entry points `tracegrad.air`; episodes.
 Out: what it pays: (call id, name, value). Invariant: an episode takes at most the limit and a start; a function that
-raises, hangs, dies or answers nonsense pays nothing for it, and the reason is told; the process ends with this one, by
-the end of its stdin. Blocking: the fold waits, as it would for a rule. Failure: ConfigurationError when it cannot be
-imported at the start.
+raises, hangs, dies or answers nonsense pays nothing for it, and the reason is told; the process ends with the object,
+and with this program, by the end of its stdin. Blocking: the fold waits, as it would for a rule. Failure:
+ConfigurationError when it cannot be imported at the start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import selectors
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -55,6 +56,7 @@ class PayFunction:
         self._reference = _resolved(reference)
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes]], PayFunction] | None = None
         self._start()
 
     def __call__(self, episode: Episode) -> Answer:
@@ -79,19 +81,16 @@ class PayFunction:
         return Answer(problem="raised", detail=told.error) if told.error else Answer(told.pays)
 
     def close(self) -> None:
-        """Kills the process; the next episode gets a new one."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            process.wait()
+        """Kills the process; the next episode gets a new one. Who lets go of this object need not call it."""
+        self._process = None
+        if self._end is not None:
+            self._end()
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, _HOST, self._reference], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
+        self._end = weakref.finalize(self, _kill, self._process)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -128,6 +127,14 @@ class PayFunction:
                         if not left:
                             selector.unregister(into)
         return bytes(answer)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    process.wait()
 
 
 def _resolved(reference: str) -> str:

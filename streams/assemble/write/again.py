@@ -15,15 +15,20 @@ from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.log.made_of import origins_in
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.metrics import Metrics
+from tracegrad.schemas.records.calls import CallRecord
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.schemas.records.facts import EPISODE_EVENTS, Facts
 from tracegrad.schemas.topics import Topic, Topics
 
 from ...config import StreamRules
+from ..air.apply import apply_air
 from ..open_episode import OpenEpisode
 from .emit import disposition_of, emit
 
-__all__ = ["make_again"]
+__all__ = ["Judge", "make_again"]
+
+Judge = Callable[[Episode, Sequence[CallRecord]], Episode]
+"""(an episode before rules reward it, its calls' records) -> the episode as it is judged now."""
 
 
 def make_again(
@@ -36,6 +41,7 @@ def make_again(
     topics: Topics,
     metrics: Metrics,
     reward: Callable[[Episode], Episode] | None = None,
+    judge: Judge | None = None,
 ) -> tuple[Output, ...]:
     """The records of the episode; none, where the rules of now do not want it.
 
@@ -45,6 +51,7 @@ def make_again(
         closed_by: as it was recorded.
         facts: records of `episode_events`, its own and those of traces that were forwarded to it.
         reward: as of `emit`.
+        judge: who grades it anew, before rules reward it; None: what was said of it stays.
     """
     episode = OpenEpisode(episode_id, attempt_of(episode_id, rules.runs), partition=0, key=key)
     for output in facts:
@@ -57,6 +64,12 @@ def make_again(
             episode.take(fact, rules.reward_sources)
     if disposition_of(episode, rules) != "emitted":
         return ()
+    records = [fact.call for fact in episode.calls.values()]
     value = facts[-1].value if facts else b""
     record = Record(topic=topics.name(Topic.EPISODE_EVENTS), partition=0, offset=0, key=None, value=value)
-    return emit(episode, record, closed_by, rules=rules, topics=topics, metrics=metrics, reward=reward)
+
+    def rewarded(written: Episode) -> Episode:
+        graded = judge(written, records) if judge is not None else written
+        return reward(graded) if reward is not None else apply_air(rules.air, graded)
+
+    return emit(episode, record, closed_by, rules=rules, topics=topics, metrics=metrics, reward=rewarded)

@@ -1,0 +1,56 @@
+"""The episodes of a run, read by themselves: what was made is asked, nothing is folded.
+
+In: a run whose log answers, a window. Out: episodes. Failure: a record that cannot be read is left out;
+ConfigurationError where nothing began in the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracegrad.consumers.history.choose import Window, chosen
+from tracegrad.consumers.history.read_recorded import read_recorded
+from tracegrad.schemas.errors import ConfigurationError, RecordError
+from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.records.episodes import EPISODES, Episode
+from tracegrad.schemas.topics import INPUTS, Stage, Topic
+
+from ..run.wiring import Wiring
+
+__all__ = ["episodes_of"]
+
+
+def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None = None) -> Iterator[Episode]:
+    """Those of the groups that began within the window, as a replay would choose them. Blocks."""
+    wanted = _chosen(source, begin_ms, end_ms)
+    for record in read_to_end(source.kafka(), source.topics.name(Topic.EPISODES)):
+        try:
+            episode = EPISODES.decode(record.value)
+        except RecordError:
+            continue
+        if wanted is None or episode.episode_id in wanted:
+            yield episode
+
+
+def _chosen(source: Wiring, begin_ms: int | None, end_ms: int | None) -> set[str] | None:
+    """Their ids; None: all."""
+    if begin_ms is None and end_ms is None:
+        return None
+    if (replayed := source.run_dir.replayed) is not None:
+        raise ConfigurationError(
+            f"--from, --to: run {source.record.name} is a replay, whose records bear no times of the past; name it "
+            f"whole, --from run:{source.record.name}, or its source, --kafka {replayed.source}"
+        )
+    topics, admin = source.topics, source.kafka().admin
+    log = source.log(is_history=True)
+    raw = [topics.name(topic) for topic in INPUTS[Stage.NORMALIZE]]
+    kept = {TopicPartition(name, number): at for name in raw for number, at in log.offsets(name).items()}
+    begin, end = (admin.offsets_at(kept, at) if at is not None else None for at in (begin_ms, end_ms))
+    found = read_recorded(log, topics, source.keys)
+    wanted = {one.id for one in chosen(found, Window(begin=begin, end=end)).episodes}
+    if not wanted:
+        raise ConfigurationError(
+            f"--from, --to: expected groups that began then, got none of {len(found.episodes)} episodes"
+        )
+    return wanted

@@ -1,0 +1,216 @@
+"""A grader of now on what agents returned then: the source's recorded outputs, as a replay folds them.
+
+    `rollouts`: task  -+
+    episode: output,   +--> grade(task, output, attempt) --> rewards, in the place of the earlier grader's
+    attempt            -+
+
+In: the source, the new run's settings, whose [reward] names the grader. Out: episodes as it judges them, and what it
+did. Invariants: it is the runner's own grader process, with equal arguments, environment and time limit; each episode
+is asked about once (grades.py). One that cannot be graded, or of which the grader says nothing, is unscored with the
+reason, as in a live run, and its group does without it. Failure: ConfigurationError before anything is written where
+the grader cannot be imported, and behind the history where it graded nothing at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tracegrad.producers.runner.children import Launcher
+from tracegrad.producers.runner.config import AgentConfig, RewardConfig, RunnerHandles
+from tracegrad.producers.runner.grading import Grader
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.ids import RunHash
+from tracegrad.schemas.records.calls import CallRecord
+from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.records.rollouts import AGENT_REWARD, Reward
+from tracegrad.schemas.topics import Topic
+from tracegrad.streams.regrade import given_to_grader, graded_anew, is_judged, why_ungradable
+
+from ..run.run_dir import RunDir
+from ..run.settings import RunSettings
+from ..run.show import Show
+from ..run.wiring import Wiring
+from .grades import Grade, Grades
+from .recorded_tasks import RecordedTasks
+
+__all__ = ["Regrader", "check_grader", "file_digest", "regrading"]
+
+_GRADES = "grades.jsonl"
+_WITHOUT = "without: "
+_MAX_REASONS = 20
+
+
+class Regrader:
+    """Judges one episode after another; a context manager from one thread.
+
+    Args:
+        reward: its `grader` is asked.
+        agent: of whose Python and folder the grader's process is.
+        log_dir: where its stderr goes.
+        tasks: by rollout id.
+        replaced: sources of the rewards that the grader's replace.
+        grades: what it said before; None: it is asked again.
+    """
+
+    def __init__(
+        self,
+        reward: RewardConfig,
+        agent: AgentConfig,
+        log_dir: Path,
+        tasks: RecordedTasks,
+        *,
+        replaced: Sequence[str],
+        grades: Grades | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        """Episodes whose reward `changed`, those whose grade was `known`, and by their reason those `without` one."""
+        self._before, self._after = _Mean(), _Mean()
+        self._reward, self._tasks, self._grades = reward, tasks, grades
+        self.replaced = tuple({*replaced, reward.source})
+        self._awaited = (AGENT_REWARD,) if reward.trust_agent else ()
+        handles = RunnerHandles(run_hash=RunHash("0" * 8), llm_url="", otlp_endpoint="", key=b"", log_dir=str(log_dir))
+        # Graders run outside of the agents' sandbox.
+        self._launcher = Launcher(msgspec.structs.replace(agent, sandbox="off"), handles)
+        self._grader = Grader(reward, self._launcher)
+        self._loop = asyncio.Runner()
+
+    def __enter__(self) -> Regrader:
+        """Raises ConfigurationError: the grader cannot be imported."""
+        try:
+            self._loop.run(self._grader.begin())
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._loop.run(self._grader.close())
+        self._loop.close()
+        self._launcher.close()
+
+    def __call__(self, episode: Episode, records: Sequence[CallRecord]) -> Episode:
+        """The episode as it is judged; one that no grader judges as it is."""
+        if not is_judged(episode):
+            return episode
+        given, why = self._given(episode, records)
+        graded = graded_anew(episode, given, replaced=self.replaced, awaited=self._awaited, why=why)
+        self._count(episode, graded)
+        return graded
+
+    def _given(self, episode: Episode, records: Sequence[CallRecord]) -> tuple[Sequence[Reward], str]:
+        """(what the grader gives, why it could not be asked)."""
+        known = self._grades.of(episode.episode_id) if self._grades is not None else None
+        if known is not None:
+            self.counts["known"] += 1
+            return known.rewards, ""
+        if why := why_ungradable(episode):
+            return (), why
+        request = self._tasks.request(episode)
+        if request is None:
+            return (), "task_not_recorded"
+        request = msgspec.structs.replace(request, rewards_awaited=self._reward.awaited)
+        output, attempt = given_to_grader(episode, records)
+        given = self._loop.run(self._grader.grade(request, episode.attempt_id or "", output, attempt))
+        if self._grades is not None:
+            self._grades.put(Grade(episode_id=episode.episode_id, rewards=given))
+        return given, ""
+
+    def _count(self, before: Episode, after: Episode) -> None:
+        if before.reward is not None:
+            self._before.add(before.reward)
+        if after.reward is not None:
+            self._after.add(after.reward)
+            self.counts["changed"] += before.reward != after.reward
+            return
+        told = f"{_WITHOUT}{after.unscored.partition(':')[0]}"
+        self.counts[told if told in self.counts or len(self.counts) < _MAX_REASONS else f"{_WITHOUT}other"] += 1
+
+    def tell(self, show: Show) -> None:
+        """What became of it. Raises ConfigurationError where it graded nothing."""
+        without = {
+            name.removeprefix(_WITHOUT): num for name, num in sorted(self.counts.items()) if name.startswith(_WITHOUT)
+        }
+        reasons = ", ".join(f"{num} {why}" for why, num in without.items())
+        if not self._after.num:
+            raise ConfigurationError(
+                f"--grader: expected attempts that it gives a reward, got none ({reasons or 'no attempt ended'})"
+            )
+        fields = {
+            "graded": self._after.num,
+            "changed": self.counts["changed"],
+            "known": self.counts["known"],
+            "mean_before": self._before.mean,
+            "mean_after": self._after.mean,
+            "without_reward": without,
+        }
+        lines = [
+            f"graded anew: {self._after.num} episodes, {self.counts['changed']} of them have another reward than "
+            f"before; mean {self._before.mean:.3f} -> {self._after.mean:.3f}"
+        ]
+        show.result("regrade", fields, [*lines, *([f"without a reward: {reasons}"] if reasons else [])])
+
+
+class _Mean:
+    """Of numbers as they come."""
+
+    def __init__(self) -> None:
+        self.num, self._sum = 0, 0.0
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self.num += 1
+        self._sum += value
+
+    @property
+    def mean(self) -> float:
+        """0 of none."""
+        return self._sum / self.num if self.num else 0.0
+
+
+def file_digest(grader: str) -> str:
+    """Of the grader's file and name: by it a regrade that goes on knows it again. What it imports is not looked at."""
+    file, _, name = grader.rpartition(":")
+    return hashlib.sha256(Path(file).read_bytes() + b"\0" + name.encode()).hexdigest()
+
+
+def check_grader(settings: RunSettings) -> None:
+    """Starts the grader once. Raises ConfigurationError where it cannot be imported, or no runner ran anything."""
+    reward, agent = _sections(settings)
+    with tempfile.TemporaryDirectory() as folder, Regrader(reward, agent, Path(folder), RecordedTasks(), replaced=()):
+        pass
+
+
+def _sections(settings: RunSettings) -> tuple[RewardConfig, AgentConfig]:
+    if settings.agent is None or settings.reward is None:
+        raise ConfigurationError(
+            "--grader: expected a run with an [agent], whose runner recorded what it returned, got one without: what "
+            "others' agents did is rated by feedback"
+        )
+    return settings.reward, settings.agent
+
+
+@contextlib.contextmanager
+def regrading(source: Wiring, settings: RunSettings, run_dir: RunDir | None) -> Iterator[Regrader]:
+    """What judges the source's episodes; `run_dir` keeps its grades, None: nothing does. Raises ConfigurationError."""
+    reward, agent = _sections(settings)
+    was = source.settings.reward
+    tasks = RecordedTasks().read(source.log(is_history=True), source.topics.name(Topic.ROLLOUTS))
+    with contextlib.ExitStack() as ends:
+        logs, grades = run_dir.logs if run_dir is not None else None, None
+        if run_dir is not None:
+            grades = Grades(run_dir.path / _GRADES)
+            ends.callback(grades.close)
+        folder = logs or Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        replaced = (was.source,) if was is not None else ()
+        yield ends.enter_context(Regrader(reward, agent, folder, tasks, replaced=replaced, grades=grades))

@@ -1,0 +1,117 @@
+"""`air`: questions to a run that has ended, whose broker is opened for as long as it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.memory_log import MemoryLog
+from tests.streams.test_compare import PAST
+from tracegrad.compose.cli import air
+from tracegrad.compose.history import replay as history
+from tracegrad.compose.history.request import ReplayRequest, remember
+from tracegrad.compose.run.pipeline import prepare_run
+from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.settings import RunSettings
+from tracegrad.compose.run.wiring import Wiring
+from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.records.calls import Purpose
+from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.topics import Topic
+
+RULE = '[[air.rules]]\nname = "ok"\nstatus = "succeeded"\nvalue = 0.5\n'
+ID = "flat0"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run `mine` of two groups, one of them written twice, and the files `a.toml` and `b.toml`."""
+    run_dir = prepare_run(RunSettings(run="mine"), tmp_path / "mine")
+    topics, log = run_dir.settings.topics, MemoryLog()
+    log.create_topics(topics, policies=["policy"])
+    for episode in (*PAST, PAST[0]):
+        value = EPISODES.encode(msgspec.structs.replace(episode, purpose=Purpose.TRAIN))
+        log.writer().append(topics.name(Topic.EPISODES), key=b"", value=value, partition=0)
+    log.writer().append(topics.name(Topic.EPISODES), key=b"", value=b"no episode", partition=0)
+    (tmp_path / "a.toml").write_text('run = "a"\n')
+    (tmp_path / "b.toml").write_text(f'run = "b"\n{RULE}')
+
+    @contextlib.contextmanager
+    def opened(source: RunDir) -> Iterator[str]:
+        yield source.endpoints.bootstrap_servers
+
+    monkeypatch.setattr(history, "_opened", opened)
+    monkeypatch.setattr(air, "reachable_log", lambda wiring: None)
+    monkeypatch.setattr(Wiring, "kafka", lambda wiring, **_: log)
+    monkeypatch.setattr(Wiring, "log", lambda wiring, **_: log)
+    return tmp_path
+
+
+def compared(runs: Path, **options: Any) -> None:
+    """Of a.toml and b.toml."""
+    air.compare_rules(runs / "a.toml", runs / "b.toml", **{"from_": "run:mine", "runs_dir": runs, **options})
+
+
+def test_rules_are_compared_on_a_runs_episodes(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Worked by hand in tests/streams/test_compare.py; a record that cannot be read is left out."""
+    compared(runs)
+    assert capsys.readouterr().out.splitlines() == [
+        "2 groups, 4 calls; rank correlation of their returns: 0.333",
+        "groups with spread by B alone: 1 (flat)",
+        "groups with spread by A alone: 1 (told)",
+        "A pays: nothing",
+        "B pays: air:ok a +1",
+        "  flat0: a return changes by 0.5",
+        "  told1: a return changes by 0.5",
+    ]
+
+
+@pytest.mark.slow
+def test_the_same_as_json_and_as_a_picture(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file alone has each group's spread."""
+    compared(runs, as_json=True, figure=runs / "drawn.svg")
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert (told["gained"], told["lost"], told["num_calls"]) == (["flat"], ["told"], 4)
+    assert told["paid"] == [{}, {"air:ok a": 1.0}]
+    assert "gained: B alone: 1" in (runs / "drawn.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"figure": Path("x.pdf")}, r"--figure: expected a file \.svg or \.png, got x\.pdf"),
+        ({"from_": "run:other"}, "expected a run folder"),
+        ({"from_": "run:mine", "kafka": Path("x")}, "leave one of them out"),
+        ({"from_": "PT1H", "to": "PT2H"}, "expected --to to be later"),
+        ({"from_": "2999-01-01T00:00:00Z"}, "expected a time that has been"),
+        ({"from_": "yesterday"}, "--from: expected run:NAME"),
+    ],
+)
+def test_what_cannot_be_is_refused(runs: Path, options: dict[str, Any], message: str) -> None:
+    """With the same words as `replay` has."""
+    with pytest.raises(ConfigurationError, match=message):
+        compared(runs, **options)
+
+
+def test_of_a_replay_no_part_can_be_named(runs: Path) -> None:
+    """Its raw records lie elsewhere."""
+    source = RunDir.open(runs / "mine")
+    settings = RunSettings(run="again")
+    (runs / "again").mkdir()
+    remember(ReplayRequest(source=source.path), source, settings, RunDir(runs / "again"))
+    prepare_run(settings, runs / "again")
+    with pytest.raises(ConfigurationError, match=r"run again is a replay, .* or its source, --kafka .*mine"):
+        compared(runs, from_="PT2H", kafka=runs / "again")
+
+
+def test_an_episode_of_a_run_that_has_ended_is_explained(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its broker is opened from its folder."""
+    air.explain_episode(ID, run="mine", runs_dir=runs)
+    assert capsys.readouterr().out.splitlines()[0] == "episode flat0: succeeded, reward 0.0, 1 calls, rules none"
+    with pytest.raises(ConfigurationError, match="expected the id of one episode, got 0"):
+        air.explain_episode("nobody", run="mine", runs_dir=runs)
