@@ -202,9 +202,11 @@ class Assignment:
 
 
 def _record(message: Any) -> Record:
-    """The log's record of a Faust message; Faust's own event would keep one header of each name only."""
-    given = message.headers
-    headers: Headers = tuple(given.items() if isinstance(given, Mapping) else given) if given else ()
+    """The log's record of a Faust message; Faust's own event would keep one header of each name only. A header without
+    a value, which anybody may write, has an empty one, as for every reader."""
+    given = message.headers or ()
+    pairs = given.items() if isinstance(given, Mapping) else given
+    headers: Headers = tuple((name, value if value is not None else b"") for name, value in pairs)
     return Record(
         topic=message.topic,
         partition=message.partition,

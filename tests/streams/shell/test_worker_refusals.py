@@ -105,3 +105,15 @@ def test_mutants_of_every_input_end_no_worker(made: Bench) -> None:
     )
     assert [worker.process.poll() for worker in workers] == [None, None, None]
     assert [worker.terminate() for worker in workers] == [0, 0, 0]
+
+
+def test_headers_without_a_value_end_no_worker(made: Bench) -> None:
+    """Whoever reaches the broker may write one; Kafka's clients tell it as None, where a MAC or a reason is text."""
+    made.stage = Stage.NORMALIZE
+    name, headers = made.topics.name(Topic.REWARDS), (("tracegrad.mac", None), ("tracegrad.reason", None))
+    made.writer.append(name, key=b"k", value=b"garbage", headers=headers, partition=1)  # type: ignore[arg-type]
+    _append(made, Topic.REWARDS, [raw(reward(rollout(1)))[1]])
+    worker = made.start("0")
+    made.wait(lambda: not made.uncommitted, "everything committed")
+    assert worker.terminate() == 0, worker.output[-3000:]
+    assert len(made.records(Topic.DEAD_LETTERS)) == len(made.records(Topic.EPISODE_EVENTS)) == 1
