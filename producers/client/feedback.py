@@ -67,7 +67,8 @@ def send_feedback(
     said: dict[str, Any] = {"value": value, "name": name, "reason": reason, "idempotency_key": key}
     said |= {"response_id": response_id, "tool_call_id": tool_call_id}
     said |= {"conversation_id": conversation_id, "trace_id": trace_id}
-    body = json.dumps({field: given for field, given in said.items() if given is not None}).encode()
+    # NaN is no JSON: the gateway could not say what is wrong.
+    body = json.dumps({field: given for field, given in said.items() if given is not None}, allow_nan=False).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url.rstrip('/')}/v1/rewards", body, headers, method="POST")
     until, pause_s = time.monotonic() + patience_s, _PAUSE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -284,6 +285,8 @@ def test_the_client_sends_in_three_lines(url: str, memory_log: MemoryLog, monkey
     assert [(record.idempotency_key, record.value) for record in records] == [(key, 1.0), (key, -1.0)]
     with pytest.raises(ValueError, match=r"value: expected a number in \[-1, 1\]"):
         send_feedback(response_id=ANSWER, value=3)
+    with pytest.raises(ValueError, match=r"[Oo]ut of range float"):
+        send_feedback(response_id=ANSWER, value=math.nan)
     with pytest.raises(PermissionError, match="reward token"):
         send_feedback(response_id=ANSWER, value=1, token="rf-wrong")
     memory_log.fail_next(UnavailableError("away"))
