@@ -209,8 +209,8 @@ def _part(record: type[Section], path: str = "") -> Iterator[str]:
             yield f"| `{key}` | {type_words(kinds[key])} | {_default(field)} | {docs[key]} |"
     yield ""
     for key, section in nested.items():
-        is_list = typing.get_origin(kinds[key]) is tuple
-        name = f"[{path}.{key}]" if path else f"[{key}]" if is_list else key
+        kind, name = typing.get_origin(kinds[key]), f"{path}.{key}" if path else key
+        name = f"[{name}]" if kind is tuple else f'{name}."name"' if kind is dict else name
         yield f"## [{name}]\n\n{inspect.cleandoc(section.__doc__ or '')}\n"
         yield from _part(section, name)
 

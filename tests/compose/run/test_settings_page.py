@@ -20,6 +20,12 @@ def test_the_page_is_generated_from_the_records() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == settings_markdown()
 
 
+def test_a_heading_is_what_stands_in_the_file() -> None:
+    """A table of named records is no list: its heading, copied, would be refused."""
+    headings = re.findall(r"^## \[(.+)\]$", settings_markdown(), re.MULTILINE)
+    assert {'feedback.names."name"', 'streams.services."name"', "[air.rules]", "feedback"} <= {*headings}
+
+
 def sections(record: type[Section]) -> list[type[Section]]:
     """The record and those in it."""
     inner = [found for kind in typing.get_type_hints(record).values() if (found := section_of(kind))]
