@@ -138,6 +138,11 @@ class RunSettings(Section, frozen=True, kw_only=True):
                 "[select] train: a conversation is compared with those of its batch, for it has no group; set "
                 '[algorithm] recipe = "rloo_batch"'
             )
+        if compares and self.trainer.groups_per_step < 2:
+            raise ConfigurationError(
+                "[trainer] groups_per_step = 1: a conversation that is alone in its batch is compared with no other, "
+                "and trains nothing; raise it (64, say)"
+            )
 
     def _check_only_held_out(self, tasks: TasksConfig) -> None:
         """Of the tasks of a run that trains on captured traffic."""

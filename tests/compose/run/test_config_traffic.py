@@ -20,13 +20,17 @@ __all__ = ["folder"]
         ("[feedback]\n", r"recipe = \"rloo_batch\""),
         ('[feedback]\n[algorithm]\nrecipe = "dapo"\nover = "batch"\n', r"recipe = \"rloo_batch\""),
         ('[feedback]\n[algorithm]\nrecipe = "rloo_batch"\n', ""),
+        (
+            '[feedback]\n[algorithm]\nrecipe = "rloo_batch"\n[trainer]\ngroups_per_step = 1\n',
+            r"groups_per_step = 1: .* with no other",
+        ),
         ('[feedback]\n[algorithm]\nbaseline = "running_mean"\n', ""),
         (
             '[feedback]\n[algorithm]\nrecipe = "rloo_batch"\n[credit]\nstrategy = "agent"\n',
             r"leave \[credit\] strategy and gamma out",
         ),
     ],
-    ids=["nobody-rates", "groups", "spread", "batch", "running-mean", "strategy"],
+    ids=["nobody-rates", "groups", "spread", "batch", "alone", "running-mean", "strategy"],
 )
 def test_training_on_captured_traffic_needs_raters_and_a_baseline_without_groups(
     tmp_path: Path, text: str, message: str
