@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
@@ -152,19 +152,18 @@ class PolicyLog:
             headers = dead_letter_headers(record, stage=TRAINER, reason=reason, detail=verdict.detail)
             name = self._topics.name(Topic.DEAD_LETTERS)
             letter = partial(self._writer.append, name, key=original_key(record), headers=headers)
-            letters.append((reason, letter, letter(value=record.value)))
-        for reason, letter, future in letters:
+            whole = partial(letter, value=record.value)
+            letters.append((reason, letter, whole, whole()))
+        for reason, letter, whole, begun in letters:
             try:
-                _acknowledged(future)
+                _appended(whole, begun)
             except RecordError:  # too large for the topic: its headers still name where the original lies
-                _acknowledged(letter(value=b""))
+                _appended(partial(letter, value=b""))
             self._metrics.add(DEAD_LETTERS, reason)
 
     def _append(self, topic: Topic, value: bytes) -> Position:
-        """Again where a client that lost the brokers threw it away."""
         name, key = self._topics.name(topic), policy_key(self._policy)
-        append = partial(self._writer.append, name, key=key, value=value, partition=_PARTITION)
-        return retry(lambda: _acknowledged(append()), doing=f"appending to {name}", patience_s=AWAY_S)
+        return _appended(partial(self._writer.append, name, key=key, value=value, partition=_PARTITION))
 
     def next_request(self, handled_below: int) -> tuple[int, RollbackRequest] | None:
         """The oldest rollback request at or above an offset, with its offset; each is given once."""
@@ -213,6 +212,12 @@ class PolicyLog:
         self._refused.append(Verdict(record, None, None, error.reason, str(error)))
 
 
-def _acknowledged(future: Future[Position]) -> Position:
-    """Where an appended record lies. Raises UnavailableError when the log does not say so in time."""
-    return acknowledged(future, AWAY_S, "acknowledge a record")
+def _appended(append: Callable[[], Future[Position]], begun: Future[Position] | None = None) -> Position:
+    """Where an appended record lies; appended again where a client that lost the brokers threw it away. Raises
+    UnavailableError when the log does not say so in time."""
+    waits = [begun] if begun is not None else []
+
+    def end() -> Position:
+        return acknowledged(waits.pop() if waits else append(), AWAY_S, "acknowledge a record")
+
+    return retry(end, doing="appending a record", patience_s=AWAY_S)

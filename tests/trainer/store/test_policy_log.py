@@ -97,6 +97,10 @@ def test_append_that_a_replaced_producer_threw_away_is_made_again(
     owner.training_step(b"a step")
     assert lineage(log).versions == {1: manifest(1, 1)}
     assert [record.value for record in log.records(TOPICS.name(Topic.TRAINING_STEPS))] == [b"a step"]
+    log.writer().append(WEIGHTS_TOPIC, key=b"policy", value=b"garbage", partition=0)
+    log.fail_next(UnavailableError("purged"))
+    owner.check()
+    assert [record.value for record in log.records(TOPICS.name(Topic.DEAD_LETTERS))] == [b"garbage"]
 
 
 def test_manifest_after_a_higher_claim_is_void_and_its_writer_stops(log: MemoryLog) -> None:
