@@ -2,7 +2,8 @@
 
 In: a run's folder. Out: the index and, where it is asked for, the log. Invariant: what is handed out knows all that lay
 on the log when it was asked for; of a run that has ended no broker is opened for what is known already, which the sizes
-of its segments tell. Failure: ConfigurationError, UnavailableError with the remedy.
+of its segments tell. Failure: ConfigurationError, UnavailableError with the remedy; a file that turns out to be damaged
+is removed, since all that it held lies on topics.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from tracegrad.consumers.index.build import INDEXED, Progress, catch_up
-from tracegrad.consumers.index.schema import open_index, read_mark, write_mark
+from tracegrad.consumers.index.schema import is_damage, open_index, read_mark, remove, write_mark
+from tracegrad.schemas.errors import UnavailableError
 from tracegrad.schemas.log.protocol import Log
 
 from ..run.run_dir import RunDir
@@ -43,7 +46,23 @@ def indexed(
     run_dir: RunDir, *, needs_log: bool, tell: Callable[[Progress], None] = lambda progress: None
 ) -> Iterator[Indexed]:
     """The index of a run. Blocks until it is up to date."""
-    with closing(open_index(run_dir.path / "index.sqlite")) as connection:
+    path = run_dir.path / "index.sqlite"
+    try:
+        with _indexed(run_dir, path, needs_log=needs_log, tell=tell) as found:
+            yield found
+    except sqlite3.DatabaseError as error:
+        # Behind the first page damage shows itself to the question that comes upon it, perhaps amid an answer.
+        if not is_damage(error):
+            raise
+        remove(path)
+        raise UnavailableError(
+            f"{path} was damaged ({error}) and is removed; ask again, which makes it anew"
+        ) from error
+
+
+@contextmanager
+def _indexed(run_dir: RunDir, path: Path, *, needs_log: bool, tell: Callable[[Progress], None]) -> Iterator[Indexed]:
+    with closing(open_index(path)) as connection:
         has_ended = run_dir.settings.kafka.bootstrap_servers is None and not run_dir.is_locked()
         if has_ended and not needs_log and read_mark(connection) == _mark(run_dir):
             yield Indexed(connection, Wiring(run_dir), None)

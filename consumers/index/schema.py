@@ -18,7 +18,7 @@ from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 
 from .facts import NAMES, NUMBERS, WORDS
 
-__all__ = ["empty", "is_current", "open_index", "read_mark", "transaction", "write_mark"]
+__all__ = ["empty", "is_current", "is_damage", "open_index", "read_mark", "remove", "transaction", "write_mark"]
 
 _FORM = 1
 """Of the tables below and of what is read into them: another number, and each index is made anew."""
@@ -75,10 +75,20 @@ def open_index(path: Path) -> sqlite3.Connection:
         except sqlite3.DatabaseError as error:
             if is_last:
                 raise ConfigurationError(f"expected an index at {path}, got {error}; remove the file") from error
-            for suffix in ("", "-wal", "-shm"):
-                with suppress(FileNotFoundError):
-                    path.with_name(path.name + suffix).unlink()
+            remove(path)
     raise AssertionError("unreachable")
+
+
+def remove(path: Path) -> None:
+    """The file, and what SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).unlink()
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether it says that the file holds what SQLite never wrote."""
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tracegrad.compose.local_kafka.broker import LocalKafka
 from tracegrad.compose.run.pipeline import prepare_run, prepare_topics
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
-from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.errors import ConfigurationError, UnavailableError
 from tracegrad.schemas.topics import Topic
 
 
@@ -119,6 +120,21 @@ def test_records_that_cannot_be_read_are_said(runs: Runs, capsys: pytest.Capture
     assert (told.out, told.err) == (
         "12\n", "tracegrad: records that cannot be read are left out: 1 of episodes: malformed\n",
     )  # fmt: skip
+
+
+def test_an_index_that_is_damaged_inside_is_made_anew(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """It opens, since its tables' names are whole; who comes upon the rows is told, and who asks then has all."""
+    runs.say(capsys, "episodes", "--count")
+    index = runs.path / "test" / "index.sqlite"
+    with contextlib.closing(sqlite3.connect(index)) as connection:
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'episodes'").fetchone()
+    with index.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xa5" * size)
+    with pytest.raises(UnavailableError, match=r"index\.sqlite was damaged .* ask again"):
+        runs.say(capsys, "episodes")
+    assert runs.say(capsys, "episodes", "--count") == ["12"]
 
 
 @pytest.mark.kafka
