@@ -17,7 +17,7 @@ from tracegrad.consumers.index.subject import Kind, taken_for
 from tracegrad.schemas.log.where import parse
 
 from .common import RUNS, JsonFlag, RunDirOption, RunOption, RunsDirOption, echo, find_run
-from .replay import moment_ms
+from .replay import check_window, moment_ms
 
 if TYPE_CHECKING:
     from tracegrad.consumers.index.build import Progress
@@ -72,6 +72,7 @@ def episodes(
         order_by=order_by,
         limit=limit or None,
     )
+    check_window(question.begin_ms, question.end_ms)
     with indexed(find_run(run, run_dir, runs_dir).run_dir, needs_log=False, tell=_teller()) as index:
         _tell_unread(index)
         if only_count:

@@ -31,6 +31,7 @@ __all__ = [
     "Source",
     "To",
     "WithDryRun",
+    "check_window",
     "meant_history",
     "moment_ms",
     "rate_of",
@@ -213,13 +214,22 @@ def meant_history(
     asked = ["--from", begin] if from_file is None else ["--from-file", str(from_file.absolute())]
     asked += [*(["--to", to] if to else []), *(["--where", where] if where else [])]
     now = datetime.now(UTC)
+    begin_ms = moment_ms(begin, "--from", now, "run:NAME, earliest, ") if begin != "earliest" else None
+    end_ms = moment_ms(to, "--to", now) if to else None
+    check_window(begin_ms, end_ms)
     return Meant(
         source=find_run(named, kafka, runs_dir),
         asked=shlex.join(asked),
-        begin_ms=moment_ms(begin, "--from", now) if begin != "earliest" else None,
-        end_ms=moment_ms(to, "--to", now) if to else None,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
         begins=read_begins(from_file) if from_file is not None else None,
     )
+
+
+def check_window(begin_ms: int | None, end_ms: int | None) -> None:
+    """Raises ConfigurationError where nothing can lie between."""
+    if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
+        raise ConfigurationError("--from, --to: expected --to to be later than --from, got none; exchange them")
 
 
 def rate_of(text: str) -> float | None:
@@ -233,9 +243,13 @@ def rate_of(text: str) -> float | None:
     return rate
 
 
-def moment_ms(text: str, flag: str, now: datetime) -> int:
+def moment_ms(text: str, flag: str, now: datetime, others: str = "") -> int:
     """A time, or how long before now, in milliseconds since the epoch. Raises ConfigurationError: neither, or to
-    come."""
+    come.
+
+    Args:
+        others: what the flag takes besides, in words.
+    """
     found = _DURATION.fullmatch(text)
     try:
         if found and any(found.groups()):
@@ -246,8 +260,8 @@ def moment_ms(text: str, flag: str, now: datetime) -> int:
         at = at if at.tzinfo is not None else at.astimezone()
     except (ValueError, OverflowError):
         raise ConfigurationError(
-            f"{flag}: expected run:NAME, earliest, a time such as 2026-11-24T09:00:00+00:00, or a duration before now "
-            f"such as PT2H, got {text!r}"
+            f"{flag}: expected {others}a time such as 2026-11-24T09:00:00+00:00, or a duration before now such as "
+            f"PT2H, got {text!r}"
         ) from None
     if at > now:
         raise ConfigurationError(

@@ -17,7 +17,7 @@ from ..run.wiring import port_of
 
 __all__ = ["open_broker"]
 
-_READER = "replay"
+_READER = "reader"
 """The lock of who has opened the broker of a run that has ended."""
 
 

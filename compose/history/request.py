@@ -92,12 +92,10 @@ def check_source(request: ReplayRequest, source: RunDir) -> None:
             "--where, --reclose: the source's episodes are chosen by what stands on them, and --reclose makes others; "
             "leave one of them out"
         )
-    if request.begin_ms is not None and request.end_ms is not None and request.begin_ms >= request.end_ms:
-        raise ConfigurationError("--from, --to: expected --to to be later than --from, got none; exchange them")
     if request.mode == "same" and source.is_locked():
         raise ConfigurationError(
-            f"--mode same: expected a source that has ended, got run {source.record.name}, which is in use; stop it "
-            "first, or take --mode offline"
+            f"--mode same: expected a source that has ended, got run {source.record.name}, which goes on, or is read "
+            "by another command; stop it, or await that, first"
         )
 
 

@@ -301,9 +301,9 @@ class RunDir:
         """
 
         def refusal(holder: str) -> Exception:
+            instead = "start another run (--run NAME)" if name == "supervisor" else "wait for its end"
             return ConfigurationError(
-                f"process {holder} already is the {name} of {self.path}; "
-                "stop it first, or start another run (--run NAME)"
+                f"process {holder} already is the {name} of {self.path}; stop it first, or {instead}"
             )
 
         with hold_lock(self.locks / f"{name}.lock", refusal=refusal, wait_s=wait_s):

@@ -74,10 +74,7 @@ def terms_of(text: str, *, may_see_outcome: bool) -> tuple[Term, ...]:
     Args:
         may_see_outcome: what is chosen is trained on by its likelihood, and not compared with what was left out.
     """
-    try:
-        terms = parse(text, {name: kind for name, (kind, _) in _ALL.items()})
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--where: {error}") from None
+    terms = parse(text, {name: kind for name, (kind, _) in _ALL.items()})
     seen = sorted({term.field for term in terms if term.field in OUTCOME})
     if seen and not may_see_outcome:
         raise ConfigurationError(

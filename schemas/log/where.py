@@ -106,7 +106,7 @@ def _value(text: str, found: re.Match[str], kind: Kind) -> str | float | bool:
 
 def _misread(text: str, at: int, expected: str) -> ConfigurationError:
     got = f"{text[at : at + 40]!r} at character {at + 1} of {text[:200]!r}"
-    return ConfigurationError(f"expected {expected}, got {got}")
+    return ConfigurationError(f"--where: expected {expected}, got {got}")
 
 
 def matches(term: Term, *facts: str | float | bool | None) -> bool:

@@ -97,9 +97,11 @@ def test_lineage_goes_both_ways(runs: Runs, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("episodes", "--where", "rewrd>1"), "one of the fields agent, .*'rewrd>1' at character 1"),
+        (("episodes", "--where", "rewrd>1"), "^--where: expected one of the fields agent, .*'rewrd>1' at character 1"),
         (("episodes", "--order-by", "rewrd"), "expected at or one of episode"),
-        (("episodes", "--from", "tomorrow"), "--from: expected"),
+        (("episodes", "--from", "tomorrow"), "--from: expected a time"),
+        (("episodes", "--from", "run:test"), "--from: expected a time"),
+        (("episodes", "--from", "PT1H", "--to", "PT2H"), "expected --to to be later"),
         (("lineage", "99"), "expected an id of this run"),
         (("lineage", "2", "--kind", "episode"), r"\(episode\)"),
     ],

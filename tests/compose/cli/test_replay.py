@@ -46,7 +46,7 @@ def test_a_time_is_a_time_or_how_long_ago(text: str, before: timedelta) -> None:
 @pytest.mark.parametrize("text", ["yesterday", "P", "PT", "2h", "run", "", "P99999999999D", "0001-01-01T00:00:00"])
 def test_what_is_no_time_is_named(text: str) -> None:
     """With its flag and the forms that there are; also one that no calendar has."""
-    with pytest.raises(ConfigurationError, match=rf"--to: expected run:NAME, earliest, a time such as .* got '{text}'"):
+    with pytest.raises(ConfigurationError, match=rf"--to: expected a time such as .* got '{text}'"):
         moment_ms(text, "--to", NOW)
 
 
@@ -160,13 +160,19 @@ def test_a_source_without_its_key_is_refused(runs: Path, monkeypatch: pytest.Mon
     assert not (runs / "new").exists()
 
 
+def test_a_window_that_ends_before_it_begins_is_refused(runs: Path) -> None:
+    """Both are named."""
+    with pytest.raises(ConfigurationError, match="expected --to to be later"):
+        replay(into="new", from_="PT1H", to="PT2H", runs_dir=runs)
+
+
 def test_a_broker_that_another_replay_has_opened_is_not_shared(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes with that one, in the midst of what the second reads; one of a live run stays."""
     monkeypatch.undo()
     source = RunDir.open(runs / "mine")
     with source.lock(), open_broker(source) as servers:
         assert servers == source.endpoints.bootstrap_servers
-    with source.lock(), source.lock("replay"), pytest.raises(ConfigurationError, match="already is the replay of"):
+    with source.lock(), source.lock("reader"), pytest.raises(ConfigurationError, match=r"is the reader of .* its end"):
         open_broker(source).__enter__()
 
 

@@ -119,12 +119,6 @@ def test_a_run_that_still_writes_is_not_repeated_step_by_step(source: RunDir) ->
         check_source(ReplayRequest(source=source.path, mode="offline"), source)
 
 
-def test_a_window_that_ends_before_it_begins_is_refused(source: RunDir) -> None:
-    """Both are named."""
-    with pytest.raises(ConfigurationError, match="expected --to to be later"):
-        check_source(ReplayRequest(source=source.path, begin_ms=5, end_ms=5), source)
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
