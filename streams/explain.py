@@ -3,7 +3,8 @@
 In: an episode's record, `[credit]`, `[air]`. Out: for each call its return, by the strategy itself, and the parts: the
 final reward and what calls earned, each times what it counts here, with the signal that a rule paid it for. Pure.
 Invariant: parts add up to the return, to the bit where nothing is discounted. Failure: a strategy of the user's own has
-no parts that we know, so its return stands alone. What was said of a conversation after its close is not on the record.
+no parts that we know, so its return stands alone. What was said of a conversation after its close is not on the record;
+streams/ratings.py adds it.
 """
 
 from __future__ import annotations

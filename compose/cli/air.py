@@ -44,12 +44,13 @@ def explain_episode(
     """
     from tracegrad.streams.explain import explain
 
+    from ..history.episodes import as_credited
     from ..history.replay import opened
 
     run_dir_of = find_run(run, run_dir, runs_dir).run_dir
     with opened(run_dir_of) as wiring:
         reachable_log(wiring)
-        found, settings = _find(wiring, episode), wiring.settings
+        found, settings = as_credited(wiring, _find(wiring, episode)), wiring.settings
     calls = explain(found, settings.credit, settings.air)
     if as_json:
         told = [{**one._asdict(), "credit": one.credit._asdict(), "sum": one.sum} for one in calls]

@@ -12,13 +12,15 @@ from tracegrad.consumers.history.choose import Window, chosen
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import read_to_end
+from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
+from tracegrad.streams.credit.again import rate_again
 
 from ..run.wiring import Wiring
 
-__all__ = ["episodes_of"]
+__all__ = ["as_credited", "episodes_of"]
 
 
 def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None = None) -> Iterator[Episode]:
@@ -31,6 +33,25 @@ def episodes_of(source: Wiring, begin_ms: int | None = None, end_ms: int | None 
             continue
         if wanted is None or episode.episode_id in wanted:
             yield episode
+
+
+def as_credited(source: Wiring, episode: Episode) -> Episode:
+    """A captured one with the feedback that came behind its close, as its group names it on `transitions`; each other
+    as it is. Blocks."""
+    if episode.rollout_id is not None:
+        return episode
+    log, topics = source.log(is_history=True), source.topics
+    groups = (made_of(one.headers, GroupMadeOf) for one in read_to_end(log, topics.name(Topic.TRANSITIONS)))
+    own = next((one for one in groups if one is not None and one.group == episode.episode_id), None)
+    if own is None or not own.feedback:
+        return episode
+    said = [
+        record.value
+        for record in read_to_end(log, topics.name(Topic.REWARDS))
+        for begin, end in own.feedback.get(f"{Topic.REWARDS.value}/{record.partition}", ())
+        if begin <= record.offset < end and record.value is not None
+    ]
+    return EPISODES.decode(rate_again(EPISODES.encode(episode), said))
 
 
 def _chosen(source: Wiring, begin_ms: int | None, end_ms: int | None) -> set[str] | None:

@@ -20,8 +20,10 @@ from tracegrad.compose.run.run_dir import RunDir
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.made_of import GroupMadeOf, made_of_header
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import EPISODES
+from tracegrad.schemas.records.rollouts import FEEDBACK_SOURCE, REWARDS, Reward
 from tracegrad.schemas.topics import Topic
 
 RULE = '[[air.rules]]\nname = "ok"\nstatus = "succeeded"\nvalue = 0.5\n'
@@ -115,3 +117,28 @@ def test_an_episode_of_a_run_that_has_ended_is_explained(runs: Path, capsys: pyt
     assert capsys.readouterr().out.splitlines()[0] == "episode flat0: succeeded, reward 0.0, 1 calls, rules none"
     with pytest.raises(ConfigurationError, match="expected the id of one episode, got 0"):
         air.explain_episode("nobody", run="mine", runs_dir=runs)
+
+
+def test_a_conversation_is_explained_with_what_was_said_behind_its_close(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As credit counted it; what others said, and what did not count, lies beside it on `rewards`."""
+    wiring = Wiring(RunDir.open(runs / "mine"))
+    log, topics = wiring.log(), wiring.topics
+    key, thumb = "ab" * 16, Reward(
+        rollout_id="", attempt_id="", name="thumb", value=1.0, source=FEEDBACK_SOURCE, idempotency_key="k", at_ms=9
+    )  # fmt: skip
+    episode = msgspec.structs.replace(
+        PAST[0], episode_id=key, conversation=key, rollout_id=None, attempt_id=None, group=None, reward=None,
+        unscored="no_reward",
+    )  # fmt: skip
+    log.append(topics.name(Topic.EPISODES), None, EPISODES.encode(episode), (), 0)
+    for value in (-5.0, 1.0, -7.0):
+        said = msgspec.structs.replace(thumb, value=value, conversation_key=key)
+        log.append(topics.name(Topic.REWARDS), None, REWARDS.encode(said), (), 0)
+    headers = made_of_header(GroupMadeOf(group=key, feedback={"rewards/0": [(1, 2)]}))
+    log.append(topics.name(Topic.TRANSITIONS), None, b"", headers, 0)
+    air.explain_episode(key, run="mine", runs_dir=runs)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"episode {key}: succeeded, reward 1.0, 1 calls")
+    assert lines[1].endswith("return 1")
