@@ -141,10 +141,13 @@ def regrade(
     into: Into,
     from_: From = "earliest",
     to: To = None,
+    from_file: FromFile = None,
+    where: Where = None,
     kafka: Source = None,
     set_: Set = None,
     rate: Rate = "max",
     mode: ModeOption = None,
+    only: OnlyOption = None,
     dry_run: DryRunOption = None,
     as_json: JsonFlag = False,
     runs_dir: RunsDirOption = RUNS,
@@ -155,11 +158,13 @@ def regrade(
 
     Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
     """
+    from tracegrad.consumers.history.where import terms_of
+
     from ..history.regrade import file_digest
     from ..history.replay import replayed_settings, run_replay
     from ..history.request import ReplayRequest
 
-    meant = meant_history(from_, to, kafka, runs_dir, into)
+    meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
     # Names that the source's grader had to give are not asked of another.
     flags: dict[str, Any] = {"run": into, "reward.names": '["reward"]', **set_flags(set_ or [])}
     if "reward.grader" in flags:
@@ -171,8 +176,11 @@ def regrade(
         asked=meant.asked,
         begin_ms=meant.begin_ms,
         end_ms=meant.end_ms,
+        begins=meant.begins,
+        where=terms_of(where, may_see_outcome=mode == "filter") if where else (),
         rate=rate_of(rate),
         dry_run=dry_run,
+        only=only,
         mode=mode,
         grader=file_digest(settings.reward.grader),
     )

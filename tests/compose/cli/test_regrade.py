@@ -15,6 +15,8 @@ from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.settings import RunSettings
 from tracegrad.schemas.errors import ConfigurationError
+from tracegrad.schemas.log.protocol import TopicPartition
+from tracegrad.schemas.log.where import Term
 
 
 @pytest.fixture
@@ -52,9 +54,21 @@ def test_the_grader_is_the_new_runs_own(runs: Path, asked: list[tuple[ReplayRequ
     assert asked[-1][0].grader != request.grader
 
 
+def test_a_part_of_a_history_is_graded_as_it_is_replayed(
+    runs: Path, asked: list[tuple[ReplayRequest, RunSettings]]
+) -> None:
+    """By the same options."""
+    (runs / "begins.csv").write_text("otlp_spans,0,3\n")
+    regraded(runs, from_file=runs / "begins.csv", where="task=a", mode="filter", only="streams")
+    ((request, _),) = asked
+    assert request.begins == {TopicPartition("otlp_spans", 0): 3}
+    assert (request.where, request.only) == ((Term("task", "=", "a"),), "streams")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"where": "reward>0", "mode": "offline"}, "only --mode filter"),
         ({"grader": "nowhere.py:grade"}, r"grader: .*nowhere\.py"),
         ({"grader": "strict"}, r"grader: expected .*file\.py:function"),
         ({"set_": ["reward.grader=x.py:y"]}, "--grader names the grader, and so does --set reward.grader"),
