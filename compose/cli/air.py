@@ -114,7 +114,8 @@ def compare_rules(
     meant = meant_history(from_, to, kafka, runs_dir)
     sides = []
     for file in (a, b):
-        settings = load_settings(file, {}, for_training=False)
+        # Rules may lie alone in a file: no run comes of it, whose name it would have to tell.
+        settings = load_settings(file, {"run": "compared"}, for_training=False)
         sides.append(Side(Rewarder(settings.air, Metrics()), settings.credit.resolve()))
     with opened(meant.source.run_dir) as wiring:
         reachable_log(wiring)

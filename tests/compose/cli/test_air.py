@@ -41,7 +41,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         log.writer().append(topics.name(Topic.EPISODES), key=b"", value=value, partition=0)
     log.writer().append(topics.name(Topic.EPISODES), key=b"", value=b"no episode", partition=0)
     (tmp_path / "a.toml").write_text('run = "a"\n')
-    (tmp_path / "b.toml").write_text(f'run = "b"\n{RULE}')
+    (tmp_path / "b.toml").write_text(RULE)
 
     @contextlib.contextmanager
     def opened(source: RunDir) -> Iterator[str]:
