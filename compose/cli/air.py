@@ -121,6 +121,11 @@ def compare_rules(
         reachable_log(wiring)
         episodes = episodes_of(wiring, meant.begin_ms, meant.end_ms)
         found = compare((one for one in episodes if one.purpose is Purpose.TRAIN), sides[0], sides[1])
+    if not found.num_groups:
+        raise ConfigurationError(
+            f"expected groups of training episodes in run {meant.source.record.name}, got none; captured "
+            "conversations, each a group of its own, have no spread to compare"
+        )
     if figure is not None:
         drawn = Compared((a.name, b.name), found.spreads, found.paid, found.most, found.rank_correlation)
         write_atomically(figure.resolve(), draw_comparison(drawn, form))
@@ -136,11 +141,13 @@ def compare_rules(
 
 def _form(figure: Path | None) -> Literal["svg", "png"]:
     """By the file's name. Raises ConfigurationError, before anything is read."""
-    if figure is None or figure.suffix == ".svg":
+    if figure is None:
         return "svg"
-    if figure.suffix != ".png":
+    if figure.suffix not in (".svg", ".png"):
         raise ConfigurationError(f"--figure: expected a file .svg or .png, got {figure}")
-    return "png"
+    if not figure.resolve().parent.is_dir():
+        raise ConfigurationError(f"--figure: expected a file in a folder that is there, got {figure}; make the folder")
+    return "svg" if figure.suffix == ".svg" else "png"
 
 
 def _compared(found: Comparison) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 from tests.memory_log import MemoryLog
 from tests.streams.test_compare import PAST
 from tracegrad.compose.cli import air
+from tracegrad.compose.history import episodes
 from tracegrad.compose.history import replay as history
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
@@ -87,6 +88,7 @@ def test_the_same_as_json_and_as_a_picture(runs: Path, capsys: pytest.CaptureFix
     ("options", "message"),
     [
         ({"figure": Path("x.pdf")}, r"--figure: expected a file \.svg or \.png, got x\.pdf"),
+        ({"figure": Path("no/such/x.svg")}, r"--figure: expected a file in a folder that is there, got no/such/x\.svg"),
         ({"from_": "run:other"}, "expected a run folder"),
         ({"from_": "run:mine", "kafka": Path("x")}, "leave one of them out"),
         ({"from_": "PT1H", "to": "PT2H"}, "expected --to to be later"),
@@ -98,6 +100,14 @@ def test_what_cannot_be_is_refused(runs: Path, options: dict[str, Any], message:
     """With the same words as `replay` has."""
     with pytest.raises(ConfigurationError, match=message):
         compared(runs, **options)
+
+
+def test_a_run_without_training_episodes_is_said(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that trains on captured conversations; no empty picture is drawn."""
+    monkeypatch.setattr(episodes, "episodes_of", lambda *_: iter(()))
+    with pytest.raises(ConfigurationError, match="expected groups of training episodes in run mine, got none"):
+        compared(runs, figure=runs / "drawn.svg")
+    assert not (runs / "drawn.svg").exists()
 
 
 def test_of_a_replay_no_part_can_be_named(runs: Path) -> None:
