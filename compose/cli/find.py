@@ -108,7 +108,7 @@ def lineage(
 
 def _trace(index: Indexed, asked: str, kind: Kind | None) -> Lineage:
     from tracegrad.consumers.index import lineage as links
-    from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_origins
+    from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_feedback, with_origins
 
     log, topics, connection = index.log, index.wiring.topics, index.connection
     assert log is not None
@@ -124,7 +124,11 @@ def _trace(index: Indexed, asked: str, kind: Kind | None) -> Lineage:
         elif subject.kind is Kind.SPAN:
             ids = episodes_of_span(log, topics, connection, subject)
         found = links.of_episodes(connection, ids, asked, subject.kind)
-    return msgspec.structs.replace(found, episodes=with_origins(log, topics, found.episodes))
+    return msgspec.structs.replace(
+        found,
+        groups=with_feedback(log, topics, found.groups),
+        episodes=with_origins(log, topics, found.episodes),
+    )
 
 
 def _tell_unread(index: Indexed) -> None:

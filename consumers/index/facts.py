@@ -63,7 +63,9 @@ FIELDS = {
     "tool": Field(Kind.TEXT, "tools that ran", True),
     "paid_by": Field(Kind.TEXT, "rules and sources that rewarded a call: `air:tool_success`", True),
     "rules": Field(Kind.TEXT, "digest of the AIR rules by which it was rewarded"),
-    "reward": Field(Kind.NUMBER, "the final reward"),
+    "reward": Field(
+        Kind.NUMBER, "the final reward, as the episode closed; what was said behind that counts on `transitions`"
+    ),
     "paid": Field(Kind.NUMBER, "sum of what its calls earned beside that"),
     "unscored": Field(Kind.TEXT, "why it has no reward"),
     "calls": Field(Kind.NUMBER, "calls in the record"),

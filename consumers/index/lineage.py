@@ -69,6 +69,8 @@ class GroupLink(msgspec.Struct, frozen=True, kw_only=True):
     """By credit or by the trainer, the group as a whole."""
     rules: tuple[str, ...]
     """Digests of the AIR rules of its episodes."""
+    feedback: dict[str, list[tuple[int, int]]] = {}
+    """`topic/partition` -> offsets [begin, end) of what was said behind the close, as its record's header tells."""
 
 
 class EpisodeLink(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """What stands on the log alone of an episode that the index found: its calls, and the raw records it was made of.
 
-In: the log, links of a Lineage, an id of a call or a span. Out: links with both; the episodes that an id is in. Each
-record is read at its place. Failure: a record that is gone, or that says nothing, leaves its link as it was;
-ConfigurationError for a call or a span that is in no episode.
+In: the log, links of a Lineage, an id of a call or a span. Out: links with both, of groups with the feedback that came
+behind their close; the episodes that an id is in. Each record is read at its place. Failure: a record that is gone, or
+that says nothing, leaves its link as it was; ConfigurationError for a call or a span that is in no episode.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import msgspec
 from tracegrad.schemas.errors import ConfigurationError, RecordError, UndecodableError
 from tracegrad.schemas.ids import key_in
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.made_of import MadeOf, made_of, raw_positions
+from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, made_of, raw_positions
 from tracegrad.schemas.log.protocol import Log, Offsets, Record, TopicPartition
 from tracegrad.schemas.records.codec import Codec
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.topics import Topic, Topics
 
-from .lineage import EpisodeLink
+from .lineage import EpisodeLink, GroupLink
 from .subject import Subject, episodes_at, episodes_of_key
 
-__all__ = ["episodes_of_call", "episodes_of_span", "with_origins"]
+__all__ = ["episodes_of_call", "episodes_of_span", "with_feedback", "with_origins"]
 
+_PARTITION = 0
+"""Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 _READ_S = 10.0
 """How long one record is waited for."""
 _NEAR = 2_000
@@ -59,6 +61,19 @@ def _with_origin(link: EpisodeLink, record: Record | None) -> EpisodeLink:
     made = made_of(record.headers, MadeOf) if record is not None else None
     return msgspec.structs.replace(
         link, calls=_calls(record), made_of=raw_positions([made.parts]) if made is not None else {}
+    )
+
+
+def with_feedback(log: Log, topics: Topics, links: Iterable[GroupLink]) -> tuple[GroupLink, ...]:
+    """The same, each with what was said of it behind its close. Blocks."""
+    links = tuple(links)
+    places = [(_PARTITION, link.offset) for link in links if link.offset is not None]
+    records = _read_at(log, topics.name(Topic.TRANSITIONS), places)
+    made = {record.offset: made_of(record.headers, GroupMadeOf) for record in records}
+    told = {offset: one.feedback for offset, one in made.items() if one is not None}
+    return tuple(
+        msgspec.structs.replace(link, feedback=told.get(link.offset, {}) if link.offset is not None else {})
+        for link in links
     )
 
 

@@ -80,6 +80,8 @@ def _episodes_lines(found: Lineage) -> Iterator[str]:
     by_group = {group: list(of) for group, of in itertools.groupby(found.episodes, attrgetter("group"))}
     for group in found.groups:
         yield _group_line(group)
+        if group.feedback:
+            yield f"  said behind its close {_places(group.feedback)}"
         for episode in by_group.get(group.group, ()):
             yield from _episode_lines(episode)
 
@@ -124,8 +126,11 @@ def _episode_lines(link: EpisodeLink) -> Iterator[str]:
     if link.calls:
         yield f"    calls {' '.join(link.calls)}"
     if link.made_of:
-        places = (f"{place} {' '.join(map(_range, ranges))}" for place, ranges in link.made_of.items())
-        yield f"    made of {', '.join(places)}"
+        yield f"    made of {_places(link.made_of)}"
+
+
+def _places(found: Mapping[str, Sequence[tuple[int, int]]]) -> str:
+    return ", ".join(f"{place} {' '.join(map(_range, ranges))}" for place, ranges in found.items())
 
 
 def _range(ends: tuple[int, int]) -> str:

@@ -62,8 +62,8 @@ def taken_for(connection: sqlite3.Connection, text: str, kind: Kind | None = Non
         return Subject(Kind.SPAN, span[2], span[1])
     raise ConfigurationError(
         f"expected an id of this run ({kind or 'version, episode, group, call or span'}), got {text[:80]!r}: a version "
-        "is a number, v18 or a label; an episode 32 hex, its beginning, its conversation's key; a group 24 hex; a call "
-        "as its API spelt it; a span 16 hex, or TRACE/SPAN"
+        "is a number, v18 or a label; an episode 32 hex, the first 8 or more, its conversation's key; a group 24 hex; "
+        "a call as its API spelt it; a span 16 hex, or TRACE/SPAN"
     )
 
 

@@ -22,11 +22,12 @@ from tests.streams.make import RUN_HASH, TOPICS, rollout
 from tests.versions import claim, manifest
 from tracegrad.consumers.index.lineage import Lineage, of_episodes, of_group, of_version
 from tracegrad.consumers.index.query import Question, find
-from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_origins
+from tracegrad.consumers.index.read_back import episodes_of_call, episodes_of_span, with_feedback, with_origins
 from tracegrad.consumers.index.show import episode_lines, lineage_lines
 from tracegrad.consumers.index.subject import Kind, Subject, taken_for
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import new_call
+from tracegrad.schemas.log.made_of import GroupMadeOf, made_of, made_of_header
 from tracegrad.schemas.records.otlp import decode_spans, spans_of
 from tracegrad.schemas.records.training import TRAINING_STEPS
 from tracegrad.schemas.records.transitions import group_id_of
@@ -154,20 +155,26 @@ def test_a_call_and_a_span_lead_to_their_episode(run: Run) -> None:
 
 
 def test_a_captured_call_and_its_conversation_are_found(tmp_path: Path) -> None:
-    """Its id carries the conversation's key; feedback that came later is named with the record."""
+    """Its id carries the conversation's key; feedback that came behind the close is named with the group."""
     key, source = "3e" * 16, SourceRun(RULES)
     calls = conversation(("a0", True), key=key)
     source.live([*calls, said(1.0, "k", conversation_key=key, at_ms=1)], Random(0), pause_s=1.0)
     log = source.history(*INPUTS[Stage.NORMALIZE])
     for topic in (Topic.EPISODES, Topic.TRANSITIONS):
         for record in source.log[topic]:
-            log.append(TOPICS.name(topic), record.key, record.value, record.headers, 0)
+            headers = record.headers
+            if (made := made_of(headers, GroupMadeOf)) is not None and topic is Topic.TRANSITIONS:
+                headers = made_of_header(msgspec.structs.replace(made, feedback={"rewards/0": [(0, 1)]}))
+            log.append(TOPICS.name(topic), record.key, record.value, headers, 0)
     connection = index_of(log, tmp_path)
     (subject,) = {taken_for(connection, key), taken_for(connection, key[:10])}
     found = of_episodes(connection, [subject.id], key, subject.kind)
     (episode,) = with_origins(log, TOPICS, found.episodes)
     assert (episode.group, found.groups[0].offset) == (episode.episode, 0)
     assert "llm_calls/0" in episode.made_of
+    (group,) = with_feedback(log, TOPICS, found.groups)
+    assert group.feedback == {"rewards/0": [(0, 1)]}
+    assert "  said behind its close rewards/0 [0]" in lineage_lines(msgspec.structs.replace(found, groups=(group,)))
     assert [*lineage_lines(found)][-1] == "in no version: it waits, is held out, or its group is open"
 
 
@@ -217,6 +224,7 @@ def test_records_that_are_gone_leave_their_links(run: Run, tmp_path: Path) -> No
     log = MemoryLog()
     log.create_topics(TOPICS, policies=["policy"], partitions=1)
     assert with_origins(log, TOPICS, found.episodes) == found.episodes
+    assert with_feedback(log, TOPICS, found.groups) == found.groups
 
 
 def test_a_table_tells_what_trained_and_why_not(run: Run) -> None:
