@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["clean", "decode_json", "printable"]
+__all__ = ["clean", "decode_json", "one_line", "printable"]
 
 _CONTROLS = (
     (0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F),  # C0 but tab and line feed, DEL, C1
@@ -42,3 +42,8 @@ def printable(text: str) -> str:
     """The text with `\\u001b` and the like for C0, C1 and bidirectional controls, except tab and line feed; JSON stays
     the JSON that it is."""
     return text.translate(_ESCAPES)
+
+
+def one_line(text: str) -> str:
+    """The same, where a line feed would begin a line that others wrote, as in a table."""
+    return printable(text).replace("\t", "\\t").replace("\n", "\\n")

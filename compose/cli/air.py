@@ -13,6 +13,7 @@ from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.metrics import Metrics
 from tracegrad.schemas.records.calls import Purpose
 from tracegrad.schemas.records.episodes import Episode
+from tracegrad.schemas.text import one_line
 
 from ..files import write_atomically
 from ..run.wiring import Wiring
@@ -62,10 +63,11 @@ def explain_episode(
     rules = f"rules {found.air_rules or 'none'}{' (not those of the settings now)' if is_changed else ''}"
     echo(f"episode {found.episode_id}: {found.state}, reward {found.reward}, {len(calls)} calls, {rules}")
     for one in calls:
-        echo(f"{one.call_id} {one.credit.peers}: return {one.credit.return_:g}")
+        echo(one_line(f"{one.call_id} {one.credit.peers}: return {one.credit.return_:g}"))
         for part in one.parts:
             factor = "" if part.factor == 1.0 else f" x {part.factor:g}"
-            echo("  " + " ".join(filter(None, (f"{part.value:+g}{factor}", part.what, part.call_id, part.why))))
+            told = (f"{part.value:+g}{factor}", part.what, part.call_id, part.why)
+            echo("  " + one_line(" ".join(filter(None, told))))
 
 
 def _find(wiring: Wiring, wanted: str) -> Episode:
@@ -134,7 +136,7 @@ def compare_rules(
         echo(msgspec.json.encode(told).decode())
         return
     for line in _compared(found):
-        echo(line)
+        echo(one_line(line))
     if figure is not None:
         echo(f"drawn: {figure}")
 

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
+from tracegrad.schemas.text import one_line
+
 from .lineage import EpisodeLink, GroupLink, Lineage, StepLink, VersionLink
 from .subject import Kind
 
@@ -61,11 +63,15 @@ def _row(facts: Mapping[str, Any]) -> tuple[str, ...]:
         "" if facts["version"] is None else str(facts["version"]),
         facts["excluded"] or trained,
     )
-    return tuple(cell if len(cell) <= _MAX_CELL else cell[: _MAX_CELL - 2] + ".." for cell in row)
+    return tuple(cell if len(cell) <= _MAX_CELL else cell[: _MAX_CELL - 2] + ".." for cell in map(one_line, row))
 
 
 def lineage_lines(found: Lineage) -> Iterator[str]:
     """From the end that was asked for to the other."""
+    return map(one_line, _lines_of(found))
+
+
+def _lines_of(found: Lineage) -> Iterator[str]:
     yield f"{found.asked} (taken for: {found.kind})"
     forward = [_episodes_lines(found), map(_step_line, found.steps), map(_version_line, found.versions)]
     yield from itertools.chain.from_iterable(reversed(forward) if found.kind is Kind.VERSION else forward)

@@ -74,6 +74,21 @@ def test_rules_are_compared_on_a_runs_episodes(runs: Path, capsys: pytest.Captur
     ]
 
 
+def test_an_agents_name_begins_no_line_of_its_own(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line feed in it is shown."""
+    named = [
+        msgspec.structs.replace(
+            one, purpose=Purpose.TRAIN, calls=tuple(msgspec.structs.replace(call, agent="a\nb") for call in one.calls)
+        )
+        for one in PAST
+    ]
+    monkeypatch.setattr(episodes, "episodes_of", lambda *_: iter(named))
+    compared(runs)
+    assert r"B pays: air:ok a\nb +1" in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.slow
 def test_the_same_as_json_and_as_a_picture(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file alone has each group's spread."""
@@ -134,7 +149,7 @@ def test_a_conversation_is_explained_with_what_was_said_behind_its_close(
 ) -> None:
     """As credit counted it; what others said, and what did not count, lies beside it on `rewards`."""
     wiring = Wiring(RunDir.open(runs / "mine"))
-    log, topics = wiring.log(), wiring.topics
+    writer, topics = wiring.log().writer(), wiring.topics
     key, thumb = "ab" * 16, Reward(
         rollout_id="", attempt_id="", name="thumb", value=1.0, source=FEEDBACK_SOURCE, idempotency_key="k", at_ms=9
     )  # fmt: skip
@@ -142,12 +157,12 @@ def test_a_conversation_is_explained_with_what_was_said_behind_its_close(
         PAST[0], episode_id=key, conversation=key, rollout_id=None, attempt_id=None, group=None, reward=None,
         unscored="no_reward",
     )  # fmt: skip
-    log.append(topics.name(Topic.EPISODES), None, EPISODES.encode(episode), (), 0)
+    writer.append(topics.name(Topic.EPISODES), key=None, value=EPISODES.encode(episode), partition=0)
     for value in (-5.0, 1.0, -7.0):
         said = msgspec.structs.replace(thumb, value=value, conversation_key=key)
-        log.append(topics.name(Topic.REWARDS), None, REWARDS.encode(said), (), 0)
+        writer.append(topics.name(Topic.REWARDS), key=None, value=REWARDS.encode(said), partition=0)
     headers = made_of_header(GroupMadeOf(group=key, feedback={"rewards/0": [(1, 2)]}))
-    log.append(topics.name(Topic.TRANSITIONS), None, b"", headers, 0)
+    writer.append(topics.name(Topic.TRANSITIONS), key=None, value=b"", headers=headers, partition=0)
     air.explain_episode(key, run="mine", runs_dir=runs)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"episode {key}: succeeded, reward 1.0, 1 calls")
