@@ -66,8 +66,8 @@ def explain_episode(
         echo(one_line(f"{one.call_id} {one.credit.peers}: return {one.credit.return_:g}"))
         for part in one.parts:
             factor = "" if part.factor == 1.0 else f" x {part.factor:g}"
-            told = (f"{part.value:+g}{factor}", part.what, part.call_id, part.why)
-            echo("  " + one_line(" ".join(filter(None, told))))
+            words = (f"{part.value:+g}{factor}", part.what, part.call_id, part.why)
+            echo("  " + one_line(" ".join(filter(None, words))))
 
 
 def _find(wiring: Wiring, wanted: str) -> Episode:
