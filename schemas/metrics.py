@@ -15,6 +15,7 @@ import msgspec
 __all__ = [
     "AGENT_EVENTS",
     "AIR_FUNCTION_FAILED",
+    "AIR_PAYMENTS_LEFT_OUT",
     "ALARMS_BEGUN",
     "ASSIGNED",
     "ATTEMPTS_BEGUN",
@@ -170,6 +171,10 @@ CALLS_JOINED_BY = Counter("calls_joined_by", "Calls of episodes by what joined t
 CALLS_NAMED_BY = Counter("calls_named_by", "Calls of episodes by what named their agent.", ("rung",))
 AIR_FUNCTION_FAILED = Counter(
     "air_function_failed", "Episodes for which the function of [air] failed, and paid nothing.", ("reason",)
+)
+AIR_PAYMENTS_LEFT_OUT = Counter(
+    "air_payments_left_out",
+    "What the function of [air] said and is not paid: not finite, nameless, for no call that was taken, past the cap.",
 )
 TOOLS_WITHOUT_ID = Counter(
     "tools_without_id",

@@ -24,7 +24,14 @@ from tracegrad.consumers.history.refold import Refold
 from tracegrad.consumers.history.replay import History, Progress, replay
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED, Metrics
+from tracegrad.schemas.metrics import (
+    AIR_FUNCTION_FAILED,
+    AIR_PAYMENTS_LEFT_OUT,
+    DEAD_LETTERS,
+    RECORDS_REFUSED,
+    UNVERIFIED,
+    Metrics,
+)
 from tracegrad.schemas.topics import STREAMS, Topic
 from tracegrad.streams.assemble.air.function import PayFunction
 from tracegrad.streams.assemble.air.rewarder import Rewarder
@@ -55,7 +62,10 @@ __all__ = ["opened", "replayed_settings", "run_replay"]
 
 _TRAINED = (Topic.WEIGHTS, Topic.TRAINING_STEPS)
 """What a run tells of its training."""
-_PROBLEMS = tuple(f"{kind.name}{{" for kind in (AIR_FUNCTION_FAILED, DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED))
+_PROBLEMS = (
+    *(f"{kind.name}{{" for kind in (AIR_FUNCTION_FAILED, DEAD_LETTERS, RECORDS_REFUSED, UNVERIFIED)),
+    AIR_PAYMENTS_LEFT_OUT.name,
+)
 _PARTITION = 0
 """Of `transitions`: a policy's index in the run's policies, of which a run has one."""
 

@@ -10,7 +10,7 @@ out must be worth nothing; a rule with `shaping` pays 0 in all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from .patterns import matching
 from .rules import AirConfig, AirRule
 from .signals import NOT_TAKEN, Signal, signals_of
 
-__all__ = ["Payment", "apply_air", "payments"]
+__all__ = ["Payment", "apply_air", "payments", "said_of"]
 
 _MAX_NAME = 100
 
@@ -38,11 +38,11 @@ class Payment(NamedTuple):
     """None: what shaping takes back."""
 
 
-def apply_air(config: AirConfig, episode: Episode, said: Iterable[tuple[str, str, float]] = ()) -> Episode:
-    """The episode as the rules reward it, and as the user's function does (`said`: call id, name, value)."""
+def apply_air(config: AirConfig, episode: Episode, said: Iterable[tuple[int, AppliedReward]] = ()) -> Episode:
+    """The episode as the rules reward it, and as the user's function does (`said`, of `said_of`)."""
     paid: list[list[AppliedReward]] = [[] for _ in episode.calls]
     by_rules = ((one.place, one.reward) for one in payments(config, episode))
-    for place, reward in chain(by_rules, _said(config, episode, said)):
+    for place, reward in chain(by_rules, said):
         paid[place].append(reward)
     calls = [
         msgspec.structs.replace(call, rewards=(*earned, *(one for one in call.rewards if not one.is_automatic)))
@@ -74,17 +74,18 @@ def payments(config: AirConfig, episode: Episode) -> list[Payment]:
     return found
 
 
-def _said(
-    config: AirConfig, episode: Episode, said: Iterable[tuple[str, str, float]]
-) -> Iterator[tuple[int, AppliedReward]]:
-    """What counts of it: usable numbers under names, for calls of the episode that their client took, up to the cap."""
+def said_of(
+    config: AirConfig, episode: Episode, said: Iterable[tuple[str, str, float | None]]
+) -> list[tuple[int, AppliedReward]]:
+    """What counts of what a function said (call id, name, value), with the place of the call: usable numbers under
+    names, for calls of the episode that their client took, up to the cap."""
     places = {call.call_id: place for place, call in enumerate(episode.calls) if call.outcome not in NOT_TAKEN}
     fit = (
         (places[call], AppliedReward(rule=f"{AIR_RULE}{name[:_MAX_NAME]}", value=value))
         for call, name, value in said
-        if call in places and name and is_usable(value)
+        if call in places and name and value is not None and is_usable(value)
     )
-    yield from islice(fit, config.function_cap)
+    return list(islice(fit, config.function_cap))
 
 
 def _due(rule: AirRule, signals: Sequence[Signal]) -> set[int]:

@@ -37,7 +37,8 @@ _HOST = str(Path(__file__).with_name("function_host.py"))
 class Answer(NamedTuple):
     """Of one episode."""
 
-    pays: Sequence[tuple[str, str, float]] = ()
+    pays: Sequence[tuple[str, str, float | None]] = ()
+    """(call id, name, value); None stands for a value that is not finite."""
     problem: str = ""
     """Why it pays nothing: `timeout`, `died`, `raised`, `bad_answer`; else empty."""
     detail: str = ""
@@ -46,7 +47,7 @@ class Answer(NamedTuple):
 class _Line(msgspec.Struct, frozen=True):
     ready: bool = False
     error: str = ""
-    pays: list[tuple[str, str, float]] = []
+    pays: list[tuple[str, str, float | None]] = []
 
 
 class PayFunction:

@@ -3,8 +3,9 @@
     function_host.py FILE.py:NAME | MODULE:NAME
 
 In: JSON lines on stdin, each an episode's record; their end ends it. Out: JSON lines on stdout: first `{"ready": true}`
-or `{"error": reason}`, then for each episode `{"pays": [[call id, name, value], ...]}` or `{"error": reason}`. What the
-user's code prints goes to stderr. Failure: an exception is an answer; the time limit is the caller's.
+or `{"error": reason}`, then for each episode `{"pays": [[call id, name, value], ...]}`, null for what is not finite, or
+`{"error": reason}`. What the user's code prints goes to stderr. Failure: an exception is an answer; the time limit is
+the caller's.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _load(reference: str) -> Callable[[dict[str, Any]], Any]:
 def _answer(pay: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:
     try:
         pays = [(str(call), str(name), float(value)) for call, name, value in pay(json.loads(line)) or ()]
-        return {"pays": [one for one in pays if math.isfinite(one[2])]}  # JSON has no NaN
+        return {"pays": [one if math.isfinite(one[2]) else (*one[:2], None) for one in pays]}  # JSON has no NaN
     except Exception as error:  # the user's code
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 

@@ -11,7 +11,7 @@ import pytest
 from tests.streams.assemble.test_air import made_of, turn
 from tests.streams.assemble.test_air_rules import answer
 from tracegrad.schemas.errors import ConfigurationError
-from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, Metrics
+from tracegrad.schemas.metrics import AIR_FUNCTION_FAILED, AIR_PAYMENTS_LEFT_OUT, Metrics
 from tracegrad.schemas.records.calls import CallOutcome
 from tracegrad.schemas.records.episodes import Episode
 from tracegrad.streams.assemble.air.function import PayFunction
@@ -98,8 +98,10 @@ def test_what_counts_of_it_is_capped_and_marked_and_counted(file: str) -> None:
     paid = reward(saying("ab", "cd", "ef"))
     assert [[one.value for one in call.rewards] for call in paid.calls] == [[0.25], [0.25], []]
     assert paid.calls[0].rewards[0].rule == "air:even" and paid.air_rules
+    assert metrics.value(AIR_PAYMENTS_LEFT_OUT) == 1
     (call,) = reward(saying("odd")).calls
     assert [(one.rule, one.value) for one in call.rewards] == [("air:ok", 0.5)]
+    assert metrics.value(AIR_PAYMENTS_LEFT_OUT) == 1 + 4
     refused = made_of(answer(content="ab", outcome=CallOutcome.SUPERSEDED))
     assert reward(refused).calls[0].rewards == ()
     assert reward(saying("raise")).calls[0].rewards == ()
