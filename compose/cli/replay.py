@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -20,6 +20,7 @@ from tracegrad.trainer.history.config import Mode
 from ..history.offsets_file import read_begins
 from ..history.options import DryRun, Only
 from ..run.load import load_over
+from ..run.settings import RunSettings
 from ..run.show import choose_show
 from ..run.wiring import Wiring
 from .common import RUNS, JsonFlag, RunsDirOption, find_run, load_settings
@@ -110,30 +111,12 @@ def replay(
 
     Example: tracegrad replay --from run:mine --into mine-no-air --set air.enabled=false
     """
-    from tracegrad.consumers.history.where import terms_of
-
-    from ..history.replay import replayed_settings, run_replay
-    from ..history.request import ReplayRequest
-
     meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
-    source = meant.source
     flags: dict[str, Any] = {"run": into, **set_flags(set_ or [])}
-    settings = load_over(source.settings, flags) if file is None else load_settings(file, flags, for_training=False)
-    request = ReplayRequest(
-        source=source.run_dir.path,
-        asked=meant.asked,
-        begin_ms=meant.begin_ms,
-        end_ms=meant.end_ms,
-        begins=meant.begins,
-        where=terms_of(where, may_see_outcome=mode == "filter") if where else (),
-        rate=rate_of(rate),
-        reclose=reclose,
-        dry_run=dry_run,
-        only=only,
-        mode=mode,
-    )
-    settings = replayed_settings(source.run_dir, settings, mode)
-    raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+    of_source = meant.source.settings
+    settings = load_over(of_source, flags) if file is None else load_settings(file, flags, for_training=False)
+    asked = _Asked(where=where, rate=rate, dry_run=dry_run, only=only, mode=mode)
+    _go(meant, asked, settings, runs_dir / into, as_json=as_json, reclose=reclose)
 
 
 def regrade(
@@ -158,11 +141,7 @@ def regrade(
 
     Example: tracegrad regrade --grader strict.py:grade --from run:mine --into mine-strict --mode offline
     """
-    from tracegrad.consumers.history.where import terms_of
-
     from ..history.regrade import file_digest
-    from ..history.replay import replayed_settings, run_replay
-    from ..history.request import ReplayRequest
 
     meant = meant_history(from_, to, kafka, runs_dir, into, from_file, where)
     # Names that the source's grader had to give are not asked of another.
@@ -171,21 +150,43 @@ def regrade(
         raise ConfigurationError("--grader names the grader, and so does --set reward.grader; leave one of them out")
     settings = load_over(meant.source.settings, {**flags, "reward.grader": grader})
     assert settings.reward is not None and settings.reward.grader is not None
+    asked = _Asked(where=where, rate=rate, dry_run=dry_run, only=only, mode=mode)
+    digest = file_digest(settings.reward.grader)
+    _go(meant, asked, settings, runs_dir / into, as_json=as_json, grader=digest)
+
+
+class _Asked(NamedTuple):
+    """What both commands ask of a past that is meant, as their options have it."""
+
+    where: str | None
+    rate: str
+    dry_run: DryRun | None
+    only: Only | None
+    mode: Mode | None
+
+
+def _go(meant: Meant, asked: _Asked, settings: RunSettings, into: Path, *, as_json: bool, **more: Any) -> NoReturn:
+    """Runs it; `more` are fields of the request."""
+    from tracegrad.consumers.history.where import terms_of
+
+    from ..history.replay import replayed_settings, run_replay
+    from ..history.request import ReplayRequest
+
     request = ReplayRequest(
         source=meant.source.run_dir.path,
         asked=meant.asked,
         begin_ms=meant.begin_ms,
         end_ms=meant.end_ms,
         begins=meant.begins,
-        where=terms_of(where, may_see_outcome=mode == "filter") if where else (),
-        rate=rate_of(rate),
-        dry_run=dry_run,
-        only=only,
-        mode=mode,
-        grader=file_digest(settings.reward.grader),
+        where=terms_of(asked.where, may_see_outcome=asked.mode == "filter") if asked.where else (),
+        rate=rate_of(asked.rate),
+        dry_run=asked.dry_run,
+        only=asked.only,
+        mode=asked.mode,
+        **more,
     )
-    settings = replayed_settings(meant.source.run_dir, settings, mode)
-    raise typer.Exit(run_replay(request, settings, runs_dir / into, choose_show(as_json=as_json)))
+    settings = replayed_settings(meant.source.run_dir, settings, asked.mode)
+    raise typer.Exit(run_replay(request, settings, into, choose_show(as_json=as_json)))
 
 
 class Meant(NamedTuple):
