@@ -5,9 +5,12 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -24,6 +27,7 @@ from tracegrad.schemas.records.training import TRAINING_STEPS, TrainingStep, sur
 from tracegrad.schemas.records.transitions import encode_group
 from tracegrad.schemas.records.weights import WEIGHTS, Lineage, RollbackRequest
 from tracegrad.schemas.topics import Topic, Topics
+from tracegrad.trainer import loop
 from tracegrad.trainer.config import AlarmsConfig, AlgorithmConfig, PublishConfig, TrainerConfig, TrainerHandles
 from tracegrad.trainer.run import run
 
@@ -44,6 +48,7 @@ __all__ = [
     "new_log",
     "request_rollback",
     "steps_of",
+    "stopped_after",
     "train",
 ]
 
@@ -111,6 +116,21 @@ def train(
     metrics = Metrics()
     run(*settings, topics=TOPICS, log=log, stop=stop or threading.Event(), metrics=metrics)
     return metrics
+
+
+@contextmanager
+def stopped_after(step: int | None = None) -> Iterator[threading.Event]:
+    """The event by which a trainer is told to stop as soon as it has told of that step, or of any; for `train`."""
+    stop, original = threading.Event(), loop.Trainer._say
+
+    def stopping(self: loop.Trainer, record: TrainingStep, *args: Any) -> None:
+        original(self, record, *args)
+        if step in (None, record.step):
+            stop.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "_say", stopping)
+        yield stop
 
 
 def steps_of(log: MemoryLog) -> list[TrainingStep]:

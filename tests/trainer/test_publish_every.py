@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.trainer.run_loop import (
     new_log,
     request_rollback,
     steps_of,
+    stopped_after,
     train,
 )
 from tests.versions import label
@@ -172,19 +172,12 @@ def test_killed_at_any_seam_it_goes_on_bit_for_bit(
 
 
 def test_a_stop_between_two_versions_publishes_nothing(
-    each: MemoryLog, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    each: MemoryLog, log: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
     """The next start goes on from the checkpoint; when a person stops it changes no number."""
-    stop, original = threading.Event(), loop.Trainer._say
-
-    def stopping(self: loop.Trainer, *args: Any) -> None:
-        original(self, *args)
-        stop.set()
-
-    monkeypatch.setattr(loop.Trainer, "_say", stopping)
     for _ in range(5):
-        stop.clear()
-        train(log, config_of(untied, tmp_path, steps=5, publish=EVERY), stop)
+        with stopped_after() as stop:
+            train(log, config_of(untied, tmp_path, steps=5, publish=EVERY), stop)
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 1, 1), (4, 2, 0), (5, 3, 0)]
     assert [one.epoch for _, one in sorted(lineage_of(log).versions.items())] == [1, 2, 4, 5]
     assert torch.equal(content(log)[3]["lm_head.weight"], content(each)[5]["lm_head.weight"])
@@ -198,18 +191,11 @@ def test_more_steps_go_on_after_the_version_of_the_last_one(log: MemoryLog, unti
 
 
 def test_fewer_steps_than_are_done_publish_the_rest(
-    each: MemoryLog, log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    each: MemoryLog, log: MemoryLog, untied: Path, tmp_path: Path
 ) -> None:
     """A run that is over leaves nothing unpublished; the last step is told anew, once."""
-    stop, original = threading.Event(), loop.Trainer._say
-
-    def stopping(self: loop.Trainer, record: Any, *args: Any) -> None:
-        original(self, record, *args)
-        if record.step == 3:
-            stop.set()
-
-    monkeypatch.setattr(loop.Trainer, "_say", stopping)
-    train(log, config_of(untied, tmp_path, steps=9, publish=EVERY), stop)
+    with stopped_after(3) as stop:
+        train(log, config_of(untied, tmp_path, steps=9, publish=EVERY), stop)
     for _ in range(2):
         train(log, config_of(untied, tmp_path, steps=3, publish=EVERY))
     assert told(log) == [(1, 0, 1), (2, 1, 0), (3, 2, 0)]
@@ -245,17 +231,8 @@ def test_a_damaged_newest_version_is_followed_by_one_of_the_present_weights(
 ) -> None:
     """Its own are gone, and no number may have two contents: the last step leads to the next number, and says so; also
     where the trainer is killed as it publishes it."""
-    stop = threading.Event()
-    original = loop.Trainer._say
-
-    def stopping(self: loop.Trainer, record: Any, *args: Any) -> None:
-        original(self, record, *args)
-        if record.step == 3:
-            stop.set()
-
     given: dict[str, Any] = {"steps": 5, "publish": EVERY, "checkpoint_every": checkpoint_every}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "_say", stopping)
+    with stopped_after(3) as stop:
         train(log, config_of(untied, tmp_path, **given), stop)
     shutil.rmtree(lineage_of(log).versions[1].uri)
     publish = Store._publish

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,11 @@ from tests.trainer.run_loop import (
     lose_checkpoints,
     request_rollback,
     steps_of,
+    stopped_after,
     train,
 )
 from tests.versions import label
 from tracegrad.schemas.records.training import TrainingStep, surviving_steps
-from tracegrad.trainer import loop
 from tracegrad.trainer.store.publish import Publisher
 
 pytestmark = pytest.mark.torch
@@ -114,19 +113,10 @@ def test_every_third_step_is_checkpointed_and_the_last(log: MemoryLog, untied: P
     assert [s.step for s in steps_of(log)] == [1, 2, 3, 4, 5]
 
 
-def test_stop_checkpoints_what_is_not(
-    log: MemoryLog, untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_checkpoints_what_is_not(log: MemoryLog, untied: Path, tmp_path: Path) -> None:
     """A trainer that is told to stop replays nothing when it comes back."""
-    stop, original = threading.Event(), loop.Trainer._say
-
-    def stopping(self: loop.Trainer, record: TrainingStep, *args: Any) -> None:
-        original(self, record, *args)
-        if record.step == 2:
-            stop.set()
-
-    monkeypatch.setattr(loop.Trainer, "_say", stopping)
-    train(log, config_of(untied, tmp_path, checkpoint_every=9), stop)
+    with stopped_after(2) as stop:
+        train(log, config_of(untied, tmp_path, checkpoint_every=9), stop)
     assert checkpoints_of(tmp_path) == [0, 2]
     train(log, config_of(untied, tmp_path, checkpoint_every=9))
     assert [s.step for s in steps_of(log)] == [1, 2, 3, 4]
