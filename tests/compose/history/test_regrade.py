@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.compose.history.test_run_replay import Told
+from tests.compose.history.in_memory import Told, hold_in_memory
 from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
 from tests.streams.make import TOPICS, call, closed, event, reward
@@ -62,19 +60,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceRun, di
     for request in requests:
         past.writer().append(TOPICS.name(Topic.ROLLOUTS), key=b"", value=request, partition=0)
     logs = {"test": past}
-    monkeypatch.setattr(Wiring, "log", lambda wiring, *_, **__: logs[wiring.record.name])
-
-    def make(wiring: Wiring) -> None:
-        log = logs.setdefault(wiring.record.name, MemoryLog())
-        log.create_topics(wiring.topics, policies=["policy"])
-
-    @contextlib.contextmanager
-    def opened(_: object) -> Iterator[str]:
-        yield "127.0.0.1:1"
-
-    monkeypatch.setattr(history, "prepare_topics", make)
-    monkeypatch.setattr(history, "_opened", opened)
-    monkeypatch.setattr(history, "_broker_of", opened)
+    hold_in_memory(logs, monkeypatch)
     return source, logs
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compose.history.in_memory import Told
 from tests.compose.history.test_regrade import GRADERS, lived, settings
-from tests.compose.history.test_run_replay import Told
 from tests.consumers.history.source_run import SourceRun
 from tracegrad.compose.history.regrade import file_digest
 from tracegrad.compose.history.replay import opened, replayed_settings, run_replay

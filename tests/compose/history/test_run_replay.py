@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.compose.history.in_memory import Told, hold_in_memory
 from tests.consumers.history.source_run import SourceRun
 from tests.memory_log import MemoryLog
 from tests.streams.assemble.test_feedback import said
@@ -21,7 +21,6 @@ from tracegrad.compose.history.request import ReplayRequest
 from tracegrad.compose.run.pipeline import prepare_run
 from tracegrad.compose.run.run_dir import RunDir, write_record
 from tracegrad.compose.run.settings import RunSettings
-from tracegrad.compose.run.show import Show
 from tracegrad.compose.run.wiring import Wiring
 from tracegrad.consumers.history.where import terms_of
 from tracegrad.producers.llm_gateway.config import PolicyConfig
@@ -42,29 +41,6 @@ SETTINGS = RunSettings(
 )
 
 
-class Told(Show):
-    """What a user is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self.counts: dict[str, int] = {}
-        self.results: dict[str, dict[str, Any]] = {}
-
-    def say(self, text: str) -> None:
-        """Kept."""
-        self.lines.append(text)
-
-    def result(self, name: str, fields: dict[str, Any], lines: list[str]) -> None:
-        """Kept by name, and its lines."""
-        self.results[name] = fields
-        self.lines += lines
-
-    def progress(self, name: str, fields: dict[str, Any], text: str) -> None:
-        """The last counts."""
-        self.counts = fields["counts"]
-
-
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceRun, dict[str, MemoryLog]]:
     """A run `test` with three groups in a folder; the logs of runs by name."""
@@ -75,19 +51,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceRun, di
         rating = said(1.0, f"k{number}", conversation_key=key, at_ms=1)
         source.live([*conversation((f"a{number}", True), key=key), rating], Random(number), pause_s=1.0)
     logs = {"test": source.past()}
-    monkeypatch.setattr(Wiring, "log", lambda wiring, *_, **__: logs[wiring.record.name])
-
-    def make(wiring: Wiring) -> None:
-        log = logs.setdefault(wiring.record.name, MemoryLog())
-        log.create_topics(wiring.topics, policies=["policy"])
-
-    @contextlib.contextmanager
-    def opened(_: object) -> Iterator[str]:
-        yield "127.0.0.1:1"
-
-    monkeypatch.setattr(history, "prepare_topics", make)
-    monkeypatch.setattr(history, "_opened", opened)
-    monkeypatch.setattr(history, "_broker_of", opened)
+    hold_in_memory(logs, monkeypatch)
     return source, logs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.compose.history.test_run_replay import Told
+from tests.compose.history.in_memory import Told
 from tests.compose.run.test_run_dir import SETTINGS
 from tracegrad.compose.history.replay import replayed_settings
 from tracegrad.compose.history.request import ReplayRequest, remember
