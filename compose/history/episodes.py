@@ -12,7 +12,7 @@ from tracegrad.consumers.history.choose import Window, chosen
 from tracegrad.consumers.history.read_recorded import read_recorded
 from tracegrad.schemas.errors import ConfigurationError, RecordError
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.made_of import GroupMadeOf, made_of
+from tracegrad.schemas.log.made_of import GroupMadeOf, made_of, place_of
 from tracegrad.schemas.log.protocol import TopicPartition
 from tracegrad.schemas.records.episodes import EPISODES, Episode
 from tracegrad.schemas.topics import INPUTS, Stage, Topic
@@ -48,7 +48,7 @@ def as_credited(source: Wiring, episode: Episode) -> Episode:
     said = [
         record.value
         for record in read_to_end(log, topics.name(Topic.REWARDS))
-        for begin, end in own.feedback.get(f"{Topic.REWARDS.value}/{record.partition}", ())
+        for begin, end in own.feedback.get(place_of(Topic.REWARDS, record.partition), ())
         if begin <= record.offset < end and record.value is not None
     ]
     return EPISODES.decode(rate_again(EPISODES.encode(episode), said))

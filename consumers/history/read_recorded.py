@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import RunHash, attempt_of
 from tracegrad.schemas.log.follow import read_to_end
-from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of
+from tracegrad.schemas.log.made_of import GroupMadeOf, MadeOf, Positions, made_of, parse_place
 from tracegrad.schemas.log.protocol import Log, TopicPartition
 from tracegrad.schemas.topics import INPUTS, Stage, Topic, Topics
 
@@ -66,7 +66,7 @@ class _Reading:
     def __init__(self, groups: Mapping[str, GroupMadeOf], topics: Topics, runs: Iterable[RunHash]) -> None:
         self._groups = groups
         self._runs = frozenset(runs)
-        self._names = {topic.value: topics.name(topic) for topic in _RAW}
+        self._names = {topic: topics.name(topic) for topic in _RAW}
         self._places: dict[str, TopicPartition | None] = {}
         self._words: dict[str, str] = {}
 
@@ -99,7 +99,5 @@ class _Reading:
                 yield from (Part(where, begin, end, key) for begin, end in ranges)
 
     def _place(self, at: str) -> TopicPartition | None:
-        name, _, partition = at.rpartition("/")
-        return (
-            TopicPartition(self._names[name], int(partition)) if name in self._names and partition.isdecimal() else None
-        )
+        found = parse_place(at)
+        return TopicPartition(self._names[found[0]], found[1]) if found and found[0] in self._names else None

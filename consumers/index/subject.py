@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tracegrad.schemas.errors import ConfigurationError
 from tracegrad.schemas.ids import canonical_call
+from tracegrad.schemas.log.made_of import place_of
 from tracegrad.schemas.log.protocol import Position
 from tracegrad.schemas.records.versions import parse_label
 from tracegrad.schemas.topics import Topic, Topics
@@ -106,7 +107,7 @@ def episodes_of_key(connection: sqlite3.Connection, key: str) -> list[tuple[str,
 
 def episodes_at(connection: sqlite3.Connection, topics: Topics, position: Position) -> list[str]:
     """Ids of the episodes that were made of a raw record of spans, among others."""
-    place = f"{next(topic for topic in Topic if topics.name(topic) == position.topic)}/{position.partition}"
+    place = place_of(next(topic for topic in Topic if topics.name(topic) == position.topic), position.partition)
     rows = connection.execute(
         "SELECT DISTINCT e.id FROM spans s JOIN episodes e ON e.n = s.episode "
         "WHERE place = (SELECT n FROM words WHERE field = 'place' AND word = ?) AND begin <= ? AND s.\"end\" > ?",

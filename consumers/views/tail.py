@@ -26,6 +26,7 @@ from tracegrad.schemas.log.made_of import (
     MadeOf,
     made_of,
     origins_in,
+    parse_place,
     raw_positions,
 )
 from tracegrad.schemas.log.protocol import Record
@@ -148,7 +149,8 @@ def _origin(record: Record) -> str:
         positions = raw_positions([origins_in(record.headers)])
     counts: Counter[str] = Counter()
     for at, ranges in positions.items():
-        counts[at.rpartition("/")[0]] += sum(end - begin for begin, end in ranges)
+        place = parse_place(at)
+        counts[place[0].value if place else at] += sum(end - begin for begin, end in ranges)
     told += [f"{num} {topic}" for topic, num in sorted(counts.items())]
     return f", made of {', '.join(told)}" if told else ""
 

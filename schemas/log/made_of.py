@@ -16,6 +16,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from ..topics import Topic
 from .protocol import Headers
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "merged",
     "origin_header",
     "origins_in",
+    "parse_place",
+    "place_of",
     "raw_positions",
 ]
 
@@ -43,7 +46,7 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Ranges = list[tuple[_Offset, _Offset]]
 """Offsets [begin, end), ascending, none touching the next."""
 Positions = dict[str, Ranges]
-"""`topic/partition` -> offsets."""
+"""Place (`place_of`) -> offsets."""
 Parts = dict[str, Positions]
 """The key that the facts of these raw records bore when normalize made them -> where the records lie. One record may
 hold facts of several keys: an episode's own, or its conversation's, and those of traces that were forwarded to it."""
@@ -93,6 +96,17 @@ class GroupMadeOf(msgspec.Struct, frozen=True, kw_only=True):
 M = TypeVar("M", MadeOf, GroupMadeOf)
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _PARTS: msgspec.json.Decoder[Parts] = msgspec.json.Decoder(Parts)
+
+
+def place_of(topic: Topic, partition: int) -> str:
+    """Of a raw record. Example: otlp_spans/3."""
+    return f"{topic.value}/{partition}"
+
+
+def parse_place(place: str) -> tuple[Topic, int] | None:
+    """Topic and partition; None where it is no place."""
+    name, _, partition = place.rpartition("/")
+    return (Topic(name), int(partition)) if name in set(Topic) and partition.isdecimal() else None
 
 
 def merged(ranges: Iterable[tuple[int, int]], *, gap: int = 1) -> Ranges:

@@ -19,7 +19,7 @@ from tracegrad.schemas.errors import RecordError, UndecodableError
 from tracegrad.schemas.fold import Emission, Output
 from tracegrad.schemas.ids import attempt_of
 from tracegrad.schemas.keys import episode_key
-from tracegrad.schemas.log.made_of import origin_header
+from tracegrad.schemas.log.made_of import origin_header, place_of
 from tracegrad.schemas.log.protocol import Record
 from tracegrad.schemas.mac import is_by_own_run, signer_of
 from tracegrad.schemas.metrics import CALLS_UNPROVED, CONTEXT_CALLS, FACTS, NOT_SELECTED, Metrics
@@ -165,6 +165,6 @@ class Normalize(StageFold[None]):
         self._topics.check_size(Topic.EPISODE_EVENTS, value)
         attempt = attempt_of(episode, self._runs)
         key = episode_key(attempt[0] if attempt else None, episode)
-        at = f"{self._raw[record.topic].value}/{record.partition}"
+        at = place_of(self._raw[record.topic], record.partition)
         headers = origin_header({episode: {at: [(record.offset, record.offset + 1)]}})
         return Output(topic=Topic.EPISODE_EVENTS, key=key, value=value, headers=headers)

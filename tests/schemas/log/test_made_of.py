@@ -20,9 +20,12 @@ from tracegrad.schemas.log.made_of import (
     merged,
     origin_header,
     origins_in,
+    parse_place,
+    place_of,
     raw_positions,
 )
 from tracegrad.schemas.log.protocol import Headers
+from tracegrad.schemas.topics import Topic
 
 
 def offsets(ranges: list[tuple[int, int]]) -> set[int]:
@@ -105,3 +108,11 @@ def test_a_header_of_anything_else_is_absent(value: bytes) -> None:
     assert origins_in(((ORIGIN_HEADER, value),)) == {}
     assert made_of(((MADE_OF_HEADER, value),), MadeOf) is None
     assert made_of(((MADE_OF_HEADER, value),), GroupMadeOf) is None
+
+
+@pytest.mark.parametrize("text", ["", "otlp_spans", "otlp_spans/", "otlp_spans/x", "otlp_spans/-1", "spans/3", "/3"])
+def test_a_place_is_a_topic_and_a_partition(text: str) -> None:
+    """Each that is told is read again; what is none names nothing."""
+    for topic in Topic:
+        assert parse_place(place_of(topic, 3)) == (topic, 3)
+    assert parse_place(text) is None
