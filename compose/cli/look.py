@@ -150,6 +150,12 @@ def audit(
     from ..run.report import account, report_lines
 
     wiring = find_run(run, run_dir, runs_dir)
+    if (made := wiring.run_dir.replayed) is not None:
+        raise ConfigurationError(
+            f"expected a run with raw records, got {wiring.record.name}, which replays {made.source}: audit that one, "
+            f"`tracegrad audit --run-dir {made.source}`; `tracegrad replay` with --dry-run=full compares what rules "
+            "make of it"
+        )
     reachable_log(wiring)
     report = account(wiring, is_live=wiring.run_dir.is_locked())
     if as_json:

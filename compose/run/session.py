@@ -115,7 +115,9 @@ def replay_command(run_dir: RunDir) -> str | None:
     options = ["--kafka", made.source, "--into", run_dir.path.name, "--runs-dir", str(run_dir.path.parent)]
     options += ["--reclose"] if made.reclose else []
     options += ["--mode", made.mode] if made.mode is not None else []
-    return f"tracegrad replay {made.asked or '--from earliest'} {shlex.join(options)}"
+    reward = run_dir.settings.reward if made.grader else None
+    command = ["regrade", "--grader", str(reward.grader)] if reward is not None else ["replay"]
+    return f"tracegrad {shlex.join(command)} {made.asked or '--from earliest'} {shlex.join(options)}"
 
 
 def _no_replay(run_dir: RunDir) -> RunDir:

@@ -99,7 +99,9 @@ def _look(command: Callable[..., None], **options: Any) -> None:
     report = ProcessReport(process=EVIL, pid=1, since_ms=0, at_ms=0, counters={EVIL: 1.0})
     for record in (told, report):
         log.append(TOPICS.name(Topic.PROCESS_STATUS), b"x", PROCESS_STATUS.encode(record), ((EVIL, b"x"),), 0)
-    folder = SimpleNamespace(path=EVIL, is_locked=lambda: True, endpoints_file=SimpleNamespace(stat=_no_stat))
+    folder = SimpleNamespace(
+        path=EVIL, is_locked=lambda: True, endpoints_file=SimpleNamespace(stat=_no_stat), replayed=None
+    )
     wiring = SimpleNamespace(
         run_dir=folder,
         record=SimpleNamespace(name=EVIL, hash="1f2e3d4c"),

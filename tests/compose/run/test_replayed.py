@@ -12,10 +12,11 @@ import pytest
 
 from tests.compose.history.in_memory import Told
 from tests.compose.run.test_run_dir import SETTINGS
+from tracegrad.compose.cli import app
 from tracegrad.compose.history.replay import replayed_settings
 from tracegrad.compose.history.request import ReplayRequest, remember
 from tracegrad.compose.run.pipeline import prepare_run
-from tracegrad.compose.run.run_dir import RunDir
+from tracegrad.compose.run.run_dir import RunDir, write_record
 from tracegrad.compose.run.session import INTERRUPTED, _ended_otherwise, replay_command, run_session
 from tracegrad.compose.run.supervisor import Outcome, OutcomeKind
 from tracegrad.schemas.errors import ConfigurationError
@@ -42,6 +43,22 @@ def test_the_command_is_what_was_asked_for(again: RunDir) -> None:
         *("--into", "again", "--runs-dir", str(again.path.parent), "--reclose", "--mode", "offline"),
     ]
     assert replay_command(RunDir.open(again.path.parent / "mine")) is None
+
+
+def test_what_was_graded_anew_goes_on_by_regrade_with_its_grader(again: RunDir) -> None:
+    """A plain replay of it would be refused."""
+    made = again.replayed
+    assert made is not None
+    write_record(again.replay_file, msgspec.structs.replace(made, reclose=False, grader="ab" * 32))
+    command = replay_command(again)
+    assert command is not None
+    assert shlex.split(command)[:4] == ["tracegrad", "regrade", "--grader", "/somewhere/grade.py:score"]
+
+
+def test_a_replay_is_not_audited_but_its_source(again: RunDir) -> None:
+    """It has no raw records of its own, so that each of its calls would be missing."""
+    with pytest.raises(ConfigurationError, match=r"tracegrad audit --run-dir .*mine`.*--dry-run=full"):
+        app(["audit", "--run-dir", str(again.path)], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
