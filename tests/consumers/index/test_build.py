@@ -201,7 +201,7 @@ def test_two_builders_at_once_make_one_index(
     assert known(index_of(log, tmp_path)) == expected
 
 
-@pytest.mark.parametrize("what", ["made anew", "retention", "form", "damage"])
+@pytest.mark.parametrize("what", ["made anew", "made anew, and longer", "retention", "form", "damage"])
 def test_what_does_not_fit_any_more_is_made_from_nothing(run: list[Record], what: str, tmp_path: Path) -> None:
     """Another topic under the name, records that went unread, a file of another release, one that is damaged."""
     log = log_of(run)
@@ -210,6 +210,11 @@ def test_what_does_not_fit_any_more_is_made_from_nothing(run: list[Record], what
     if what == "made anew":
         log.recreate_topic(EPISODE_TOPIC)
         append(log, [one for one in run if one.topic == EPISODE_TOPIC][1:])
+    elif what == "made anew, and longer":
+        log.recreate_topic(EPISODE_TOPIC)
+        others = [one for one in run if one.topic == EPISODE_TOPIC][1:]
+        for _ in range(3):
+            append(log, others)
     elif what == "retention":
         log.append(EPISODE_TOPIC, None, b"{}", (), 0)
         log.truncate(EPISODE_TOPIC, 0, begin=log.offsets(EPISODE_TOPIC)[0].end - 1)
